@@ -147,11 +147,20 @@ inline void row_sdpa(const fb::RowSdpaParams& n, Context& c) {
   check_argument(
       q.size() > 0 && q.shape(0) == 1 && static_cast<size_t>(rows) == spans.size(),
       "q: got ", describe(q), ", expected a query for each of ", spans.size(), " rows");
+  const mx::Shape shape{1, q.shape(1), rows, v.shape(3)};
+  if (k.size() == 0 || v.size() == 0) {  // MLX and the kernel divide by the number of heads
+    return c.set(n.out(), mx::zeros(shape, q.dtype(), c.stream));
+  }
   auto masks = n.masks() ? c.list(*n.masks()) : std::vector<mx::array>{};
   check_program(
       masks.empty() || masks.size() == spans.size(),
       "masks: got ", masks.size(), ", expected 0 or ", spans.size());
-  for (auto& mask : masks) {
+  for (size_t i = 0; i < masks.size(); ++i) {
+    auto& mask = masks[i];
+    const mx::Shape scores{1, q.shape(1), 1, spans[i].stop - spans[i].start};
+    check_argument(
+        mx::broadcast_shapes(mask.shape(), scores) == scores,
+        "masks: got ", describe(mask), ", expected an array that broadcasts to ", dims(scores));
     mask = is_float(mask.dtype()) ? mx::astype(mask, q.dtype(), c.stream) : mask;
     mask = computes_in_float32(q, c) ? to_float32(mask, c) : mask;
   }
