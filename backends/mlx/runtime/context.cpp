@@ -73,7 +73,7 @@ void Context::run_instruction(uint32_t index, size_t i) {
   } else {
     instruction.function(instruction.node, *this);
   }
-  check_operations();
+  check_operations(operations_);
   if (executed_ - evaluated_at_ >= kMaxUnevaluated) [[unlikely]] {
     evaluate_slots();
   }
@@ -102,14 +102,23 @@ bool Context::run_group(const ElementwiseGroup& group) {
   for (const auto& [slot, index] : group.results) {
     set(slot, computed->arrays[index]);
   }
-  check_operations();
+  check_operations(operations_);
   return true;
 }
 
-void Context::check_operations() const {
-  if (operations_ > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
+void Context::check_operations(uint64_t operations) const {
+  if (operations > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");
   }
+}
+
+uint64_t Context::product_operations(const mx::Shape& shape, mx::Dtype dtype, int64_t depth) {
+  check_size(shape, dtype);
+  uint64_t operations = depth;
+  for (const int size : shape) {
+    operations *= static_cast<uint64_t>(size);
+  }
+  return operations;
 }
 
 std::vector<uint32_t> Context::shared_matrices(const fb::ScanParams& n) const {
