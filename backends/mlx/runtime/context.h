@@ -17,6 +17,7 @@
 #include "device.h"
 #include "dtype.h"
 #include "error.h"
+#include "evaluation.h"
 #include "memory_limit.h"
 #include "options.h"
 #include "program.h"
@@ -253,7 +254,7 @@ class Context {
     if (has_memory_limit()) [[unlikely]] {
       return state_.evaluate(std::move(arrays), stream);
     }
-    mx::async_eval(std::move(arrays));
+    Evaluation(std::move(arrays), stream).start();
   }
 
   // The number and name of a tensor slot, for messages.
