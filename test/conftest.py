@@ -19,10 +19,8 @@ remember_composites()
 forget_other_devices()
 
 
-# `mlx::core::random::seed(uint64_t)` in libmlx, which the delegate loads. `mlx.core.random.seed` does not seed the
-# generator of that library, only the one of MLX's Python package.
-_seed_mlx = ctypes.CDLL(DELEGATE)[f"_ZN3mlx4core6random4seedE{'y' if sys.platform == 'darwin' else 'm'}"]
-_seed_mlx.argtypes, _seed_mlx.restype = [ctypes.c_uint64], None
+_set_random_seed = ctypes.CDLL(DELEGATE).executorch_mlx_set_random_seed
+_set_random_seed.argtypes, _set_random_seed.restype = [ctypes.c_uint64], None
 
 
 def pytest_addoption(parser):
@@ -43,12 +41,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Seeds the generators of torch and of MLX before each test, so that draws do not depend on earlier tests.
-
-    MLX's C++ library has one for each thread, and would seed that of this thread with the time.
-    """
+    """Seeds torch's generator and the delegate's before each test, so that draws do not depend on earlier tests."""
     torch.manual_seed(0)
-    _seed_mlx(0)
+    _set_random_seed(0)
 
 
 def pytest_collectstart():

@@ -4,7 +4,10 @@ The ctypes structures are the arguments of the kernels, as runtime/cpu/kernels d
 """
 
 import ctypes
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -373,3 +376,37 @@ def test_attention_with_infinity_and_nan_in_the_mask(library):
     mask[0], mask[1, 3], mask[2, :19] = -torch.inf, torch.nan, -torch.inf
     y = attend(library, q, k, torch.arange(20.0).reshape(1, 1, 20, 1), mask=mask)[0, 0, :, 0]
     assert y[:2].isnan().all() and y[2:].tolist() == [19, 9.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("queries", [1, 4, 40])
+def test_unseen_infinite_and_nan_values_have_no_effect(library, dtype, queries):
+    """The result has the bits that it has with any finite values."""
+    generator = torch.Generator().manual_seed(queries)
+    q, k, v = (torch.randn(1, 2, n, 24, generator=generator).to(dtype) for n in (queries, 300, 300))
+    seen = torch.rand(queries, 300, generator=generator) > 0.5
+    seen[:, 7] = seen[:, 8] = False
+    damaged = v.clone()
+    damaged[:, :, 7, 3], damaged[:, :, 8] = torch.inf, torch.nan
+    assert attend(library, q, k, damaged, mask=seen).equal(attend(library, q, k, v, mask=seen))
+    damaged[:, :, 299] = -torch.inf
+    y, expected = (attend(library, q[:, :, -4:], k[:, :, -4:], x[:, :, -4:], causal=True) for x in (damaged, v))
+    assert y[:, :, :-1].equal(expected[:, :, :-1]) and y[:, :, -1].isinf().all()
+
+
+def test_the_kernels_run_with_as_many_threads_as_the_system_permits(delegate):
+    program = """if True:
+        import ctypes, resource, sys
+
+        library = ctypes.CDLL(sys.argv[1])
+        pages = int(open("/proc/self/statm").read().split()[0])
+        limit = pages * resource.getpagesize() + (200 << 20)  # room for the stacks of some threads
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        done = []
+        item = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(lambda _, i: done.append(i))
+        for _ in range(2):
+            library.executorch_mlx_parallel(1000, item, None)
+        assert sorted(done) == sorted(2 * list(range(1000)))
+    """
+    command = [sys.executable, "-c", program, str(Path(delegate).parent / "libmlx_blas.so")]
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "3000", "OPENBLAS_NUM_THREADS": ""})

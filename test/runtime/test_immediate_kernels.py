@@ -73,6 +73,71 @@ def test_restore_buffers_option(restores):
     assert result[:, 0].tolist() == [1, 0 if restores else 1, 1]
 
 
+def test_failed_call_keeps_what_it_wrote_before_an_evaluation():
+    """The host reads a value after the first addition. The call fails after the second one."""
+    g = Graph()
+    x, index, out = g.input((4,)), g.input((), INT64), g.output((4,))
+    buffer, largest, position = g.buffer((4,)), g.new_temp(), g.new_value()
+    vector = g.constant(torch.ones(3))
+    g.emit(ir.AddNode(a=buffer, b=x, out=buffer), ir.MaxNode(x=x, out=largest, axes=[]))
+    g.item(largest)
+    g.emit(
+        ir.ExpNode(x=buffer, out=buffer),  # left to MLX
+        ir.ItemIntNode(x=index, out=position),
+        ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(vid=position, kind=1), out=g.new_temp(), axis=0),
+        ir.IdCopyNode(x=buffer, out=out),
+    )
+    model, ones, zeros, valid = g.load(), torch.ones(4), torch.zeros(4), torch.tensor(0)
+    model(-ones, valid)
+    expected = (ones * -1).exp()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            model(ones, torch.tensor(3))
+        expected = expected + 1
+    torch.testing.assert_close(model(zeros, valid)[0], expected.exp())
+
+
+def broadcast(g: Graph, x, *shape: int) -> ir.Tid:
+    g.emit(ir.BroadcastToNode(x=x, out=(y := g.new_temp()), shape=lits(*shape)))
+    return y
+
+
+def test_broadcast_operands():
+    """The rows of an operand share memory: in an elementwise group, and as the addend of a product."""
+    g = Graph()
+    x, y, t = g.input((3, 1, 5)), g.input((3, 4, 2)), g.new_temp()
+    wide, matrix = broadcast(g, x, 3, 4, 5), torch.randn(2, 5)
+    g.emit(
+        ir.AddmmNode(mat1=wide, mat2=g.constant(torch.ones(5, 5)), out=t),  # evaluates the operand
+        ir.TanhNode(x=wide, out=t),
+        ir.AddNode(a=t, b=wide, out=g.output((3, 4, 5))),
+        ir.AddmmNode(mat1=y, mat2=g.constant(matrix), bias=wide, out=g.output((3, 4, 5))),
+    )
+    x, y = torch.randn(3, 1, 5), torch.randn(3, 4, 2)
+    results = g.run(x, y)
+    torch.testing.assert_close(results[0], (x.tanh() + x).expand(3, 4, 5))
+    torch.testing.assert_close(results[1], y @ matrix + x)
+
+
+def test_buffer_whose_elements_share_memory_is_updated():
+    """The first call leaves a broadcast array in the buffer."""
+    g = Graph()
+    x, y, z = (g.input((1, 2, 1, 8)) for _ in range(3))
+    rows, positions, out = g.buffer((1, 2, 4, 8)), g.buffer((1, 2, 4, 8)), g.output((1, 2, 4, 8))
+    wide = broadcast(g, y, 1, 2, 4, 8)
+    g.emit(
+        ir.SliceUpdateNode(dst=rows, update=x, out=rows, axis=lit(2), start=lit(1), stop=lit(2)),
+        ir.RowUpdateNode(dst=positions, update=x, out=positions, starts=lits(1)),
+        ir.AddNode(a=rows, b=positions, out=out),
+        ir.IdCopyNode(x=wide, out=rows),
+        ir.IdCopyNode(x=broadcast(g, z, 1, 2, 4, 8), out=positions),
+    )
+    model, ones = g.load(), torch.ones(1, 2, 1, 8)
+    model(ones, 2 * ones, 2 * ones)
+    (result,) = model(5 * ones, ones, ones)
+    assert result[0, 0, :, 0].tolist() == [4, 10, 4, 4]
+
+
 def test_view_of_a_buffer_keeps_its_elements_when_the_buffer_is_updated():
     g = Graph()
     x, before, after = g.input((2, 4)), g.output((2, 4)), g.output((6, 4))

@@ -39,3 +39,17 @@ def test_division_by_computed_zero_is_zero(node, op, dtype):
     expected = op(x, torch.where(y == 0, 1, y))
     expected[1] = 0
     assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32], ids=str)
+@pytest.mark.parametrize("node, op", [(ir.FloorDivideNode, torch.floor_divide), (ir.RemainderNode, torch.remainder)])
+def test_largest_unsigned_divisor_is_not_minus_one(node, op, dtype):
+    g = Graph()
+    a, b, inverted, result = g.input((2,), torch.int32), g.input((2,), dtype), g.new_temp(), g.new_temp()
+    g.emit(
+        ir.BitwiseInvertNode(x=b, out=inverted),  # computed, as above
+        node(a=a, b=inverted, out=result),
+        ir.AsTypeNode(x=result, out=g.output((2,), torch.int64), scalar_type=4),
+    )
+    x = torch.tensor([10**6, -7], dtype=torch.int32)
+    assert g.run(x, torch.zeros(2, dtype=dtype))[0].equal(op(x.long(), torch.iinfo(dtype).max))

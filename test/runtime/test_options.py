@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from executorch_mlx import memory
 from irprograms import FLOAT32, Graph, ir, lits
 from irprograms.options import option, set_option
 
@@ -77,7 +78,7 @@ def buffers() -> Graph:
 @pytest.mark.parametrize(
     "limit, make_graph, size_that_fits, message",
     [
-        (("max_instructions", "21"), loop, 10, "more than 21 instructions in one call"),
+        (("max_instructions", "32"), loop, 10, "more than 32 instructions in one call"),
         (("max_operations", "5000"), loop, 10, "more than 5000 operations in one call"),
         (("max_operations", "5000"), product, 30, "more than 5000 operations in one call"),
     ],
@@ -91,6 +92,28 @@ def test_limits_end_a_call(delegate, limit, make_graph, size_that_fits, message,
         with pytest.raises(RuntimeError):
             run(100)
     assert message in capfd.readouterr().err
+
+
+def outer_product(g):
+    x, y = g.constant(torch.zeros(4000, 1)), g.constant(torch.zeros(1, 4000))
+    g.emit(ir.AddmmNode(mat1=x, mat2=y, out=g.output((4000, 4000))))
+
+
+def attention_over_wide_values(g):
+    q, v = g.constant(torch.zeros(1, 1, 4000, 1)), g.constant(torch.zeros(1, 1, 1, 4000))
+    g.emit(ir.SdpaNode(q=q, k=g.constant(torch.zeros(1, 1, 1, 1)), v=v, out=g.output((1, 1, 4000, 4000)), scale=1.0))
+
+
+@pytest.mark.parametrize("emit", [outer_product, attention_over_wide_values])
+def test_limit_is_checked_before_a_kernel_writes_its_result(emit, capfd):
+    emit(g := Graph())
+    with option("max_operations", "1000000"):
+        model = g.load()
+    memory.reset_peak_memory()
+    with pytest.raises(RuntimeError):
+        model()
+    assert "more than 1000000 operations in one call" in capfd.readouterr().err
+    assert memory.get_peak_memory() < memory.get_active_memory() + (1 << 20)
 
 
 def test_max_operations_limits_the_elements_of_buffers(delegate, capfd):

@@ -161,3 +161,30 @@ def test_weights_that_the_init_chain_may_change_are_not_packed():
     (result,) = g.run(activations(1))
     (expected,) = graph_with_constants(1, tensors | {"scales": 2 * tensors["scales"]}).run(activations(1))
     assert torch.equal(result, expected)
+
+
+def test_weights_of_equal_bytes_and_another_shape_are_packed_separately():
+    """A file stores equal bytes once, so that a program which is loaded from memory has them at one address."""
+    tensors = {name: tensor[:16] for name, tensor in weights().items()}
+    x, row = activations(1), torch.randn(1, 16 * K, generator=torch.Generator().manual_seed(2))
+
+    def emit(g, add):
+        for columns, reshaped in ((K, tensors), (16 * K, {name: t.reshape(1, -1) for name, t in tensors.items()})):
+            n = len(reshaped["w"])
+            slots = {name: add(tensor) for name, tensor in reshaped.items()}
+            out = g.output((1, n))
+            g.emit(ir.Int8QuantizedMatmulNode(x=g.input((1, columns)), out=out, group_size=64, bits=4, **slots))
+        return g
+
+    results = emit(g := Graph(), g.constant).run(x, row)
+    # Inputs are never packed.
+    arguments = []
+    g = Graph()
+
+    def add_input(tensor):
+        arguments.append(tensor)
+        return g.input(tuple(tensor.shape), tensor.dtype)
+
+    emit(g, add_input)
+    expected = g.run(*arguments[:3], x, *arguments[3:], row)
+    assert all(map(torch.equal, results, expected))

@@ -1,5 +1,7 @@
 """Nodes that create tensors, compute with integers, draw random bits or control the flow, and mutable buffers."""
 
+import threading
+
 import pytest
 import torch
 from irprograms import FLOAT32, Graph, ir, lit, lits, number, value_of
@@ -148,12 +150,21 @@ def test_seeded_random_bits_match_eager(seed, width, dtype):
     assert torch.equal(bits.view(torch.uint8), expected.view(torch.uint8))
 
 
-def test_unseeded_random_bits_differ_between_calls():
+def test_unseeded_random_bits_differ_between_calls_and_threads():
     g = Graph()
     g.emit(ir.RandomBitsNode(out=g.output((8,), torch.uint32), shape=lits(8)))
     model = g.load()
-    first = model()[0].clone()
-    assert not torch.equal(first.to(I64), model()[0].to(I64))
+    draws = []
+
+    def draw():
+        draws.append(tuple(model()[0].tolist()))
+
+    draw(), draw()
+    for _ in range(3):
+        thread = threading.Thread(target=draw)
+        thread.start()
+        thread.join()
+    assert len(set(draws)) == 5
 
 
 # -- control ---------------------------------------------------------------------

@@ -138,3 +138,22 @@ def test_a_query_has_the_same_bits_in_every_call(library, dtype, format):
             )
             assert part.equal(whole[:, :, at:last]), (lengths, at)
             at, i = last, i + 1
+
+
+@pytest.mark.parametrize("queries", [1, 4, 40])
+def test_unseen_infinite_and_nan_values_have_no_effect(library, queries):
+    """The result has the bits that it has with any finite values."""
+    format, generator = FORMATS[0], torch.Generator().manual_seed(queries)
+    q = torch.randn(1, 4, queries, 72, generator=generator)
+    entries, scales, *_ = cache_of(generator, format, 300)
+    damaged = scales.clone()
+    damaged[:, :, 7], damaged[:, :, 299] = torch.inf, torch.nan
+    seen = torch.arange(300).expand(queries, 300) % 150 < 149
+    seen = seen & (torch.arange(300) != 7)
+    y, expected = (attend(library, q, entries, x, format, 48, mask=seen) for x in (damaged, scales))
+    assert y.equal(expected)
+    y, expected = (
+        attend(library, q[:, :, -4:], entries[:, :, -4:], x[:, :, -4:], format, 48, causal=True)
+        for x in (damaged, scales)
+    )
+    assert y[:, :, :-1].equal(expected[:, :, :-1]) and y[:, :, -1].isnan().all()

@@ -10,7 +10,7 @@ import leaks
 import pytest
 import torch
 from fuzz_payloads import fuzz
-from irprograms import INT32, Graph, Model, ir, lit, lits, value_of
+from irprograms import FLOAT32, INT32, Graph, Model, ir, lit, lits, value_of
 from irprograms.examples import EXAMPLES, decoder
 from irprograms.node_case import random
 
@@ -200,6 +200,102 @@ def test_nested_scans_stop_at_the_instruction_limit(capfd):
     with pytest.raises(RuntimeError):
         g.run(torch.zeros(1000, 1))
     assert "instructions in one call" in capfd.readouterr().err
+
+
+def attention_without_heads(g):
+    q, k = broadcast(g, 1, 2, 1, 4), broadcast(g, 1, 0, 8, 4)
+    g.emit(ir.RowSdpaNode(q=q, k=k, v=k, out=g.output((1, 2, 1, 4)), starts=lits(0), stops=lits(3), scale=1.0))
+
+
+def broadcast(g, *shape, dtype=torch.float32):
+    x = g.constant(torch.ones(1, dtype=dtype))
+    g.emit(ir.BroadcastToNode(x=x, out=(y := g.new_temp()), shape=lits(*shape)))
+    return y
+
+
+def joined(g):
+    x, y = g.constant(torch.ones(65536)), g.constant(torch.ones(65600))
+    g.emit(ir.ConcatenateNode(tensors=[x] * 65535 + [y], axis=0, out=g.output((64,))))
+
+
+def stacked(g):
+    g.emit(ir.StackNode(tensors=[g.constant(torch.ones(65536))] * 65536, axis=1, out=g.output((64,))))
+
+
+def empty_while(g):
+    g.emit(ir.WhileNode(cond=lit(1), carry=[], cond_chain_idx=g.chain(), body_chain_idx=g.chain()))
+
+
+def empty_scan(g):
+    x, part = broadcast(g, 2**31 - 1, dtype=torch.uint8), g.new_temp()
+    g.emit(ir.ScanNode(originals=[x], sliced=[part], outputs=[], carry=[], body_chain_idx=g.chain(), scan_axis=0))
+
+
+def row_of_states(g):
+    """The row is computed in a branch, so that the host does not know it."""
+    row, start = g.input((1,), torch.int64), g.constant(torch.ones(1, dtype=torch.int64))
+    states, computed = g.constant(torch.zeros(1, 1, 0, 4)), g.new_temp()
+    read = ir.ReadLayerStateNode(states=states, start=start, row=computed, out=g.output((1, 4)))
+    chain = g.chain(ir.AddNode(a=row, b=row, out=computed), read)
+    g.emit(ir.IfNode(cond=lit(1), then_chain_idx=chain, else_chain_idx=g.chain()))
+
+
+def wide_entries(g):
+    """The numbers of groups of the three tensors add up to 1 in 32 bits."""
+    xs = [broadcast(g, 1, 1, 1, width, dtype=torch.bfloat16) for width in (2**31 - 1, 2**31 - 32, 32)]
+    entries, scales = g.output((1, 1, 1, 32), torch.uint8), g.output((1, 1, 1, 2))
+    g.emit(
+        ir.QuantizeEntriesNode(
+            xs=xs, out=entries, out_scales=scales, bits=8, group_size=32, rotate=False, scale_type=FLOAT32
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "emit, message",
+    [
+        (joined, "result size 4294967360 does not fit in 32 bits"),
+        (stacked, "expected fewer than 2^31 elements"),
+        (empty_while, "instructions in one call"),
+        (empty_scan, "instructions in one call"),
+        (row_of_states, "expected none, because the axis is empty"),
+        (wide_entries, "got 134217728 groups"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_damaging_instructions_are_errors(emit, message, capfd):
+    g = Graph()
+    emit(g)
+    with pytest.raises(RuntimeError):
+        g.run(*(torch.tensor([10**9]) for _ in g.inputs))
+    assert message in capfd.readouterr().err
+
+
+def test_computed_row_of_states_is_clamped():
+    g = Graph()
+    row, computed, out = g.input((1,), torch.int64), g.new_temp(), g.output((1, 4))
+    states, start = g.constant(torch.arange(8.0).reshape(1, 1, 2, 4)), g.constant(torch.ones(1, dtype=torch.int64))
+    read = ir.ReadLayerStateNode(states=states, start=start, row=computed, out=out)
+    chain = g.chain(ir.AddNode(a=row, b=row, out=computed), read)
+    g.emit(ir.IfNode(cond=lit(1), then_chain_idx=chain, else_chain_idx=g.chain()))
+    assert g.run(torch.tensor([10**9]))[0].tolist() == [[4, 5, 6, 7]]
+
+
+def test_attention_of_rows_without_key_heads_is_zero():
+    g = Graph()
+    attention_without_heads(g)
+    assert g.run()[0].eq(0).all()
+
+
+def test_part_of_a_split_may_replace_its_operand():
+    g = Graph()
+    x, t = g.input((6,)), g.new_temp()
+    g.emit(
+        ir.IdCopyNode(x=x, out=t),
+        ir.SplitNode(x=t, sizes=lits(2, 2, 2), axis=0, outs=[g.output((2,)), t, g.output((2,))]),
+    )
+    first, last = g.run(torch.arange(6.0))
+    assert first.tolist() == [0, 1] and last.tolist() == [4, 5]
 
 
 # -- threads ---------------------------------------------------------------------

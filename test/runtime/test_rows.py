@@ -158,3 +158,12 @@ def test_updates_of_rows_are_checked(shape, dtype, capfd):
 def test_masks_of_logits_are_checked(mask, capfd):
     error = refused(ir.MaskLogitsNode, ("logits", "allowed"), (2, 40), (tensor(2, 40), mask), capfd)
     assert "expected int32[2,2]" in error
+
+
+def test_masks_of_rows_are_for_one_query(capfd):
+    node = lambda q, k, v, mask, out: ir.RowSdpaNode(  # noqa: E731
+        q=q, k=k, v=v, masks=[mask, mask], out=out, starts=lits(0, 0), stops=lits(3, 3), scale=1.0
+    )
+    arguments = (tensor(1, 4, 2, 8), tensor(1, 2, LENGTH, 8), tensor(1, 2, LENGTH, 8), tensor(1, 1, 2, 3))
+    error = refused(node, ("q", "k", "v", "mask"), (1, 4, 2, 8), arguments, capfd)
+    assert "masks: got float32[1,1,2,3], expected an array that broadcasts to [1,4,1,3]" in error

@@ -6,6 +6,8 @@ import pytest
 import torch
 from executorch_mlx import Runtime
 from irprograms import FLOAT32, Graph, Model, ir, lit, number, pte
+from irprograms.graph import load
+from irprograms.options import option
 
 
 class Methods:
@@ -255,13 +257,26 @@ def test_concurrent_calls_are_serialized():
     assert both.forward(torch.zeros(2)) == [[400, 400]]
 
 
-def test_methods_share_kv_caches():
+def attention():
     g = Graph()
     q, k, v = (g.input((1, 1, (1, 4), 2)) for _ in range(3))
     position = g.input(((1, 4), 1), torch.int32)
     out = g.output((1, 1, (1, 4), 2))
     g.emit(ir.UpdateAndAttendNode(q=q, k=k, v=v, position=position, out=out, layer_id=0, scale=1.0))
-    both = Methods(pte({"forward": g, "sample": g}))
+    return g
+
+
+def test_kv_windows_of_methods_that_share_kv_caches_must_agree(capfd):
+    program = load(pte({"forward": attention(), "sample": attention()}))
+    forward = program.load_method("forward")
+    with option("kv_windows", "8"), pytest.raises(RuntimeError):
+        program.load_method("sample")
+    assert "kv_windows: got [8], expected []" in capfd.readouterr().err
+    assert forward is not None and program.load_method("sample") is not None
+
+
+def test_methods_share_kv_caches():
+    both = Methods(pte({"forward": attention(), "sample": attention()}))
 
     def call_inputs(start, tokens):
         x = torch.randn(1, 1, tokens, 2)

@@ -104,6 +104,30 @@ def test_dtypes_of_cache_and_output(delegate, dtype, kv_dtype, out_dtype):
         torch.testing.assert_close(result.float(), reference(*call), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("computed", [False, True])
+def test_failed_call_keeps_the_caches(computed):
+    """The call fails after the host has read a value, for which the runtime evaluates the caches.
+
+    If the position is computed, the runtime also evaluates it before each layer.
+    """
+    g = program((0, 1), computed=computed)
+    largest, index = g.new_temp(), g.input((1,), torch.int32)
+    g.emit(ir.MaxNode(x=g.outputs[0][0], out=largest, axes=[]), ir.AsTypeNode(x=largest, out=largest, scalar_type=3))
+    g.item(largest)
+    taken = ir.IntOrVidOrTid(tid=index, kind=2)
+    g.emit(ir.TakeNode(x=g.constant(torch.ones(3)), index=taken, out=g.new_temp(), axis=0))
+    model, references = g.load(), (Reference(), Reference())
+    valid, invalid = (torch.tensor([i], dtype=torch.int32) for i in (0, 3))
+    for start, tokens in [(0, 3), (3, 1), (4, 2)]:
+        arguments = call_inputs(start, tokens)
+        if start > 0:
+            with pytest.raises(RuntimeError):
+                model(*arguments, invalid)
+        q, k, v, position = arguments
+        for layer, result in enumerate(model(*arguments, valid)):
+            torch.testing.assert_close(result, references[layer](q, k * (layer + 1), v * (layer + 1), position))
+
+
 def test_two_loads_have_separate_caches(delegate):
     torch.manual_seed(3)
     pair = [(program().load(), Reference()) for _ in range(2)]

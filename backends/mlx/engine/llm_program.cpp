@@ -128,6 +128,10 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   }
   (draw_ ? draw_ : logits_)->load();
   prompt_buffers_ = open_buffers(); // no other method is loaded yet
+  const auto map = module_->program()->get_named_data_map();
+  if (map.ok() && executorch_mlx_has_ring_buffers(*map) != 0) {
+    metadata_.max_rewind = 0; // the program does not know the load option kv_windows
+  }
 }
 
 void LlmProgram::make_decode_methods() {

@@ -1,5 +1,6 @@
 // The C API of executorch_mlx/buffers.h. It reads and writes the memory of the arrays directly. An array that is not
 // contiguous, or whose memory is shared, is copied to memory of its own first.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -88,16 +89,27 @@ void check_range(const Bytes& bytes, int64_t begin, int64_t count) {
 extern "C" {
 
 EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers) {
-  return static_cast<int>(guarded("buffers", [&] {
+  bool has_caches = false;
+  const auto error = guarded("buffers", [&] {
     check_argument(named_data_map != nullptr && buffers != nullptr, "got a null pointer");
     auto result = std::make_unique<executorch_mlx_buffers>();
     const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
     std::lock_guard lock(shared->loading);
     result->session = shared->first_session();
     check_argument(result->session != nullptr, "no method of the program is loaded");
+    has_caches = !result->session->caches.expired();
     result->buffers = result->session->buffers.all();
-    *buffers = result.release();
-  }));
+    *buffers = has_caches ? nullptr : result.release();
+  });
+  return static_cast<int>(has_caches ? Error::NotSupported : error);
+}
+
+EXECUTORCH_MLX_EXPORT int executorch_mlx_has_ring_buffers(const void* named_data_map) {
+  const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
+  std::lock_guard lock(shared->loading);
+  const auto session = shared->first_session();
+  const auto caches = session ? session->caches.lock() : nullptr;
+  return caches && std::any_of(caches->windows.begin(), caches->windows.end(), [](int window) { return window > 0; });
 }
 
 EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) {

@@ -192,6 +192,9 @@ void load_buffers(
       caches->windows = options.kv_windows;
       session.caches = caches;
     }
+    check_argument(
+        caches->windows == options.kv_windows, "kv_windows: got ", dims(options.kv_windows),
+        ", expected ", dims(caches->windows), " as for the other methods that share the KV caches");
     state.set_caches(std::move(caches));
   }
 }

@@ -26,6 +26,7 @@ constexpr uint32_t kShownElements = 8;
 } // namespace
 
 void Context::run(uint32_t index) {
+  count_instruction();  // so that a loop whose body is empty ends, too
   const Chain& chain = program_.chains[index];
   size_t i = 0;
   ++depth_;
@@ -53,11 +54,15 @@ void Context::run(uint32_t index) {
   }
 }
 
-void Context::run_instruction(uint32_t index, size_t i) {
-  const DecodedInstruction& instruction = program_.chains[index].instructions[i];
+void Context::count_instruction() {
   if (++executed_ > limits_.instructions) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.instructions, " instructions in one call");
   }
+}
+
+void Context::run_instruction(uint32_t index, size_t i) {
+  const DecodedInstruction& instruction = program_.chains[index].instructions[i];
+  count_instruction();
   operations_ += instruction.list_elements;
   if (instruction.product_group != 0 && profiler_ == nullptr) {
     auto computed = compute_products(program_.chains[index].product_groups[instruction.product_group - 1], *this);
@@ -68,7 +73,7 @@ void Context::run_instruction(uint32_t index, size_t i) {
   } else {
     instruction.function(instruction.node, *this);
   }
-  check_operations();
+  check_operations(operations_);
   if (executed_ - evaluated_at_ >= kMaxUnevaluated) [[unlikely]] {
     evaluate_slots();
   }
@@ -97,14 +102,23 @@ bool Context::run_group(const ElementwiseGroup& group) {
   for (const auto& [slot, index] : group.results) {
     set(slot, computed->arrays[index]);
   }
-  check_operations();
+  check_operations(operations_);
   return true;
 }
 
-void Context::check_operations() const {
-  if (operations_ > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
+void Context::check_operations(uint64_t operations) const {
+  if (operations > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");
   }
+}
+
+uint64_t Context::product_operations(const mx::Shape& shape, mx::Dtype dtype, int64_t depth) {
+  check_size(shape, dtype);
+  uint64_t operations = depth;
+  for (const int size : shape) {
+    operations *= static_cast<uint64_t>(size);
+  }
+  return operations;
 }
 
 std::vector<uint32_t> Context::shared_matrices(const fb::ScanParams& n) const {
@@ -158,7 +172,7 @@ void Context::count_loop(const fb::ScanParams& n, int iterations, uint64_t opera
 }
 
 int64_t Context::loop_instructions(const fb::ScanParams& n) const {
-  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size());
+  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size()) + 1;  // see run()
 }
 
 const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
@@ -184,7 +198,7 @@ void Context::set_updated(
   if (allows_host_updates() && state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
     return set(tid, std::move(x));
   }
-  if (gpu::is_cuda(stream) && state_.has_sole_reference(tid->idx(), x)) {
+  if (gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
     if (auto updated = gpu::update_position(x, update, start, stop, stream)) {
       return set(tid, std::move(*updated));
     }

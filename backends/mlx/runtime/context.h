@@ -17,6 +17,7 @@
 #include "device.h"
 #include "dtype.h"
 #include "error.h"
+#include "evaluation.h"
 #include "memory_limit.h"
 #include "options.h"
 #include "program.h"
@@ -136,11 +137,16 @@ class Context {
     state_.tensors[tid->idx()] = std::move(x);
   }
 
-  // Writes a result to the slot `tid`, like set(). Each element of the result is a sum of `depth` products.
-  void set_product(const fb::Tid* tid, mx::array x, int64_t depth) {
-    check_size(x.shape(), x.dtype());
-    count_operations(x.size(), depth);
-    set(tid, std::move(x));
+  // Throws Failure if a result of this shape is too large, or if the call would exceed its limit of operations. Each
+  // element of the result is a sum of `depth` products. To be called before a kernel that may run at once.
+  void check_product(const mx::Shape& shape, mx::Dtype dtype, int64_t depth) const {
+    check_operations(operations_ + product_operations(shape, dtype, depth));
+  }
+
+  // Does the same, and counts the operations.
+  void expect_product(const mx::Shape& shape, mx::Dtype dtype, int64_t depth) {
+    operations_ += product_operations(shape, dtype, depth);
+    check_operations(operations_);
   }
 
   // Returns the result of a product that was computed together with an earlier one, or nullopt.
@@ -160,10 +166,11 @@ class Context {
     return found == state_.packed_weights.end() ? std::nullopt : std::optional(found->second->panels);
   }
 
-  // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds. Both factors are less
-  // than 2^31.
+  // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds, and throws Failure if they
+  // exceed it. Both factors are less than 2^31. To be called before a kernel that may run at once.
   void count_operations(uint64_t elements, uint64_t depth) {
     operations_ += std::min(elements * depth, uint64_t{1} << 60);
+    check_operations(operations_);
   }
 
   // The KV cache of a layer, for an op that updates it.
@@ -247,7 +254,7 @@ class Context {
     if (has_memory_limit()) [[unlikely]] {
       return state_.evaluate(std::move(arrays), stream);
     }
-    mx::async_eval(std::move(arrays));
+    Evaluation(std::move(arrays), stream).start();
   }
 
   // The number and name of a tensor slot, for messages.
@@ -257,10 +264,12 @@ class Context {
   std::string describe_operands(const fb::Instruction& instruction) const;
 
  private:
+  void count_instruction();
   void run_instruction(uint32_t chain, size_t i);
   // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
   bool run_group(const ElementwiseGroup& group);
-  void check_operations() const;
+  void check_operations(uint64_t operations) const;
+  static uint64_t product_operations(const mx::Shape& shape, mx::Dtype dtype, int64_t depth);
   int64_t loop_instructions(const fb::ScanParams& n) const;  // of one iteration
   void evaluate_slots();
   // Whether the host may write to the memory of buffers. On CUDA, later kernels have read the old contents.
@@ -282,7 +291,7 @@ class Context {
   std::map<uint32_t, LoopMatrix> loop_matrices_;  // of the loops that are running, by slot
   int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
-  int64_t executed_ = 0;  // the number of instructions that have run so far
+  int64_t executed_ = 0;  // the number of instructions that have run so far, plus one for each run of a chain
   int64_t evaluated_at_ = 0;  // `executed_` at the last evaluation of all slots
   uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations
 };

@@ -6,6 +6,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "evaluation.h"
 
 namespace executorch_mlx {
 
@@ -39,7 +40,7 @@ void share(void* data, size_t size) {
   // The sum of the bytes of rank 0 and the zeros of all others.
   auto sum = mx::distributed::all_sum(
       mx::array(bytes.begin(), mx::Shape{static_cast<int>(size)}, mx::int32), group, stream);
-  sum.eval();
+  evaluate({sum}, stream);
   for (size_t i = 0; i < size; ++i) {
     static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(sum.data<int32_t>()[i]);
   }

@@ -40,6 +40,11 @@ class KvLayer {
   // missing, or if the shape or dtype does not match the cache.
   AttentionInputs append(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
+  // Whether nothing has been appended yet.
+  bool is_empty() const {
+    return length_ == 0;
+  }
+
   // [batch, heads, capacity, head_dim], both with the same capacity. Empty before the first append().
   std::optional<mx::array> keys;
   std::optional<mx::array> values;

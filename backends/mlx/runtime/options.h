@@ -14,7 +14,8 @@ namespace executorch_mlx {
 // The limits on the work of one call of a program. Both defaults are far above what any real call needs. Options can
 // only lower them.
 struct Limits {
-  // The option "max_instructions": executed instructions. An instruction in a loop counts once for each iteration.
+  // The option "max_instructions": executed instructions. An instruction in a loop counts once for each iteration. Each
+  // run of a chain, such as an iteration or a branch, counts as one more.
   int64_t instructions = int64_t{1} << 24;
 
   // The option "max_operations": the number of elements that the call reads and writes, plus the number of

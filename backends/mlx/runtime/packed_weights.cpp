@@ -73,12 +73,15 @@ std::array<uint32_t, 3> slots_of(const Node& n) {
   return {n.w()->idx(), n.scales()->idx(), n.biases()->idx()};
 }
 
-// Identifies the weights of a node among those of all methods of the program, which share constants.
+// Identifies the weights of a node among those of all methods of the program, which share constants. Constants of
+// different shapes or dtypes may have the same address, because a file stores equal bytes once.
 std::string key_of(const Weights& weights) {
   const auto& m = weights.matrix;
-  return str(
-      address_of(m.w), " ", address_of(m.scales), " ", address_of(m.biases), " ", weights.group_size, " ",
-      weights.bits);
+  std::string key = str(weights.group_size, " ", weights.bits);
+  for (const auto* x : {&m.w, &m.scales, &m.biases}) {
+    key += str(" ", address_of(*x), " ", describe(*x));
+  }
+  return key;
 }
 
 std::optional<PackedNode> packed_node(

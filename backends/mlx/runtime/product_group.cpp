@@ -162,11 +162,17 @@ class GroupFinder {
   std::map<uint32_t, uint32_t> results_;                   // slots that hold the result of a member: the group
 };
 
+// Checks the product of x with the transposed matrix w, before a kernel computes it.
+void check_product(const mx::array& x, const mx::array& w, const Context& c) {
+  c.check_product(product_shape(x, batch_shape(w), w.shape(-2)), x.dtype(), x.shape(-1));
+}
+
 template <typename Node>
-std::vector<cpu::PackedMatrix> packed_matrices(const ProductGroup& group, Context& c) {
+std::vector<cpu::PackedMatrix> packed_matrices(const mx::array& x, const ProductGroup& group, Context& c) {
   std::vector<cpu::PackedMatrix> matrices;
   for (const auto& member : group.members) {
     auto q = read_weights(table_of<Node>(member.node), c);
+    check_product(x, q.w, c);
     matrices.push_back({std::move(q.w), std::move(q.scales), std::move(*q.biases), c.packed_weights(member.node)});
   }
   return matrices;
@@ -179,8 +185,8 @@ Results packed_products(
     const ProductGroup& group, Context& c,
     Results (*multiply)(const mx::array&, const std::vector<cpu::PackedMatrix>&, int, int, mx::Stream)) {
   const auto& first = table_of<Node>(group.members[0].node);
-  return multiply(
-      c.in(first.x()), packed_matrices<Node>(group, c), first.group_size(), first.bits(), c.stream);
+  const auto& x = c.in(first.x());
+  return multiply(x, packed_matrices<Node>(x, group, c), first.group_size(), first.bits(), c.stream);
 }
 
 // On a GPU.
@@ -231,6 +237,7 @@ Results products_of_floats(const ProductGroup& group, Context& c) {
     if (w.dtype() != x.dtype() || (bias && bias->dtype() != x.dtype())) {
       return std::nullopt;
     }
+    check_product(x, w, c);
     halves.push_back(w);
     dtypes.push_back(bias ? mx::float32 : x.dtype());
   }

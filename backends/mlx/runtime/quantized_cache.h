@@ -3,6 +3,7 @@
 
 #include <mlx/mlx.h>
 
+#include <cstdint>
 #include <optional>
 
 namespace executorch_mlx {
@@ -17,7 +18,7 @@ struct EntryFormat {
 
   // The number of groups that hold `width` values.
   int groups(int width) const {
-    return (width + group_size - 1) / group_size;
+    return static_cast<int>((int64_t{width} + group_size - 1) / group_size);
   }
   // The size of this many quantized groups, without scales and biases.
   int bytes(int groups) const {

@@ -1,6 +1,7 @@
 #include "state.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "dtype.h"
@@ -15,6 +16,22 @@ namespace {
 // single numbers while it builds a graph.
 bool is_read_only_by_kernels(const mx::array& x) {
   return is_float(x.dtype()) && x.size() > 1;
+}
+
+// Whether x holds an array that has been computed, or that a kernel which has been submitted computes.
+bool is_computed(const std::optional<mx::array>& x) {
+  return x && x->status() != mx::array::Status::unscheduled;
+}
+
+bool is_computed(const KvLayer& cache) {
+  return cache.is_empty() || (is_computed(cache.keys) && is_computed(cache.values));
+}
+
+// The computed contents from which a buffer can be restored: x itself or, if x is a pending update, the array that it
+// updates. nullopt if neither is computed.
+std::optional<mx::array> restorable(const std::optional<mx::array>& x) {
+  const auto contents = x ? std::optional(array_before_updates(*x)) : std::nullopt;
+  return is_computed(contents) ? contents : std::nullopt;
 }
 
 } // namespace
@@ -96,6 +113,29 @@ void State::drop_backup_of_updated() {
   }
 }
 
+void State::back_up_computed() {
+  for (uint32_t i = 0; i < buffers_backup_.size(); ++i) {
+    if (!buffers_backup_[i] && !in_place_[i].array()) {
+      buffers_backup_[i] = restorable(tensors[layout_.buffers_begin() + i]);
+    }
+  }
+  if (!caches_backup_) {
+    return;
+  }
+  for (auto& [layer, backup] : *caches_backup_) {
+    const KvLayer& now = caches_.at(layer);
+    if (is_computed(backup)) {
+      continue;
+    }
+    if (is_computed(now)) {
+      backup = now;
+      continue;
+    }
+    backup.keys = backup.keys ? backup.keys : restorable(now.keys);
+    backup.values = backup.values ? backup.values : restorable(now.values);
+  }
+}
+
 template <typename Write>
 bool State::write_in_place(uint32_t slot, Write&& write) {
   if (keeps_backup_ || slot < layout_.buffers_begin() || slot >= layout_.temps_begin() || in_place_.empty()) {
@@ -120,13 +160,13 @@ bool State::update_positions_in_place(
   });
 }
 
-bool State::has_sole_reference(uint32_t slot, const mx::array& x) {
+bool State::can_update_in_place(uint32_t slot, const mx::array& x) {
   const bool is_buffer = slot >= layout_.buffers_begin() && slot < layout_.temps_begin();
   if (keeps_backup_ || has_memory_limit() || !is_buffer || buffers_backup_.empty()) {
     return false;
   }
   auto& backup = buffers_backup_[slot - layout_.buffers_begin()];
-  return holds(backup, x) && is_sole_reference(x, &backup);
+  return holds(backup, x) && executorch_mlx::can_update_in_place(x, &backup);
 }
 
 // Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.
@@ -178,16 +218,23 @@ void State::rollback(mx::Stream stream) {
     settle(stream);
     has_lost_buffers_ = true;
   }
-  // If the backup has been dropped, buffers_backup_ is empty, and the buffers keep what the call has written.
-  std::copy(
-      buffers_backup_.begin(), buffers_backup_.end(), tensors.begin() + layout_.buffers_begin());
-  for (uint32_t i = 0; i < in_place_.size(); ++i) {
-    if (auto restored = in_place_[i].undo()) {
-      tensors[layout_.buffers_begin() + i] = std::move(restored);
+  // What has no backup keeps what the call has written, if that is computed.
+  back_up_computed();
+  for (uint32_t i = 0; i < layout_.buffers; ++i) {
+    auto& contents = tensors[layout_.buffers_begin() + i];
+    if (i < buffers_backup_.size() && buffers_backup_[i]) {
+      contents = std::move(buffers_backup_[i]);
     }
+    if (auto restored = in_place_[i].undo()) {
+      contents = std::move(restored);
+    }
+    has_lost_buffers_ |= !is_computed(contents);
   }
   if (caches_backup_) {
     caches_ = std::move(*caches_backup_);
+  }
+  for (const auto& [layer, cache] : caches_) {
+    has_lost_buffers_ |= !is_computed(cache);
   }
   drop_backup();
   in_place_.clear();
@@ -286,7 +333,14 @@ void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends
   if (is_limited && !ends_call && !keeps_backup_) {
     return evaluate_undoably(std::move(arrays), stream);
   }
-  const bool risks_buffers = !keeps_backup_ && !pending().empty();
+  const auto changed_buffers = pending();
+  const bool risks_buffers = !keeps_backup_ && !changed_buffers.empty();
+  if (!ends_call && !keeps_backup_) {
+    // After the evaluation, these buffers would have neither a backup nor contents from which to restore them.
+    std::copy_if(
+        changed_buffers.begin(), changed_buffers.end(), std::back_inserter(arrays),
+        [](const mx::array& x) { return !restorable(x); });
+  }
   const auto superseded = superseded_updates();
   std::vector<std::uintptr_t> overwritable;
   if (is_limited && !keeps_backup_) {
@@ -305,6 +359,9 @@ void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends
     }
   }
   run(risks_buffers, [&] { evaluation.run(); });
+  if (!ends_call) {
+    back_up_computed();
+  }
 }
 
 void State::submit(std::vector<mx::array> arrays, mx::Stream stream) {

@@ -63,8 +63,9 @@ class State {
   // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
   // - Usually, the evaluation that computes a buffer drops the backup of this buffer, because MLX updates an array in
-  //   place only if nothing else refers to the array. update_in_place() also drops the backup of its buffer. It saves
-  //   the contents that it overwrites if `restores_buffers`.
+  //   place only if nothing else refers to the array. After an evaluation in the middle of the call, the backup is what
+  //   this evaluation has written. update_in_place() also drops the backup of its buffer. It saves the contents that it
+  //   overwrites if `restores_buffers`.
   // - With `keep_backup`, the backup stays to the end of the call, and MLX writes the updated buffers to new memory.
   // - With a memory limit, the backup stays until the evaluation that ends the call is known to fit. If an earlier
   //   evaluation overwrites slices of a buffer, these slices are saved first, and rollback() writes them back.
@@ -83,11 +84,13 @@ class State {
   bool update_positions_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions);
 
-  // Whether only x and its backup, which the next evaluation drops, refer to x and its memory. x is the contents of the
-  // buffer in `slot`, and the slot itself is empty. Returns false with `keep_backup` or a memory limit.
-  bool has_sole_reference(uint32_t slot, const mx::array& x);
+  // Whether x can be updated in place: only x and its backup, which the next evaluation drops, refer to x and its memory,
+  // and no elements share memory. x is the contents of the buffer in `slot`, and the slot itself is empty. Returns false
+  // with `keep_backup` or a memory limit.
+  bool can_update_in_place(uint32_t slot, const mx::array& x);
 
-  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. If the evaluation computes buffers that
+  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. In the middle, it also evaluates the
+  // buffers that could not be restored otherwise. If the evaluation computes buffers that
   // have no backup, and it fails after it has started, all buffers are lost: see is_lost().
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
@@ -137,6 +140,8 @@ class State {
   void undo_updates(mx::Stream stream);
   void drop_backup();
   void drop_backup_of_updated();
+  // Makes a backup of what has none: of its contents if they are computed, or else of the array that they update.
+  void back_up_computed();
   void return_buffers();
 
   Layout layout_;

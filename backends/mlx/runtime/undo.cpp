@@ -26,7 +26,10 @@ bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
   return holder && holder->id() == x.id();
 }
 
-bool is_sole_reference(const mx::array& x, std::optional<mx::array>* first, std::optional<mx::array>* second) {
+bool can_update_in_place(const mx::array& x, std::optional<mx::array>* first, std::optional<mx::array>* second) {
+  if (!x.flags().contiguous || x.data_size() != x.size()) {
+    return false;
+  }
   const bool in_first = first != nullptr && holds(*first, x);
   const bool in_second = second != nullptr && holds(*second, x);
   if (in_first) {
@@ -88,10 +91,10 @@ size_t max_bytes() {
   return has_memory_limit() ? kMaxInPlaceBytesWithLimit : kMaxInPlaceBytes;
 }
 
-// If x, `first` and `*second` are the only references to the array, resets `first` and `*second` and returns true.
-// Otherwise changes nothing and returns false.
+// If x can be updated in place, resets those of `first` and `*second` that hold it and returns true. Otherwise changes
+// nothing and returns false.
 bool take_from(const mx::array& x, std::optional<mx::array>& first, std::optional<mx::array>* second) {
-  if (!is_sole_reference(x, &first, second)) {
+  if (!can_update_in_place(x, &first, second)) {
     return false;
   }
   for (auto* holder : {&first, second}) {

@@ -20,8 +20,9 @@ const mx::array& array_before_updates(const mx::array& x);
 // Whether *holder refers to the same array as x.
 bool holds(const std::optional<mx::array>& holder, const mx::array& x);
 
-// Whether only x, and `*first` and `*second` if they hold x, refer to the array and its memory. The pointers may be null.
-bool is_sole_reference(
+// Whether x, an evaluated array, can be updated in place: only x, and `*first` and `*second` if they hold x, refer to the
+// array and its memory, and no elements share memory, as those of a broadcast array do. The pointers may be null.
+bool can_update_in_place(
     const mx::array& x, std::optional<mx::array>* first, std::optional<mx::array>* second = nullptr);
 
 // The old contents of the slices of one array that are overwritten. Does not hold the array itself, so that MLX can
@@ -55,8 +56,8 @@ class InPlaceUpdates {
  public:
   // Writes `update` to the slice x[start:stop:steps], and returns true. `backup` is null or another reference to the
   // array x. The function resets it, because this object now has the array. Returns false, and changes nothing, if x or
-  // `update` is not available, if `update` differs from the slice in dtype or shape, if it is large, or if the array
-  // has references other than x, `backup` and this object. `saves`: whether undo() has to restore the old contents.
+  // `update` is not available, if `update` differs from the slice in dtype or shape, if it is large, if elements of the
+  // array share memory, or if the array has references other than x, `backup` and this object. `saves`: whether undo() has to restore the old contents.
   bool write(
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
       const mx::Shape& stop, const mx::Shape& steps, bool saves);

@@ -122,21 +122,19 @@ std::optional<int64_t> row_stride(const mx::array& x) {
   if (x.shape(last) != 1 && x.strides(last) != 1) {
     return std::nullopt;
   }
-  int64_t innermost = x.shape(last);  // of the axes before the last one
-  int64_t expected = 0;               // the stride that the next axis must have; 0 before the first
+  std::optional<int64_t> innermost;  // of the axes before the last one
+  int64_t expected = 0;              // the stride that the next axis must have
   for (int axis = last; axis-- > 0;) {
     if (x.shape(axis) == 1) {
       continue;
     }
-    if (expected != 0 && x.strides(axis) != expected) {
+    if (innermost && x.strides(axis) != expected) {
       return std::nullopt;
     }
-    if (expected == 0) {
-      innermost = x.strides(axis);
-    }
+    innermost = innermost.value_or(x.strides(axis));
     expected = x.strides(axis) * x.shape(axis);
   }
-  return innermost;
+  return innermost.value_or(x.shape(last));
 }
 
 mx::array contiguous(const mx::array& x, mx::Stream stream) {

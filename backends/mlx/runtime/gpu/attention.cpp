@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../error.h"
+#include "../evaluation.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
@@ -350,7 +351,7 @@ mx::array workspace_of(mx::Stream stream, int work) {
     return found->second.first;
   }
   mx::array memory = mx::zeros({kMaxGroups + work}, mx::uint32, stream);
-  memory.eval();
+  evaluate({memory}, stream);
   const mx::array first = address_of(memory);
   all.insert_or_assign(stream.index, Workspace{std::move(memory), first});
   return first;

@@ -108,7 +108,8 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
     mask = mx::astype(*mask, q.dtype(), c.stream);
   }
   c.count_operations(q.size(), k.shape(2));
-  c.set_product(n.out(), attend(q, k, v, n.scale(), n.causal(), mask, c), k.shape(2));
+  c.expect_product({q.shape(0), q.shape(1), q.shape(2), v.shape(3)}, q.dtype(), k.shape(2));
+  c.set(n.out(), attend(q, k, v, n.scale(), n.causal(), mask, c));
 }
 
 // Reads the ranges of a RowSdpaNode. Each contains at least one of the `length` keys.
@@ -147,16 +148,27 @@ inline void row_sdpa(const fb::RowSdpaParams& n, Context& c) {
   check_argument(
       q.size() > 0 && q.shape(0) == 1 && static_cast<size_t>(rows) == spans.size(),
       "q: got ", describe(q), ", expected a query for each of ", spans.size(), " rows");
+  const mx::Shape shape{1, q.shape(1), rows, v.shape(3)};
+  if (k.size() == 0 || v.size() == 0) {  // MLX and the kernel divide by the number of heads
+    return c.set(n.out(), mx::zeros(shape, q.dtype(), c.stream));
+  }
   auto masks = n.masks() ? c.list(*n.masks()) : std::vector<mx::array>{};
   check_program(
       masks.empty() || masks.size() == spans.size(),
       "masks: got ", masks.size(), ", expected 0 or ", spans.size());
-  for (auto& mask : masks) {
+  for (size_t i = 0; i < masks.size(); ++i) {
+    auto& mask = masks[i];
+    const mx::Shape scores{1, q.shape(1), 1, spans[i].stop - spans[i].start};
+    check_argument(
+        mx::broadcast_shapes(mask.shape(), scores) == scores,
+        "masks: got ", describe(mask), ", expected an array that broadcasts to ", dims(scores));
     mask = is_float(mask.dtype()) ? mx::astype(mask, q.dtype(), c.stream) : mask;
     mask = computes_in_float32(q, c) ? to_float32(mask, c) : mask;
   }
+  check_size(shape, q.dtype());
   for (const auto& [start, stop] : spans) {
-    c.count_operations(2 * q.size() / rows, stop - start);
+    c.count_operations(q.size() / rows, stop - start);
+    c.count_operations(uint64_t(q.shape(1)) * v.shape(3), stop - start);
   }
   if (const auto y = cpu::attention_of_rows(q, k, v, n.scale(), spans, masks, c.stream)) {
     return c.set(n.out(), *y);
@@ -261,12 +273,11 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
       "got q ", describe(q), ", k ", describe(k), " and v ", describe(v),
       ", expected matching batch, heads, tokens and head_dim");
   const auto inputs = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
+  c.count_operations(q.size(), inputs.keys.shape(2));
+  c.expect_product({q.shape(0), q.shape(1), tokens, v.shape(3)}, q.dtype(), inputs.keys.shape(2));
   const auto attended = attend(
       q, inputs.keys, inputs.values, *n.scale(), inputs.is_causal, inputs.mask, c);
-  c.count_operations(q.size(), inputs.keys.shape(2));
-  c.set_product(
-      n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended,
-      inputs.keys.shape(2));
+  c.set(n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended);
 }
 
 constexpr OpRow kAttentionRows[] = {

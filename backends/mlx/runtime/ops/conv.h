@@ -128,24 +128,23 @@ void conv(const Node& n, Context& c) {
   }
   shape.push_back(w.shape(0));
   padded.push_back(x.shape(-1));
-  check_size(shape, x.dtype());
   check_size(padded, x.dtype());
   if (x.size() == 0 || w.size() == 0) {  // MLX divides by the number of channels
     return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
   }
-  const int64_t depth = static_cast<int64_t>(w.size()) / w.shape(0);
+  c.expect_product(shape, x.dtype(), static_cast<int64_t>(w.size()) / w.shape(0));
 
   const auto stride = std::vector<int>(window.stride.begin(), window.stride.end());
   const auto dilation = std::vector<int>(window.dilation.begin(), window.dilation.end());
   if (!kTransposed) {
     const auto y = mx::conv_general(x, w, stride, low, high, dilation, ones, groups, /*flip=*/false, c.stream);
-    return c.set_product(n.out(), y, depth);
+    return c.set(n.out(), y);
   }
   const bool as_plain = avoids_transposed(c.stream);
   const auto y = mx::conv_general(
       as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, low, high,
       dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream);
-  c.set_product(n.out(), y, depth);
+  c.set(n.out(), y);
 }
 
 constexpr OpRow kConvRows[] = {

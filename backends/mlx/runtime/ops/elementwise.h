@@ -118,7 +118,8 @@ mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDe
   if (!is_signed_integer(dtype)) {
     return mx::where(is_zero, mx::array(0, dtype), Op(a, mx::where(is_zero, one, b, s), s), s);
   }
-  const auto is_minus_one = mx::equal(b, mx::array(-1, b.dtype()), s);
+  // Compared after promotion: as uint8, -1 would be 255.
+  const auto is_minus_one = mx::equal(mx::astype(b, dtype, s), mx::array(-1, dtype), s);
   const auto safe = mx::where(mx::logical_or(is_zero, is_minus_one, s), one, b, s);
   const auto result = mx::where(is_zero, mx::array(0, dtype), Op(a, safe, s), s);
   return kQuotient ? mx::where(is_minus_one, mx::negative(mx::astype(a, dtype, s), s), result, s) : result;

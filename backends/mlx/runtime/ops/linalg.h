@@ -19,6 +19,24 @@ inline mx::array to_float32(const mx::array& x, const Context& c) {
   return is_float(x.dtype()) ? mx::astype(x, mx::float32, c.stream) : x;
 }
 
+// The axes before the last two of an operand [..., rows, columns]. None if it is a vector.
+inline mx::Shape batch_shape(const mx::array& x) {
+  mx::Shape shape = x.shape();
+  shape.resize(x.ndim() < 2 ? 0 : x.ndim() - 2);
+  return shape;
+}
+
+// The shape of the product of x, a vector or [..., rows, K], with matrices of `columns` columns. `batch` is the shape of
+// these matrices without their last two axes.
+inline mx::Shape product_shape(const mx::array& x, const mx::Shape& batch, int columns) {
+  mx::Shape shape = mx::broadcast_shapes(batch_shape(x), batch);
+  if (x.ndim() > 1) {
+    shape.push_back(x.shape(-2));
+  }
+  shape.push_back(columns);
+  return shape;
+}
+
 // The number of matrices in an operand [..., rows, columns].
 inline int batch_size(const mx::array& x) {
   int size = 1;
@@ -71,23 +89,27 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   const auto& b = c.in(n.mat2());
   check_min_rank(a, "mat1", 1);
   check_min_rank(b, "mat2", 1);
+  check_argument(
+      a.shape(-1) == b.shape(b.ndim() == 1 ? 0 : -2), "got mat1 ", describe(a), " and mat2 ", describe(b),
+      ", expected the same number of columns in mat1 as rows in mat2");
+  c.expect_product(product_shape(a, batch_shape(b), b.ndim() == 1 ? 1 : b.shape(-1)), a.dtype(), a.shape(-1));
   const bool same_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
   if (computes_in_float32(a, c) && same_dtype) {
-    return c.set_product(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream), a.shape(-1));
+    return c.set(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream));
   }
   if (auto y = c.take_product(&n)) {
-    return c.set_product(n.out(), std::move(*y), a.shape(-1));
+    return c.set(n.out(), std::move(*y));
   }
   const bool is_plain = n.alpha() == 1.0f && (n.bias() == nullptr || n.beta() == 1.0f);
   const auto* packed = is_plain ? c.packed(n.mat2(), rows_of(a)) : nullptr;
   if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream, packed)) {
-    return c.set_product(n.out(), *y, a.shape(-1));
+    return c.set(n.out(), *y);
   }
   if (n.bias() != nullptr) {
-    return c.set_product(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream), a.shape(-1));
+    return c.set(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream));
   }
   auto y = matmul(a, b, c.stream);
-  c.set_product(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream), a.shape(-1));
+  c.set(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream));
 }
 
 // Returns the tensor in slot `tid` as uint32 indices of the matrices of an operand [..., rows, columns]. The matrices
@@ -99,6 +121,18 @@ inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::arra
   }
   const auto indices = bounded_indices(c.in(tid), batch_size(operand), c, /*from_end=*/false);
   return mx::astype(indices, mx::uint32, c.stream);
+}
+
+// The shape of the products of matrices that the indices choose, with `columns` columns. Without indices, all matrices of
+// an operand are chosen.
+inline mx::Shape gathered_shape(
+    const mx::array& a, const mx::array& b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs,
+    int columns) {
+  mx::Shape shape =
+      mx::broadcast_shapes(lhs ? lhs->shape() : batch_shape(a), rhs ? rhs->shape() : batch_shape(b));
+  shape.push_back(a.shape(-2));
+  shape.push_back(columns);
+  return shape;
 }
 
 // Whether the program promises that the indices are in ascending order.
@@ -139,12 +173,13 @@ inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   const auto dtype = a.dtype();
   const auto lhs = batch_indices(n.lhs_indices(), a, c);
   const auto rhs = batch_indices(n.rhs_indices(), b, c);
+  c.expect_product(gathered_shape(a, b, lhs, rhs, b.shape(-1)), dtype, a.shape(-1));
   const bool in_float32 = computes_in_float32(a, c) || computes_in_float32(b, c);
   if (in_float32) {
     a = to_float32(a, c);
   }
   if (const auto y = cpu::gather_matmul(a, b, lhs, rhs, c.stream)) {
-    return c.set_product(n.out(), mx::astype(*y, dtype, c.stream), a.shape(-1));
+    return c.set(n.out(), mx::astype(*y, dtype, c.stream));
   }
   if (in_float32) {
     b = to_float32(b, c);
@@ -153,7 +188,7 @@ inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   if (a.shape(-1) == 0) {
     y = mx::zeros(y.shape(), y.dtype(), c.stream);
   }
-  c.set_product(n.out(), mx::astype(y, dtype, c.stream), a.shape(-1));
+  c.set(n.out(), mx::astype(y, dtype, c.stream));
 }
 
 constexpr OpRow kLinalgRows[] = {

@@ -14,6 +14,11 @@ struct Quantized {
   std::optional<mx::array> biases;
 };
 
+// The number of values in a row of packed weights.
+inline int64_t unpacked_columns(const mx::array& w, int bits) {
+  return int64_t{w.shape(-1)} * 32 / bits;
+}
+
 // Returns the quantized weights `q` of a node. Throws Failure if they are invalid.
 template <typename Node>
 Quantized checked_weights(const Node& n, Quantized q) {
@@ -25,7 +30,7 @@ Quantized checked_weights(const Node& n, Quantized q) {
       "got w ", describe(q.w), " and scales ", describe(q.scales),
       ", expected packed uint32 and the same number of axes");
   // MLX does not check that the length of a row of w is a multiple of the group size.
-  const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
+  const int64_t columns = unpacked_columns(q.w, n.bits());
   auto expected = q.w.shape();
   expected.back() = static_cast<int>(columns / n.group_size());
   check_argument(
@@ -68,6 +73,9 @@ inline std::optional<mx::array> dequantize_on_cpu(const fb::DequantizeParams& n,
 inline void dequantize(const fb::DequantizeParams& n, Context& c) {
   c.make_available({n.w(), n.scales(), n.biases()});
   const auto q = read_weights(n, c);
+  auto shape = q.w.shape();
+  shape.back() = c.checked_int("columns of w", unpacked_columns(q.w, n.bits()));
+  check_size(shape, mx::float32);
   const auto dtype = n.dtype() ? std::optional(dtype_of(*n.dtype())) : std::nullopt;
   if (dtype.value_or(q.scales.dtype()) == mx::float32 && q.scales.dtype() == mx::float32) {
     if (const auto y = dequantize_on_cpu(n, q, c)) {
@@ -81,22 +89,30 @@ inline void dequantize(const fb::DequantizeParams& n, Context& c) {
           c.stream));
 }
 
+// The number of columns of a product with w, which the product transposes if the node says so.
+template <typename Node>
+int result_columns(const Node& n, const mx::array& w, const Context& c) {
+  return n.transpose() ? w.shape(-2) : c.checked_int("columns of w", unpacked_columns(w, n.bits()));
+}
+
 inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   c.make_available({n.x()});
   auto x = c.in(n.x());
   if (auto y = c.take_product(&n)) {
-    return c.set_product(n.out(), std::move(*y), x.shape(-1));
+    c.expect_product(y->shape(), y->dtype(), x.shape(-1));
+    return c.set(n.out(), std::move(*y));
   }
   auto q = read_weights(n, c);
   check_min_rank(x, "x", 1);
   const auto dtype = x.dtype();
+  c.expect_product(product_shape(x, batch_shape(q.w), result_columns(n, q.w, c)), dtype, x.shape(-1));
   // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
   const bool is_vector = x.ndim() == 1;
   if (is_vector) {
     x = mx::expand_dims(x, 0, c.stream);
   }
   const auto set = [&](const mx::array& y) {
-    c.set_product(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream), x.shape(-1));
+    c.set(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream));
   };
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
     const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights(&n)};
@@ -134,19 +150,20 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
   c.make_available({n.x()});
   const auto& x = c.in(n.x());
   if (auto y = c.take_product(&n)) {
-    return c.set_product(n.out(), std::move(*y), x.shape(-1));
+    c.expect_product(y->shape(), y->dtype(), x.shape(-1));
+    return c.set(n.out(), std::move(*y));
   }
   const auto q = read_weights(n, c);
   check_min_rank(x, "x", 1);
-  const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
+  const int64_t columns = unpacked_columns(q.w, n.bits());
   check_argument(
       is_float(x.dtype()) && q.w.ndim() == 2 && x.shape(-1) == columns,
       "x: got ", describe(x), ", expected float32, float16 or bfloat16 of shape [..., ", columns, "] for w ",
       describe(q.w));
-  const auto set = [&](const mx::array& y) { c.set_product(n.out(), y, columns); };
+  c.expect_product(product_shape(x, {}, q.w.shape(0)), x.dtype(), columns);
   const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights(&n)};
   if (const auto y = cpu::int8_quantized_matmul(x, matrix, n.group_size(), n.bits(), c.stream)) {
-    return set(*y);
+    return c.set(n.out(), *y);
   }
   c.count_operations(x.size(), 4);  // about what rounding a value takes
   // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
@@ -157,7 +174,7 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
   const auto w = to_float32(q, c);
   const auto y = mx::quantized_matmul(
       rounded, w.w, w.scales, w.biases, /*transpose=*/true, n.group_size(), n.bits(), "affine", c.stream);
-  set(mx::astype(x.ndim() == 1 ? mx::squeeze(y, 0, c.stream) : y, x.dtype(), c.stream));
+  c.set(n.out(), mx::astype(x.ndim() == 1 ? mx::squeeze(y, 0, c.stream) : y, x.dtype(), c.stream));
 }
 
 inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
@@ -171,10 +188,11 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   }
   const auto lhs = batch_indices(n.lhs_indices(), x, c);
   const auto rhs = batch_indices(n.rhs_indices(), q.w, c);
+  c.expect_product(gathered_shape(x, q.w, lhs, rhs, result_columns(n, q.w, c)), dtype, x.shape(-1));
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
     if (const auto y = cpu::gather_quantized_matmul(
             x, q.w, q.scales, *q.biases, lhs, rhs, n.group_size(), n.bits(), c.stream)) {
-      return c.set_product(n.out(), mx::astype(*y, dtype, c.stream), x.shape(-1));
+      return c.set(n.out(), mx::astype(*y, dtype, c.stream));
     }
   }
   if (dtype != x.dtype()) {
@@ -183,7 +201,7 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   const auto y = mx::gather_qmm(
       x, q.w, q.scales, q.biases, lhs, rhs, n.transpose(), n.group_size(), n.bits(), n.mode()->str(),
       /*global_scale=*/std::nullopt, sorted_indices(n, c), c.stream);
-  c.set_product(n.out(), mx::astype(y, dtype, c.stream), x.shape(-1));
+  c.set(n.out(), mx::astype(y, dtype, c.stream));
 }
 
 constexpr OpRow kQuantRows[] = {

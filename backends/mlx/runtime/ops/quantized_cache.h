@@ -172,11 +172,12 @@ inline void quantized_sdpa(const fb::QuantizedSdpaParams& n, Context& c) {
         "mask: got ", describe(*a.mask), ", expected bool or floats that broadcast to ", dims(scores));
   }
   c.count_operations(a.q.size(), keys);
+  c.expect_product({1, a.q.shape(1), a.q.shape(2), a.value_size}, a.q.dtype(), keys);
   if (a.mask && is_float(a.mask->dtype())) {
     a.mask = mx::astype(*a.mask, c.stream.device == mx::Device::cpu ? mx::float32 : a.q.dtype(), c.stream);
   }
   const auto y = cpu::quantized_attention(a, c.stream);
-  c.set_product(n.out(), y ? *y : attend_with_mlx(a, c), keys);
+  c.set(n.out(), y ? *y : attend_with_mlx(a, c));
 }
 
 constexpr OpRow kQuantizedCacheRows[] = {

@@ -4,36 +4,25 @@
 #include "cpu/accelerate.h"
 #include "gpu/sample.h"
 #include "ops/op_row.h"
+#include "random_keys.h"
 #include "views.h"
 
 namespace executorch_mlx {
-
-// Returns random bits for the next key of MLX's own key sequence.
-inline mx::array unseeded_bits(const mx::Shape& shape, int width, mx::Stream stream) {
-  // MLX advances its key sequence on the default stream of the calling thread. If the thread has no default stream, MLX
-  // would create a stream for it, whose worker thread is never freed. The shared stream therefore becomes the default
-  // stream of such a thread.
-  if (!mx::peek_default_stream(mx::default_device())) {
-    mx::set_default_stream(shared_stream(mx::default_device()));
-  }
-  return mx::random::bits(shape, width, std::nullopt, stream);
-}
 
 inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
   check_program(
       n.width() == 1 || n.width() == 2 || n.width() == 4, "width: got ", n.width(), ", expected 1, 2 or 4");
   const auto shape = c.sizes("shape", *n.shape());
   check_size(shape, mx::uint32);
-  if (n.seed() != nullptr) {
-    const auto key = mx::random::key(static_cast<uint64_t>(c.integer(n.seed())));
-    return c.set(n.out(), mx::random::bits(shape, n.width(), key, c.stream));
-  }
-  c.set(n.out(), unseeded_bits(shape, n.width(), c.stream));
+  const auto key =
+      n.seed() ? mx::random::key(static_cast<uint64_t>(c.integer(n.seed()))) : next_random_key();
+  c.set(n.out(), mx::random::bits(shape, n.width(), key, c.stream));
 }
 
 // Returns a random seed for the sampler, an int64 of 63 random bits. bits[0] becomes the upper word.
 inline mx::array random_seed(mx::Stream stream) {
-  const auto bits = mx::bitwise_and(unseeded_bits({2}, 4, stream), mx::array({0x7FFFFFFFu, 0xFFFFFFFFu}), stream);
+  const auto words = mx::random::bits({2}, 4, next_random_key(), stream);
+  const auto bits = mx::bitwise_and(words, mx::array({0x7FFFFFFFu, 0xFFFFFFFFu}), stream);
   return mx::view(mx::take(bits, mx::array({1u, 0u}), stream), mx::int64, stream);
 }
 

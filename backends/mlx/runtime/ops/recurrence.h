@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/accelerate.h"
+#include "ops/index.h"
 #include "ops/op_row.h"
 #include "ops/shape.h"
 
@@ -176,6 +177,7 @@ inline void read_layer_state(const fb::ReadLayerStateParams& n, Context& c) {
       start.dtype() == mx::int64 && start.ndim() == 1 &&
           (!row || (row->dtype() == mx::int64 && row->shape() == start.shape())),
       "start: got ", describe(start), ", expected int64[B], also for row");
+  check_size({start.shape(0), states.shape(3)}, states.dtype());
   if (const auto rows = rows_to_read(start, row, states.shape(2), c)) {
     if (const auto y = cpu::read_layer_state(states, *rows, c.stream)) {
       return c.set(n.out(), *y);
@@ -183,7 +185,7 @@ inline void read_layer_state(const fb::ReadLayerStateParams& n, Context& c) {
   }
   auto held = views::reshape(states, {states.shape(2), states.shape(3)}, c.stream);
   if (row) {
-    held = mx::take(held, *row, 0, c.stream);
+    held = mx::take(held, bounded_indices(*row, states.shape(2), c, /*from_end=*/false), 0, c.stream);
   }
   const auto is_first = mx::expand_dims(mx::equal(start, mx::array(int64_t{0}), c.stream), 1, c.stream);
   c.set(n.out(), mx::where(is_first, mx::zeros({}, states.dtype(), c.stream), held, c.stream));

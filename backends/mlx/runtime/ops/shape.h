@@ -146,7 +146,7 @@ inline void roll(const fb::RollParams& n, Context& c) {
 }
 
 inline void split(const fb::SplitParams& n, Context& c) {
-  const auto& x = c.in(n.x());
+  const auto x = c.in(n.x());  // no reference, because one of the outs may have the slot of x
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   auto sizes = c.sizes("sizes", *n.sizes());
   // If there is only one size for several parts, all parts have this size, but the last one may be smaller.
@@ -231,10 +231,25 @@ inline void as_strided(const fb::AsStridedParams& n, Context& c) {
   c.set(n.out(), mx::as_strided(x, shape, strides, n.offset(), c.stream));
 }
 
+// Checks the size of the arrays joined along `axis`, because MLX and the kernel add the sizes without a check.
+inline void check_joined(const std::vector<mx::array>& arrays, int axis, const Context& c) {
+  auto shape = arrays[0].shape();
+  int64_t size = 0;
+  for (const auto& x : arrays) {
+    check_argument(
+        x.ndim() == shape.size(), "tensors: got ", describe(x), " beside ", describe(arrays[0]),
+        ", expected the same number of axes");
+    size += x.shape(axis);
+  }
+  shape[axis] = c.checked_int("result size", size);
+  check_size(shape, mx::result_type(arrays));
+}
+
 inline void concatenate(const fb::JoinNode& n, Context& c) {
   auto arrays = c.list(*n.tensors());
   check_program(!arrays.empty(), "tensors: expected at least one");
   const int axis = checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()));
+  check_joined(arrays, axis, c);
   if (const auto y = cpu::concatenate(arrays, axis, c.stream)) {
     return c.set(n.out(), *y);
   }
@@ -243,6 +258,13 @@ inline void concatenate(const fb::JoinNode& n, Context& c) {
 
 // Returns the arrays stacked along a new axis.
 inline mx::array stacked(const std::vector<mx::array>& arrays, int axis, Context& c) {
+  auto shape = arrays[0].shape();
+  for (const auto& x : arrays) {
+    check_argument(
+        x.shape() == shape, "tensors: got ", describe(x), " beside ", describe(arrays[0]), ", expected equal shapes");
+  }
+  shape.insert(shape.begin() + axis, c.checked_int("result size", static_cast<int64_t>(arrays.size())));
+  check_size(shape, mx::result_type(arrays));
   if (!arrays[0].is_available()) {
     return mx::stack(arrays, axis, c.stream);
   }

@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -19,8 +20,12 @@ thread_local bool is_in_item = false;
 class Pool {
  public:
   explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) {
-      std::thread([this] { work(); }).detach();
+    try {
+      for (int i = 1; i < threads; ++i) {
+        std::thread([this] { work(); }).detach();
+      }
+    } catch (const std::exception&) {
+      // The system refuses more threads. Those that run already use this object, so that it has to stay.
     }
   }
 
