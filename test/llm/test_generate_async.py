@@ -147,6 +147,19 @@ def test_answer_keeps_its_model(chat_program, llm):
 def test_close(chat_program):
     with LLM.load(chat_program) as llm:
         generation = llm.generate(PROMPTS[0], ignore_eos=True)
+def test_given_up_wait_does_not_cancel_the_answer(llm):
+    gate = threading.Event()
+    generation = llm.generate(PROMPTS[0], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=3)
+
+    async def first():
+        await asyncio.wait_for(anext(generation), 0.01)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(first())
+    gate.set()
+    assert generation.result().finish == "length"
+
+
         next(generation)
     assert generation.result().finish == "cancelled"
     with pytest.raises(RuntimeError, match="chat.pte is closed"):
