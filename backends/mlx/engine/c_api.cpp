@@ -96,8 +96,11 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
   return {data, data + count};
 }
 
-// Runs the method verify over the tokens that predict `targets` after `prompt`, in calls of at most max_verify()
-// tokens. `call` makes a call: its arguments are the task, and the number of targets before it. `function` is the name
+// The largest number of tokens in a call that scores. `verify` computes the logits of all its tokens, which take much
+// memory, and running answers wait for the call.
+constexpr size_t kScoredTokens = 64;
+
+// Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call: its arguments are the task, and the number of targets before it. `function` is the name
 // for errors.
 void verify_targets(
     executorch_mlx_engine& engine, std::vector<int64_t> prompt, const std::vector<int64_t>& targets,
@@ -119,7 +122,7 @@ void verify_targets(
       " targets, expected at most ", program.metadata().max_context_len + 1, " together");
   size_t done = 0;
   engine.scheduler->run(std::move(prompt), [&](Row& row) {
-    const size_t count = std::min<size_t>(inputs.size() - done, program.max_verify());
+    const size_t count = std::min({inputs.size() - done, static_cast<size_t>(program.max_verify()), kScoredTokens});
     const RowTask task = {
         .tokens = std::span(inputs).subspan(done, count),
         .position = static_cast<int64_t>(row.ids.size()),
