@@ -424,6 +424,21 @@ def test_draft_tokens_outside_the_vocabulary_are_dropped(path, program):
 
     seen = []
 
+def test_drafts_end_before_a_stop_id(path):
+    """The mask is never computed for an answer with a stop id, as without drafts."""
+    pattern, seen = [31, 32, 1, 33], []  # 1 is the stop id of the program
+
+    def allowed(answer):
+        seen.append(list(answer))
+        return [pattern[len(answer) % 4]]
+
+    with api.Engine(path) as engine, engine.submit(pattern * 4, allowed_tokens=allowed, draft=4) as request:
+        assert request.wait() and request.tokens == [31, 32] and request.finish == api.STOP
+        # The first token is drawn with the end of the prompt. The draft is the second one.
+        assert (request.info.drafted_tokens, request.info.accepted_tokens, request.info.calls) == (1, 1, 2)
+    assert seen == [[], [31], [31, 32]]
+
+
     def allowed(answer):
         seen.extend(answer)
         return range(1536)

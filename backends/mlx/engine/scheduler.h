@@ -85,10 +85,12 @@ class Scheduler {
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
   int64_t chunk_size(int64_t position, int64_t rest) const;
   void take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
-  void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
+  void take(
+      const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn,
+      bool was_drafted = false);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
   void leave(const std::shared_ptr<Request>& request, bool is_valid);
-  void count_steps(int64_t steps, int64_t drafted, int64_t accepted, double seconds);
+  void count_steps(int64_t steps, int64_t drafted, double seconds);
   template <typename Body>
   void guarded(const Requests& requests, Body&& body);
 

@@ -261,9 +261,11 @@ class Request:
 
     def error(self) -> BaseException:
         """Return the exception of a request that ended with an error."""
-        if self._exception is not None:
+        status = self.info().status
+        if self._exception is not None and status == binding.INVALID_ARGUMENT:
             return self._exception
-        return binding.error_of(self.info().status, self._library.request_error(self._handle).decode(errors="replace"))
+        # Otherwise `allowed_tokens` failed for a draft token only, which does not end the request.
+        return binding.error_of(status, self._library.request_error(self._handle).decode(errors="replace"))
 
     def release(self) -> None:
         """Cancel the request, and free it if the engine has sent the last event."""

@@ -202,6 +202,10 @@ class Request {
       std::rethrow_exception(state_->error);
     }
     if (const auto i = info(); i.finish == EXECUTORCH_MLX_FINISH_ERROR) {
+      // With another status, allowed_tokens() has thrown for a draft token only, which does not end the request.
+      if (state_->mask_error && i.status == EXECUTORCH_MLX_INVALID_ARGUMENT) {
+        std::rethrow_exception(state_->mask_error);
+      }
       throw_error(i.status, executorch_mlx_request_error(handle_.get()));
     }
     return true;
@@ -222,7 +226,8 @@ class Request {
   struct State {
     OnEvent on_event;
     decltype(RequestOptions::allowed_tokens) allowed_tokens;
-    std::exception_ptr error; // of a callback
+    std::exception_ptr error; // of on_event()
+    std::exception_ptr mask_error; // of allowed_tokens()
   };
   struct Free {
     void operator()(executorch_mlx_request* request) const {
@@ -250,7 +255,7 @@ class Request {
       state.allowed_tokens({answer, answer_length}, {mask, words});
       return true;
     } catch (...) {
-      state.error = std::current_exception();
+      state.mask_error = std::current_exception();
       return false;
     }
   }
