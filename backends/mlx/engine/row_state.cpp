@@ -130,18 +130,11 @@ class RowBuffers {
     int64_t count; // number of indices from there on
     size_t bytes; // size of their contents
   };
-  // Returns the range of a buffer that holds the first `length` positions of a row. A buffer whose rows are shorter
-  // than the context is a ring buffer. Of a ring buffer, the range is all that was written.
+  // Returns the range of a buffer that holds the first `length` positions of a row. If later positions overwrite earlier
+  // ones, the range is all that was written.
   Range range(size_t buffer, int64_t row, int64_t length, int64_t written) const {
-    int64_t size = 0;
-    size_t index_bytes = 0;
-    executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
-    const LlmMetadata& meta = program_.metadata();
-    const int64_t capacity = size / meta.rows;
-    check(
-        capacity > 0 && size % meta.rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
-        executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
-    const int64_t count = std::min(capacity, capacity < meta.max_context_len ? written : length);
+    const auto [capacity, index_bytes] = size_of_row(buffer);
+    const int64_t count = std::min(capacity, is_overwritten(buffer) ? written : length);
     return {row * capacity, count, static_cast<size_t>(count) * index_bytes};
   }
 
@@ -153,6 +146,12 @@ class RowBuffers {
   }
   void write(size_t buffer, const Range& range, const char* data) {
     check_call(executorch_mlx_buffers_write(buffers_.get(), buffer, range.begin, range.count, data), buffer);
+  // Whether later positions overwrite earlier ones. This is so if the rows of the buffer are shorter than the context:
+  // they are ring buffers or states.
+  bool is_overwritten(size_t buffer) const {
+    return size_of_row(buffer).capacity < program_.metadata().max_context_len;
+  }
+
   }
 
  private:
@@ -164,6 +163,21 @@ class RowBuffers {
 
   const LlmProgram& program_;
   const std::shared_ptr<executorch_mlx_buffers> buffers_;
+  struct Size {
+    int64_t capacity; // number of indices on axis 2 of a row
+    size_t index_bytes; // size of the contents of each
+  };
+  Size size_of_row(size_t buffer) const {
+    int64_t size = 0;
+    size_t index_bytes = 0;
+    executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
+    const int64_t rows = program_.metadata().rows;
+    check(
+        size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
+        executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
+    return {size / rows, index_bytes};
+  }
+
 };
 
 // Throws EngineError unless the model has one part: a file would hold only the part of the row that this process has.
@@ -201,6 +215,29 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
     to.truncate(0);
     return false;
   }
+RowContents::RowContents(const LlmProgram& program, int64_t row, int64_t length) : program_(program), length_(length) {
+  RowBuffers buffers(program, program.prompt_buffers());
+  for (size_t i = 0; i < buffers.count(); ++i) {
+    auto& contents = overwritten_.emplace_back();
+    if (buffers.is_overwritten(i)) {
+      const auto range = buffers.range(i, row, length, length);
+      contents.resize(range.bytes);
+      buffers.read(i, range, contents.data());
+    }
+  }
+}
+
+void RowContents::restore(Row& row) const {
+  RowBuffers buffers(program_, program_.prompt_buffers());
+  for (size_t i = 0; i < buffers.count(); ++i) {
+    if (buffers.is_overwritten(i)) {
+      buffers.write(i, buffers.range(i, row.index, length_, length_), overwritten_[i].data());
+    }
+  }
+  row.truncate(length_);
+  row.written = length_;
+}
+
   to.ids.assign(from.ids.begin(), from.ids.begin() + length);
   to.written = from.written;
   to.mtp_length = from.mtp_length;

@@ -19,6 +19,27 @@ bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t l
 bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t length);
 
 // Writes a row to a file. Throws EngineError.
+// A copy of what a row loses when more tokens are added to it: its states, and the contents of its ring buffers.
+class RowContents {
+ public:
+  // The row holds `length` tokens, and no position behind them was written. The program must outlive the object. Throws
+  // EngineError.
+  RowContents(const LlmProgram& program, int64_t row, int64_t length);
+
+  // Forgets the tokens that were added to the row since the object was created. Throws EngineError.
+  void restore(Row& row) const;
+
+  // The number of tokens that the row held.
+  int64_t length() const {
+    return length_;
+  }
+
+ private:
+  const LlmProgram& program_;
+  const int64_t length_;
+  std::vector<std::vector<char>> overwritten_; // by buffer
+};
+
 void save_row(const LlmProgram& program, const Row& row, const std::string& path);
 
 // Reads a row from a file. After an error, the row holds nothing. Throws EngineError, with INVALID_ARGUMENT for a file
