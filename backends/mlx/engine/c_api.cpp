@@ -333,7 +333,7 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(path, "path");
     check_language_model(*engine->model->program, "load_prefix");
     engine->scheduler->run({}, [&](Row& row) {
-      load_row(*engine->model->program, row, path);
+      load(row);
       if (length != nullptr) {
         *length = static_cast<int64_t>(row.ids.size());
       }
@@ -342,6 +342,7 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
   });
 }
 
+    const auto load = open_row(*engine->model->program, path); // before a row is given up for it
 executorch_mlx_status executorch_mlx_engine_score(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
     size_t target_count, float* logprobs, bool* is_greedy) {
