@@ -412,9 +412,18 @@ int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCo
   return running == 1 && guesser_->is_trial_due() ? std::min(kTrial, most) : 0;
 }
 
-// Returns the draft for the next call, or an empty one for a plain step. If the lookup finds a draft that does not pay,
-// its first token is kept in Request::plain_guess: the plain step shows whether it is right.
-Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) {
+// Returns the draft for the next call, or an empty one for a plain step.
+Draft Scheduler::propose(const std::shared_ptr<Request>& request, size_t running) {
+  try {
+    return find_draft(request, running);
+  } catch (const std::bad_alloc&) { // the answer does not depend on drafts
+    return {};
+  }
+}
+
+// What propose() returns. If the lookup finds a draft that does not pay, its first token is kept in
+// Request::plain_guess: the plain step shows whether it is right.
+Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t running) {
   Request& request = *given;
   const LlmMetadata& meta = program_.metadata();
   const RequestOptions& options = request.options;

@@ -85,6 +85,7 @@ class Scheduler {
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
   int64_t chunk_size(int64_t position, int64_t rest) const;
   void take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
+  Draft find_draft(const std::shared_ptr<Request>& request, size_t running);
   void take(
       const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn,
       bool was_drafted = false);
