@@ -53,7 +53,7 @@ void Scheduler::submit(std::shared_ptr<Request> request) {
     std::lock_guard lock(mutex_);
     const int64_t free = program_.metadata().rows - stats_.running;
     const bool has_room = options_.queue_limit == 0 || request->work ||
-        static_cast<int64_t>(queue_.size()) < options_.queue_limit + free;
+        static_cast<int64_t>(queue_.size()) - free < options_.queue_limit;
     check(has_room, EXECUTORCH_MLX_BUSY, "the queue is full: ", options_.queue_limit, " requests are waiting");
     queue_.push_back(std::move(request));
   }

@@ -17,7 +17,7 @@ from .binding import BusyError
 from .generation import Generation, Options, Result
 from .processes import Processes, find_parts, part_path, rank_in_environment
 from .program import EngineStats, Program
-from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer
+from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer
 from .tokens import TokenTable, token_bytes
@@ -132,7 +132,7 @@ class LLM:
         return cls(
             program, loaded, eos_ids,
             queue_limit=queue_limit, chunk=chunk, chunk_seconds=chunk_seconds, reuse_prompts=reuse_prompts,
-            overlap=-1 if overlap is None else overlap,
+            overlap=-1 if overlap is None else bool(overlap),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -303,6 +303,7 @@ class LLM:
                 f"score: {self._name} returns neither logits nor log probabilities; export it with "
                 'outputs="logits" or "both", or with logprobs in the head'
             )
+        logprobs = python_number(logprobs)
         check_integer("logprobs", logprobs, 0, 2**31, "an integer of at least 0")
         if logprobs > self.program.logprobs and not self.program.has_logits:
             message = f": got {logprobs}, expected at most {self.program.logprobs}, the number that the program was "
