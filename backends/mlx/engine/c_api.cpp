@@ -11,6 +11,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
 
 #include "check.h"
 #include "draft_model.h"
@@ -36,7 +37,7 @@ struct executorch_mlx_engine {
 struct executorch_mlx_request {
   std::shared_ptr<LlmProgram> program; // outlives the request
   std::shared_ptr<Request> request;
-  Scheduler* scheduler; // used only while the request runs
+  std::thread::id engine_thread; // which runs the callbacks
 };
 
 namespace {
@@ -294,9 +295,18 @@ executorch_mlx_status executorch_mlx_engine_create(
   });
 }
 
+executorch_mlx_status executorch_mlx_engine_close(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    if (engine != nullptr && !executorch_mlx_is_forked()) {
+      check_argument(!engine->scheduler->is_on_thread(), "engine: a callback must not wait for its end");
+      engine->scheduler->close();
+    }
+  });
+}
+
 void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
   if (engine != nullptr && !executorch_mlx_is_forked()) {
-    engine->scheduler.reset();
+    engine->scheduler->close(); // callbacks may use the engine until then
     engine->model->has_engine = false;
     delete engine;
   }
@@ -332,6 +342,7 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(engine, "engine");
     check_not_null(path, "path");
     check_language_model(*engine->model->program, "load_prefix");
+    const auto load = open_row(*engine->model->program, path); // before a row is given up for it
     engine->scheduler->run({}, [&](Row& row) {
       load(row);
       if (length != nullptr) {
@@ -342,7 +353,6 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
   });
 }
 
-    const auto load = open_row(*engine->model->program, path); // before a row is given up for it
 executorch_mlx_status executorch_mlx_engine_score(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
     size_t target_count, float* logprobs, bool* is_greedy) {
@@ -400,7 +410,7 @@ executorch_mlx_status executorch_mlx_engine_submit(
     RequestOptions o = read_options(options);
     check_options(*program, o);
     std::unique_ptr<executorch_mlx_request> result(new executorch_mlx_request{
-        program, std::make_shared<Request>(*program, std::move(o)), engine->scheduler.get()});
+        program, std::make_shared<Request>(*program, std::move(o)), engine->scheduler->thread_id()});
     // Callbacks may run before this function returns. They can already use the request.
     *request = result.get();
     try {
@@ -438,8 +448,8 @@ void executorch_mlx_request_free(executorch_mlx_request* request) {
     return;
   }
   request->request->cancel();
-  if (!request->request->wait(0)) { // the scheduler exists as long as a request runs
-    if (request->scheduler->is_on_thread()) {
+  if (!request->request->wait(0)) {
+    if (std::this_thread::get_id() == request->engine_thread) {
       request->request->detach();
     } else {
       request->request->wait(-1);

@@ -36,21 +36,26 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
     guesser_ = std::make_unique<MtpHead>(program);
   }
   thread_ = std::thread([this] { loop(); });
+  thread_id_ = thread_.get_id();
 }
 
-Scheduler::~Scheduler() {
+void Scheduler::close() {
+  std::lock_guard closing(closing_);
   {
     std::lock_guard lock(mutex_);
     is_closing_ = true;
   }
   changed_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
 }
 
 void Scheduler::submit(std::shared_ptr<Request> request) {
   check_not_forked();
   {
     std::lock_guard lock(mutex_);
+    check(!is_closing_, EXECUTORCH_MLX_FAILED, "engine: it is closed");
     const int64_t free = program_.metadata().rows - stats_.running;
     const bool has_room = options_.queue_limit == 0 || request->work ||
         static_cast<int64_t>(queue_.size()) - free < options_.queue_limit;
@@ -66,7 +71,7 @@ void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work)
   submit(request);
   request->wait(-1);
   const auto info = request->info();
-  check(info.finish != EXECUTORCH_MLX_CANCELLED, EXECUTORCH_MLX_FAILED, "engine: it was freed");
+  check(info.finish != EXECUTORCH_MLX_CANCELLED, EXECUTORCH_MLX_FAILED, "engine: it is closed");
   check(info.finish != EXECUTORCH_MLX_FINISH_ERROR, info.status, request->error());
 }
 
@@ -437,11 +442,6 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
   if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
     return {};
   }
-  Draft draft = request.drafter.propose(request.ids, most);
-  request.plain_guess.reset();
-  StepCosts::Choice lookup;
-  if (chooses && !draft.tokens.empty()) {
-    const double rate = request.drafter.acceptance(draft.level).rate();
   // A draft ends before the first stop id: tokens behind one are never part of an answer, and the call without it draws
   // the stop id too. It also ends before the first token that the program lacks, because the vocabulary of a draft model
   // may be longer.
@@ -449,9 +449,14 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
     const auto ends = [&](int64_t token) { return token >= meta.vocab_size || request.is_stop_id(token); };
     tokens.erase(std::find_if(tokens.begin(), tokens.end(), ends), tokens.end());
   };
+  Draft draft = request.drafter.propose(request.ids, most);
+  cut(draft.tokens);
+  request.plain_guess.reset();
+  StepCosts::Choice lookup;
+  if (chooses && !draft.tokens.empty()) {
+    const double rate = request.drafter.acceptance(draft.level).rate();
     const auto length = static_cast<int64_t>(draft.tokens.size());
     lookup = costs_.best_draft(rate, length, running, program_.decode_width(running), 0);
-  cut(draft.tokens);
   }
   if (guesser_) {
     const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
@@ -613,12 +618,12 @@ void Scheduler::take(
   {
     std::lock_guard lock(mutex_);
     ++stats_.generated_tokens;
+    stats_.accepted_tokens += was_drafted;
   }
   const bool has_room = static_cast<int64_t>(request->row->ids.size()) < program_.metadata().max_context_len;
   request->take(drawn, has_room, was_drafted);
   if (request->is_over()) {
     leave(request, /*is_valid=*/true);
-    stats_.accepted_tokens += was_drafted;
   }
 }
 

@@ -244,9 +244,7 @@ class Request:
         settings.user_data = key
         _requests[key] = self
         try:
-            binding.check(
-                self._library.engine_submit(program.engine, ctypes.byref(settings), ctypes.byref(self._handle))
-            )
+            program.call("engine_submit", ctypes.byref(settings), ctypes.byref(self._handle))
         except BaseException:
             del _requests[key]
             raise

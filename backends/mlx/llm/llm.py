@@ -70,7 +70,7 @@ class LLM:
     ):
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
         self.rows = program.rows
-        if tokenizer is not None and program.data("token_offsets") is None:
+        if tokenizer is not None and program.token_table is None:
             program.set_token_bytes(token_bytes(tokenizer.backend, tokenizer.special_ids, program.vocab_size))
         program.start(**engine_options)
 
@@ -370,23 +370,19 @@ class LLM:
 
         Raises ValueError if there are neither token bytes nor a tokenizer.
         """
-        if self._table is None:
-            raise ValueError(f"text: {self._name} has neither token bytes nor a tokenizer")
-        return self._table.text(tokens)
+        return self._token_table("text").text(tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the UTF-8 bytes of a token, possibly part of a character. Special tokens have none.
 
         Raises ValueError if there are neither token bytes nor a tokenizer.
         """
-        if self._table is None:
-            raise ValueError(f"token_bytes: {self._name} has neither token bytes nor a tokenizer")
-        return self._table[token]
+        return self._token_table("token_bytes")[token]
 
-    @cached_property
-    def _table(self) -> TokenTable | None:
-        data, offsets = self.program.data("token_bytes"), self.program.data("token_offsets")
-        return None if offsets is None else TokenTable(data, memoryview(offsets).cast("q"))
+    def _token_table(self, function: str) -> TokenTable:
+        if self.program.token_table is None:
+            raise ValueError(f"{function}: {self._name} has neither token bytes nor a tokenizer")
+        return self.program.token_table
 
     @property
     def _name(self) -> str:
