@@ -263,10 +263,10 @@ def test_draft_model_with_states_goes_back_behind_wrong_guesses(random_head):
     vocabulary = LLM.load(path).program.vocab_size
     odd = allow_only(vocabulary, range(1, vocabulary, 2))
 
-    def answer(draft, **load):
+    def answer(guesses, **load):
         with LLM.load(path, chunk=8, **load) as llm:
             mask = {"allowed_tokens": lambda answer: odd if len(answer) % 3 == 2 else None}
-            return llm.generate(PROMPT, max_new_tokens=40, ignore_eos=True, draft=draft, **mask).result()
+            return llm.generate(PROMPT, max_new_tokens=40, ignore_eos=True, draft=guesses, **mask).result()
 
     expected, drafted = answer(0), answer(3, draft=path)
     assert drafted.tokens == expected.tokens
