@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "draft_model.h"
+#include "fork_check.h"
 #include "llm_program.h"
 #include "option_checks.h"
 #include "request.h"
@@ -342,6 +343,7 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(engine, "engine");
     check_not_null(path, "path");
     check_language_model(*engine->model->program, "load_prefix");
+    check_not_forked();
     const auto load = open_row(*engine->model->program, path); // before a row is given up for it
     engine->scheduler->run({}, [&](Row& row) {
       load(row);
