@@ -8,6 +8,7 @@ end. With `kill`, it kills the process of rank 1 after a few tokens. With `wait`
 
 import json
 import sys
+import tempfile
 
 from executorch_mlx import LLM
 from executorch_mlx.llm.processes import Processes
@@ -31,6 +32,8 @@ def answers(llm):
 
 
 def main():
+    with tempfile.TemporaryDirectory():
+        pass  # its finalizer makes that of the model run later at the exit than functions of atexit
     path, *rest = sys.argv[1:]
     count = int(rest[0]) if rest else 1
     llm = LLM.load(path, hosts=["localhost"] * count if count > 1 else None)

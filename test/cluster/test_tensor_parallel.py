@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from executorch_mlx import LLM
 from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.processes import _free_ports, find_parts, part_path, read_hosts
+from executorch_mlx.llm.processes import _environments, _free_ports, _processors, find_parts, part_path, read_hosts
 from oprows.runner import BUILD
 from tensor_parallel_models import model
 
@@ -160,6 +160,17 @@ def test_hosts(tmp_path):
     plain.write_text("[1]")
     with pytest.raises(ValueError, match="expected a hostfile"):
         read_hosts(str(plain))
+
+
+def test_processes_on_one_machine_share_it(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    hosts = ["localhost", "127.0.0.1"]
+    threads = str(max(1, _processors() // 2))
+    assert [each["OMP_NUM_THREADS"] for each in _environments(hosts, uses_nccl=False)] == [threads] * 2
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in _environments(hosts, uses_nccl=True)] == ["5", "7"]
+    with pytest.raises(ValueError, match="hosts: got 3 processes for this machine, expected at most 2, the number of GPUs"):
+        _environments([*hosts, "localhost"], uses_nccl=True)
 
 
 @pytest.mark.parametrize("name", ["model.pte", "model[1].pte"])

@@ -187,6 +187,29 @@ def test_requests_outlive_the_engine(path):
         request.free()
 
 
+def test_closed_engine_refuses_requests(path):
+    """A callback may submit while the engine ends: this fails. Nothing else but the stats can be used afterwards."""
+    errors = []
+
+    def resubmit(request):
+        if request.finish == api.CANCELLED:
+            errors.append(error_of(engine.submit, PROMPT, resubmit))
+        elif len(request.events) == 1:
+            errors.append(error_of(api.call, "engine_close", engine.handle))
+
+    with api.Engine(path, queue_limit=2**63 - 1) as engine:
+        requests = [engine.submit(PROMPT, resubmit) for _ in range(6)]
+        while len(errors) < 4:
+            pass
+        api.call("engine_close", engine.handle)
+        api.call("engine_close", engine.handle)
+        assert errors[:4] == [(api.INVALID_ARGUMENT, "engine: a callback must not wait for its end")] * 4
+        assert errors[4:] == [(api.FAILED, "engine: it is closed")] * 6
+        assert error_of(engine.submit, PROMPT)[0] == api.FAILED and engine.stats().requests == 6
+    for request in requests:
+        request.free()
+
+
 def test_callbacks_may_submit_cancel_and_free(engine):
     done, second = threading.Event(), []
 

@@ -41,6 +41,14 @@ def test_draft_model_draws_with_the_seeds_of_the_answer(counting, drafted):
         assert (info.drafted_tokens, info.accepted_tokens, info.calls) == (35, 35, 6)
 
 
+def test_draft_tokens_behind_the_end_are_not_accepted(drafted):
+    """The first call draws A. The second one draws B to I with right guesses, and the answer ends at D."""
+    with drafted.submit(b"@", stop=["D"], draft=7) as request:
+        assert request.wait() and request.text == b"ABC"
+        info = request.info
+        assert (info.generated_tokens, info.drafted_tokens, info.accepted_tokens) == (4, 7, 3)
+
+
 def test_more_requests_than_rows_of_the_draft_model(counting, drafted):
     with api.Engine(counting) as plain:
         expected = [plain.generate([i], max_new_tokens=60, temperature=i % 2, seed=i, draft=0) for i in range(8)]

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import c_api as api
 import llm_programs as programs
 import pytest
+import test_engine_rows
 import torch
 from llm_runner import BUILD
 
@@ -128,10 +130,28 @@ def test_example_in_c(tmp_path):
     assert "256: prompt: id 256 is outside the vocabulary [0, 256)" in done.stderr
 
 
-def test_requests_from_many_threads(tmp_path):
-    build = build_project(STRESS, tmp_path / "build")
+@pytest.fixture(scope="module")
+def stress(tmp_path_factory):
+    return build_project(STRESS, tmp_path_factory.mktemp("stress")) / "stress"
+
+
+def test_methods_of_the_engine_in_cpp(stress, tmp_path_factory, tmp_path):
+    path = test_engine_rows.export(tmp_path_factory, "engine_one_row", outputs="both")
+    done = subprocess.run([str(stress), str(path), f"{tmp_path}/x.cache"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    prompt, targets = [5, 300, 12, 7], [31, 32]
+    with api.Engine(path) as engine:
+        (first, second), greedy = engine.score(prompt, targets)
+        top = [[number for pair in row.items() for number in pair] for row in engine.score_top(prompt, targets, 2)]
+    length, *scores, drawn, closed = done.stdout.splitlines()
+    expected = [first, int(greedy[0]), second, int(greedy[1]), *top[0], *top[1]]
+    assert [float(number) for line in scores for number in line.split()] == pytest.approx(expected, rel=1e-4)
+    assert (length, drawn, closed) == ("4", "6", "engine: it is closed")
+
+
+def test_requests_from_many_threads(stress, tmp_path):
     path = programs.export_rows(tmp_path / "rows.pte", 4)
-    done = subprocess.run([str(build / "stress"), str(path), "3000"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(stress), str(path), "3000"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     requests = 3000 + len(range(0, 3000, 14))  # those that replace another
     assert done.stdout.endswith(f" 0 wrong, {requests} requests, 0 left\n") and int(done.stdout.split()[0]) > 1000

@@ -295,6 +295,15 @@ def test_prefix_errors(path, tmp_path, saved):
         assert engine.generate([5], max_new_tokens=1, ignore_eos=True)
 
 
+def test_refused_prefix_costs_no_row(one_row, saved, tmp_path):
+    with api.Engine(one_row) as engine:
+        answer(engine, LONG)
+        for file in (tmp_path / "none", saved):
+            with pytest.raises(api.ApiError, match="cannot read the file|of another program"):
+                engine.load_prefix(file)
+        assert answer(engine, [*LONG, 5])[1] == 200
+
+
 # -- log probabilities -------------------------------------------------------------------
 
 
@@ -413,6 +422,21 @@ def test_mask_sees_possible_answers_only(path):
             assert request.wait() and request.tokens == plain
             assert request.info.drafted_tokens > 0
     assert all(token < 15 if i % 2 else token >= 20 for answer in seen for i, token in enumerate(answer))
+
+
+def test_drafts_end_before_a_stop_id(path):
+    """The mask is never computed for an answer with a stop id, as without drafts."""
+    pattern, seen = [31, 32, 1, 33], []  # 1 is the stop id of the program
+
+    def allowed(answer):
+        seen.append(list(answer))
+        return [pattern[len(answer) % 4]]
+
+    with api.Engine(path) as engine, engine.submit(pattern * 4, allowed_tokens=allowed, draft=4) as request:
+        assert request.wait() and request.tokens == [31, 32] and request.finish == api.STOP
+        # The first token is drawn with the end of the prompt. The draft is the second one.
+        assert (request.info.drafted_tokens, request.info.accepted_tokens, request.info.calls) == (1, 1, 2)
+    assert seen == [[], [31], [31, 32]]
 
 
 def test_draft_tokens_outside_the_vocabulary_are_dropped(path, program):

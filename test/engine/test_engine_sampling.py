@@ -3,6 +3,8 @@
 import llm_programs as programs
 import pytest
 import torch
+from executorch_mlx.llm import LLM
+from executorch_mlx.llm.scoring import Classifier
 from transformers import LlamaConfig, LlamaForCausalLM
 
 # With filters, the noise of a token depends on its rank: ranks from 0, from 256 and from 2048 on use different seeds.
@@ -47,6 +49,25 @@ def bare(exported):
     from executorch_mlx.llm.export import HeadConfig
 
     return exported("bare", outputs="both", head=HeadConfig(penalties=16, top_k=False, min_p=False))
+
+
+def test_token_without_a_probability_scores_minus_infinity(tmp_path):
+    table = torch.arange(256) / 64
+    table[7], table[8], table[9] = -torch.inf, torch.nan, torch.inf
+
+    def rule(self, tokens, input_pos):
+        return self.table[None].clone()
+
+    path = tmp_path / "logits.pte"
+    programs.export(path, rule, state={"table": table}, parameters=False, sampling_head=False)
+    with LLM.load(path) as llm:
+        scores = llm.score([5], [[7], [8], [3, 8], [9]], logprobs=2)
+        assert [score.logprob for score in scores] == [-torch.inf, -torch.inf, -torch.inf, 0]
+        assert [score.is_greedy for score in scores] == [False, False, False, True]
+        assert [scores[0].top_logprobs[0][i][0] for i in range(2)] == [9, 255]
+        impossible, possible = Classifier(llm.program, {"a": [7], "b": [8]}), Classifier(llm.program, {"a": [7], "b": [9]})
+        assert "each has a probability of 0" in str(impossible.classify([5]).error)
+        assert possible.classify([5]).probabilities == {"a": 0, "b": 1}
 
 
 def prompt_flags(*prompts):

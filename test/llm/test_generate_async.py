@@ -2,14 +2,17 @@
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import small_llm
-from executorch_mlx.llm import LLM, BusyError
+from executorch_mlx.llm import LLM, BusyError, SettingError
 from executorch_mlx.llm.generation import _requests
 
 PROMPTS = [[n, 300, 12] for n in range(5, 15)]
@@ -144,14 +147,64 @@ def test_answer_keeps_its_model(chat_program, llm):
     assert generation.result().tokens == llm.generate(PROMPTS[0], max_new_tokens=5).result().tokens
 
 
+def test_given_up_wait_does_not_cancel_the_answer(llm):
+    gate = threading.Event()
+    generation = llm.generate(PROMPTS[0], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=3)
+
+    async def first():
+        await asyncio.wait_for(anext(generation), 0.01)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(first())
+    gate.set()
+    assert generation.result().finish == "length"
+
+
 def test_close(chat_program):
     with LLM.load(chat_program) as llm:
         generation = llm.generate(PROMPTS[0], ignore_eos=True)
         next(generation)
     assert generation.result().finish == "cancelled"
-    with pytest.raises(RuntimeError, match="chat.pte is closed"):
-        llm.generate(PROMPTS[0])
     llm.close()
+    calls = [
+        lambda: llm.generate(PROMPTS[0]), lambda: llm.score([5], [[6]]), lambda: llm.classify([[5]], [" a", " b"]),
+        lambda: llm.save_prefix([5], "x"), lambda: llm.stats, lambda: llm.program.get("get_bos_id"),
+        lambda: llm.program.takes("top_k"), lambda: llm.program.write_profile(os.devnull),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(RuntimeError, match="chat.pte is closed"):
+            call()
+    # The tokenizer and the bytes of the tokens stay in memory.
+    assert llm.text(llm.encode("Return the", special=False)) == "Return the" and llm.token_bytes(300)
+
+
+def test_close_while_other_threads_call(chat_program):
+    def use(call) -> None:
+        with pytest.raises(RuntimeError, match="closed"):
+            while True:
+                call()
+
+    with LLM.load(chat_program) as llm:
+        calls = [lambda: llm.generate(PROMPTS[0], max_new_tokens=1).result(), lambda: llm.stats, lambda: llm.score([5], [[6]])]
+        with ThreadPoolExecutor() as pool:
+            users = [pool.submit(use, call) for call in calls * 2]
+            wait_until(lambda: llm.stats.requests > 10)
+            llm.close()
+            for user in users:
+                user.result(60)
+
+
+def test_engine_options_may_be_numbers_of_numpy(chat_program):
+    options = {"chunk": np.int64(8), "queue_limit": np.int64(2**63 - 1), "chunk_seconds": np.float32(0.5)}
+    with LLM.load(chat_program, **options, overlap=np.bool_(False)) as llm:
+        assert len(llm.generate(PROMPTS[0], max_new_tokens=2).result().tokens) == 2
+        assert len(llm.score([5], [[6]], logprobs=np.int64(2))[0].top_logprobs[0]) == 2
+
+
+@pytest.mark.parametrize("option", [{"queue_limit": 2**64}, {"chunk": 2**64}, {"queue_limit": -1}, {"chunk": 1.5}], ids=str)
+def test_engine_options_out_of_range_are_refused(chat_program, option):
+    with pytest.raises(SettingError, match=f"{[*option][0]}: got"):
+        LLM.load(chat_program, **option)
 
 
 def test_full_queue(chat_program):

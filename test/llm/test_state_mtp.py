@@ -10,6 +10,7 @@ from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.mtp import UnknownHead, load_mtp
 from executorch_mlx.llm.export.rewind import LENGTH
 from executorch_mlx.llm.export.weights import load_causal_lm
+from executorch_mlx.llm.scoring import allow_only
 from row_programs import RowProgram
 from safetensors.torch import load_file, save_file
 from test_state_families import FAMILIES, prompt_of, random_model
@@ -30,7 +31,7 @@ REWINDABLE = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linea
 def random_head(tmp_path_factory):
     """A folder with a Qwen3.5 checkpoint, whose head is random, and the program exported from it, with one row."""
     folder = checkpoints.make("qwen3_5", tmp_path_factory.mktemp("qwen3_5"))
-    head = HeadConfig(penalties=16, logprobs=1)
+    head = HeadConfig(penalties=16, logprobs=1, allowed_tokens=True)
     exported = export_llm(folder, max_context_len=CONTEXT, chunk=CHUNK, head=head)
     assert exported.report.refused == () and exported.methods == ("forward", "verify", "draft", "rewind")
     assert exported.notes == ()
@@ -252,3 +253,21 @@ def test_prompt_caches_do_not_depend_on_the_loaded_methods(good_head, tmp_path):
         check(llm, before)
     with LLM.load(good_head) as llm:
         check(llm, after)
+
+
+def test_draft_model_with_states_goes_back_behind_wrong_guesses(random_head):
+    """The draft model is the same model, but does not know the mask: its guesses are right up to where the mask excludes
+    them. It then continues from the states before the guesses: to read the context again would take several calls.
+    """
+    path = random_head / "model.pte"
+    vocabulary = LLM.load(path).program.vocab_size
+    odd = allow_only(vocabulary, range(1, vocabulary, 2))
+
+    def answer(guesses, **load):
+        with LLM.load(path, chunk=8, **load) as llm:
+            mask = {"allowed_tokens": lambda answer: odd if len(answer) % 3 == 2 else None}
+            return llm.generate(PROMPT, max_new_tokens=40, ignore_eos=True, draft=guesses, **mask).result()
+
+    expected, drafted = answer(0), answer(3, draft=path)
+    assert drafted.tokens == expected.tokens
+    assert drafted.metrics.accepted_tokens == drafted.metrics.drafted_tokens > 20

@@ -32,9 +32,9 @@ class Served:
 
 
 @contextmanager
-def serve(path, queue: int = 64, **settings) -> Iterator[Served]:
-    """Serve a program. `settings` are fields of `Settings`."""
-    llm = LLM.load(path, queue_limit=queue)
+def serve(path, queue: int = 64, tokenizer=None, **settings) -> Iterator[Served]:
+    """Serve a program. `tokenizer` is a folder, or None. `settings` are fields of `Settings`."""
+    llm = LLM.load(path, tokenizer, queue_limit=queue)
     settings = replace(Settings(host="127.0.0.1", grace_seconds=0), **settings)
     app = create_app(llm, name=NAME, settings=settings)
     served = Served("", app, llm)

@@ -10,9 +10,13 @@ import os
 import re
 from typing import Annotated, Literal
 
+import httpx
 import jsonschema
 import openai
 import pytest
+import served
+import small_llm
+from executorch_mlx.llm.export import HeadConfig
 from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, matching, record
 from pydantic import BaseModel, ConfigDict, Field
 from served import NAME
@@ -46,6 +50,23 @@ def test_json_object(client):
             model=NAME, messages=MESSAGES, response_format={"type": "json_object"}, seed=seed, max_tokens=80
         )
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+def test_tokenizer_in_a_folder(tmp_path):
+    """A program without a tokenizer, and the tokenizer in a folder, as in docs/own-decoder.md."""
+    small_llm.tokenizer().save_pretrained(tmp_path)
+    head = HeadConfig(allowed_tokens=True, logprobs=2)
+    path = small_llm.export(tmp_path / "bare.pte", tokenizer=None, head=head)
+    with served.serve(path, tokenizer=tmp_path) as running, openai.OpenAI(
+        base_url=f"{running.url}/v1", api_key="none", max_retries=0
+    ) as client:
+        choice = ask(client, record(name=STRING), seed=3, max_tokens=60, logprobs=True, top_logprobs=2).choices[0]
+        assert json.loads(choice.message.content).keys() == {"name"}
+        assert "".join(entry.token for entry in choice.logprobs.content).startswith(choice.message.content)
+        echo = client.completions.create(model=NAME, prompt="Return the", echo=True, logprobs=1, max_tokens=2)
+        assert echo.choices[0].text.startswith("Return the") and len(echo.choices[0].logprobs.tokens) > 2
+        fields = {"model": NAME, "prompt": "Return the", "return_token_strs": True, "add_special_tokens": False}
+        assert "".join(httpx.post(f"{running.url}/tokenize", json=fields).json()["token_strs"]) == "Return the"
 
 
 def test_stream_has_the_same_answer(client):

@@ -11,9 +11,11 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
 
 #include "check.h"
 #include "draft_model.h"
+#include "fork_check.h"
 #include "llm_program.h"
 #include "option_checks.h"
 #include "request.h"
@@ -36,7 +38,7 @@ struct executorch_mlx_engine {
 struct executorch_mlx_request {
   std::shared_ptr<LlmProgram> program; // outlives the request
   std::shared_ptr<Request> request;
-  Scheduler* scheduler; // used only while the request runs
+  std::thread::id engine_thread; // which runs the callbacks
 };
 
 namespace {
@@ -96,9 +98,12 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
   return {data, data + count};
 }
 
-// Runs the method verify over the tokens that predict `targets` after `prompt`, in calls of at most max_verify()
-// tokens. `call` makes a call: its arguments are the task, and the number of targets before it. `function` is the name
-// for errors.
+// The largest number of tokens in a call that scores. `verify` computes the logits of all its tokens, which take much
+// memory, and running answers wait for the call.
+constexpr size_t kScoredTokens = 64;
+
+// Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call: its
+// arguments are the task, and the number of targets before it. `function` is the name for errors.
 void verify_targets(
     executorch_mlx_engine& engine, std::vector<int64_t> prompt, const std::vector<int64_t>& targets,
     const char* function, const std::function<void(const RowTask&, size_t)>& call) {
@@ -119,7 +124,7 @@ void verify_targets(
       " targets, expected at most ", program.metadata().max_context_len + 1, " together");
   size_t done = 0;
   engine.scheduler->run(std::move(prompt), [&](Row& row) {
-    const size_t count = std::min<size_t>(inputs.size() - done, program.max_verify());
+    const size_t count = std::min({inputs.size() - done, static_cast<size_t>(program.max_verify()), kScoredTokens});
     const RowTask task = {
         .tokens = std::span(inputs).subspan(done, count),
         .position = static_cast<int64_t>(row.ids.size()),
@@ -291,9 +296,18 @@ executorch_mlx_status executorch_mlx_engine_create(
   });
 }
 
+executorch_mlx_status executorch_mlx_engine_close(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    if (engine != nullptr && !executorch_mlx_is_forked()) {
+      check_argument(!engine->scheduler->is_on_thread(), "engine: a callback must not wait for its end");
+      engine->scheduler->close();
+    }
+  });
+}
+
 void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
   if (engine != nullptr && !executorch_mlx_is_forked()) {
-    engine->scheduler.reset();
+    engine->scheduler->close(); // callbacks may use the engine until then
     engine->model->has_engine = false;
     delete engine;
   }
@@ -329,8 +343,10 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(engine, "engine");
     check_not_null(path, "path");
     check_language_model(*engine->model->program, "load_prefix");
+    check_not_forked();
+    const auto load = open_row(*engine->model->program, path); // before a row is given up for it
     engine->scheduler->run({}, [&](Row& row) {
-      load_row(*engine->model->program, row, path);
+      load(row);
       if (length != nullptr) {
         *length = static_cast<int64_t>(row.ids.size());
       }
@@ -396,7 +412,7 @@ executorch_mlx_status executorch_mlx_engine_submit(
     RequestOptions o = read_options(options);
     check_options(*program, o);
     std::unique_ptr<executorch_mlx_request> result(new executorch_mlx_request{
-        program, std::make_shared<Request>(*program, std::move(o)), engine->scheduler.get()});
+        program, std::make_shared<Request>(*program, std::move(o)), engine->scheduler->thread_id()});
     // Callbacks may run before this function returns. They can already use the request.
     *request = result.get();
     try {
@@ -434,8 +450,8 @@ void executorch_mlx_request_free(executorch_mlx_request* request) {
     return;
   }
   request->request->cancel();
-  if (!request->request->wait(0)) { // the scheduler exists as long as a request runs
-    if (request->scheduler->is_on_thread()) {
+  if (!request->request->wait(0)) {
+    if (std::this_thread::get_id() == request->engine_thread) {
       request->request->detach();
     } else {
       request->request->wait(-1);

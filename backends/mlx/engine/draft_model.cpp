@@ -17,6 +17,9 @@ void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   check_argument(
       draft.metadata().part.size == 1, "draft: ", draft.path(), " is a part of a model for ", draft.metadata().part.size,
       " processes, expected a model in one part");
+  check_argument(
+      draft.metadata().max_rewind > 0 || draft.prompt_buffers() != nullptr, "draft: ", draft.path(),
+      " has states outside of MLX, and cannot go back behind wrong draft tokens");
   if (!program.has_token_bytes() || !draft.has_token_bytes()) {
     return;
   }
@@ -34,6 +37,7 @@ std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, i
   if (has_failed_) {
     return {};
   }
+  begin_ = Clock::now();
   try {
     return guess(request, count, chunk);
   } catch (const std::exception&) { // the delegate has logged the reason; the answer does not depend on drafts
@@ -43,23 +47,31 @@ std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, i
 }
 
 std::vector<int64_t> Guesser::draw_all(
-    const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk) {
+    const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk,
+    const std::function<void()>& before_drafts) {
   const bool only_reads = static_cast<int64_t>(rest.size()) > chunk;
   task.tokens = only_reads ? rest.first(chunk) : rest;
   task.sampling = &request.options.sampling;
-  std::vector<int64_t> draft;
-  do {
+  task.seed = request.seed_of_draw(0);
+  std::vector<int64_t> draft = {draw(task)};
+  if (only_reads) {
+    return {};
+  }
+  if (count > 1 && before_drafts) {
+    before_drafts();
+  }
+  while (static_cast<int64_t>(draft.size()) < count && !request.is_stop_id(draft.back())) {
     task.seed = request.seed_of_draw(draft.size());
-    const auto begin = Clock::now();
-    const int64_t token = draw(task);
-    if (task.tokens.size() == 1) {
-      record_seconds(is_warm_, seconds_, std::chrono::duration<double>(Clock::now() - begin).count());
-    }
     task.position += static_cast<int64_t>(task.tokens.size());
-    draft.push_back(token);
     task.tokens = std::span(draft).last(1);
-  } while (!only_reads && static_cast<int64_t>(draft.size()) < count);
-  return only_reads ? std::vector<int64_t>() : draft;
+    draft.push_back(draw(task));
+  }
+  // A longer `rest` is a part of the prompt, which later drafts do not read again.
+  if (static_cast<int64_t>(rest.size()) <= StepCosts::kMaxDraft + 1) {
+    const std::chrono::duration<double> seconds = Clock::now() - begin_;
+    record_seconds(is_warm_, seconds_, seconds.count() / static_cast<double>(draft.size()));
+  }
+  return draft;
 }
 
 std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
@@ -76,12 +88,20 @@ std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, 
     }
     request->draft_row = rows_.take(ids, length - 1);
     request->draft_row->request = request;
+    before_drafts_[request->draft_row->index].reset();
   }
   Row& row = *request->draft_row;
   // The row may hold draft tokens that were rejected.
   const auto held = std::span(row.ids).first(std::min<size_t>(row.ids.size(), length - 1));
   const int64_t agreed = std::mismatch(held.begin(), held.end(), ids.begin()).first - held.begin();
-  row.truncate(row.written - agreed <= meta.max_rewind ? agreed : 0);
+  auto& before = before_drafts_[row.index];
+  if (row.written - agreed <= meta.max_rewind) {
+    row.truncate(agreed);
+  } else if (before && before->length() <= agreed) {
+    before->restore(row);
+  } else {
+    row.truncate(0);
+  }
 
   const auto rest = ids.subspan(row.ids.size());
   const bool is_known = std::all_of(rest.begin(), rest.end(), [&](int64_t token) { return token < meta.vocab_size; });
@@ -90,7 +110,11 @@ std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, 
   }
   chunk = std::min(chunk, meta.max_seq_len);
   const RowTask task = {.tokens = {}, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
-  const auto draft = draw_all(*request, rest, task, count, chunk);
+  const auto draft = draw_all(*request, rest, task, count, chunk, [&] {
+    if (meta.max_rewind == 0) {
+      before.emplace(program_, row.index, length);
+    }
+  });
   row.append(draft.empty() ? rest.first(chunk) : rest);
   row.append(std::span(draft).first(std::max<size_t>(draft.size(), 1) - 1)); // the model has not read the last one
   return draft;

@@ -6,11 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "llm_program.h"
 #include "request.h"
+#include "row_state.h"
 #include "rows.h"
 #include "speculation.h"
 
@@ -35,7 +38,7 @@ class Guesser {
 
   // How many of its tokens were accepted. Begins as if 1.6 of 2 tokens had been.
   Acceptance acceptance = {.accepted = 1.6, .judged = 2};
-  // Returns the measured time of one token, or 0 if it is unknown.
+  // Returns the measured time of a draft divided by the number of its tokens, or 0 if it is unknown.
   double token_seconds() const {
     return seconds_;
   }
@@ -53,15 +56,18 @@ class Guesser {
   // Runs the model, and returns the token that it draws after the tokens of the task.
   virtual int64_t draw(const RowTask& task) = 0;
 
-  // Reads the tokens `rest`, then draws `count` tokens one after the other, and returns them. If `rest` is longer than
-  // `chunk`, reads only its first `chunk` tokens and returns no tokens. `task` has the position and the row of `rest`.
+  // Reads the tokens `rest`, then draws `count` tokens one after the other, and returns them. A stop id is the last of
+  // them. If `rest` is longer than `chunk`, reads only its first `chunk` tokens and returns no tokens. `task` has the
+  // position and the row of `rest`. Calls `before_drafts` before the model reads a token that it has drawn.
   std::vector<int64_t> draw_all(
-      const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk);
+      const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk,
+      const std::function<void()>& before_drafts = {});
 
   bool has_failed_ = false;
 
  private:
-  bool is_warm_ = false; // whether there was a call with one token; the first one also loads the method
+  Clock::time_point begin_; // of guess()
+  bool is_warm_ = false; // whether a draft was drawn; the first one also loads the method
   double seconds_ = 0;
   uint64_t passed_over_ = 0; // calls of is_trial_due()
 };
@@ -70,7 +76,8 @@ class Guesser {
 class DraftModel : public Guesser {
  public:
   // `reuse` is an argument of Rows. The program must outlive the object.
-  DraftModel(LlmProgram& program, bool reuse) : program_(program), rows_(program, reuse) {}
+  DraftModel(LlmProgram& program, bool reuse)
+      : program_(program), rows_(program, reuse), before_drafts_(program.metadata().rows) {}
 
   void release(Request& request) override;
 
@@ -82,6 +89,8 @@ class DraftModel : public Guesser {
 
   LlmProgram& program_;
   Rows rows_;
+  // If a row cannot rewind: what it held before the model read the last draft. By the index of the row.
+  std::vector<std::optional<RowContents>> before_drafts_;
 };
 
 // The head of the program whose tokens it guesses. It uses the rows of the requests.

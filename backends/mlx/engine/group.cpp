@@ -91,15 +91,18 @@ std::string fault(const Hello& hello, const TensorParallel& leader, int size) {
 }
 
 int connect_to_leader(const Address& address, const Hello& hello) {
-  for (size_t i = 0; i < std::min<size_t>(address.count, kMaxAddresses); ++i) {
-    const int socket = connect_to(address.addresses[i], address.port, kAnswerSeconds);
-    char is_leader = 0;
-    if (socket >= 0) {
-      set_timeout(socket, kAnswerSeconds);
-      if (send_all(socket, &hello, sizeof(hello)) && receive_all(socket, &is_leader, 1)) {
-        return socket;
+  // Some of the addresses may be unreachable from this machine. A short time is enough for most of the others.
+  for (const double seconds : {0.5, 2.0, kAnswerSeconds}) {
+    for (size_t i = 0; i < std::min<size_t>(address.count, kMaxAddresses); ++i) {
+      const int socket = connect_to(address.addresses[i], address.port, seconds);
+      char is_leader = 0;
+      if (socket >= 0) {
+        set_timeout(socket, kAnswerSeconds);
+        if (send_all(socket, &hello, sizeof(hello)) && receive_all(socket, &is_leader, 1)) {
+          return socket;
+        }
+        close(socket);
       }
-      close(socket);
     }
   }
   return -1;

@@ -59,6 +59,11 @@ uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
   return pair[i < half ? 0 : 1];
 }
 
+// Returns a logit that is no NaN, so that its token is never drawn, and not +inf, so that differences are numbers.
+float comparable(float logit) {
+  return std::isnan(logit) ? -kInfinity : std::min(logit, kLargest);
+}
+
 // Makes a Gumbel-distributed value from a random word, and returns the negative of this value.
 float negative_gumbel(uint32_t word) {
   const float uniform = std::min(static_cast<float>(word) * 0x1p-32f, kBelowOne);
@@ -123,9 +128,7 @@ void process_logits(const HostDraw& draw, const SamplingParameters& sampling) {
   }
   for (size_t v = 0; v < logits.size(); ++v) {
     const bool may_be_drawn = draw.allowed_tokens.empty() || is_allowed(draw.allowed_tokens, static_cast<int64_t>(v));
-    // A token whose logit is NaN is never drawn. A logit of +inf becomes the largest finite number, so that all drops
-    // are numbers.
-    logits[v] = may_be_drawn && !std::isnan(logits[v]) ? std::min(logits[v], kLargest) : -kInfinity;
+    logits[v] = may_be_drawn ? comparable(logits[v]) : -kInfinity;
   }
 }
 
@@ -198,15 +201,19 @@ int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling) {
 }
 
 std::vector<float> log_probabilities(std::span<const float> logits, std::span<const int64_t> tokens) {
-  const float largest = *std::max_element(logits.begin(), logits.end());
+  float largest = -kLargest;
+  for (const float logit : logits) {
+    largest = std::max(largest, comparable(logit));
+  }
   double sum = 0;
   for (const float logit : logits) {
-    sum += std::exp(logit - largest);
+    sum += std::exp(comparable(logit) - largest);
   }
   const auto log_sum = static_cast<float>(std::log(sum));
   std::vector<float> result;
   for (const int64_t token : tokens) {
-    result.push_back(logits[token] - largest - log_sum);
+    const float logit = comparable(logits[token]);
+    result.push_back(logit == -kInfinity ? -kInfinity : logit - largest - log_sum);
   }
   return result;
 }
@@ -216,7 +223,8 @@ std::vector<int64_t> most_likely(std::span<const float> logits, int64_t count) {
   std::iota(ids.begin(), ids.end(), 0);
   const auto end = ids.begin() + std::min<int64_t>(count, static_cast<int64_t>(ids.size()));
   std::partial_sort(ids.begin(), end, ids.end(), [&](int64_t a, int64_t b) {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+    const float of_a = comparable(logits[a]), of_b = comparable(logits[b]);
+    return of_a > of_b || (of_a == of_b && a < b);
   });
   ids.erase(end, ids.end());
   return ids;

@@ -196,6 +196,7 @@ void LlmProgram::set_token_bytes(std::span<const uint8_t> bytes, std::span<const
 }
 
 uint64_t LlmProgram::hash(const std::function<uint64_t()>& compute) const {
+  std::lock_guard lock(hashing_);
   if (!hash_) {
     check_argument(version_of(path_) == version_, path_, ": the file has changed since it was loaded");
     hash_ = compute();

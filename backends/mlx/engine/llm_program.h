@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -149,7 +150,7 @@ class LlmProgram {
   }
 
   // Returns compute(), a hash of the file; computes it once. Throws EngineError if the file has changed since it was
-  // loaded. Only for one thread at a time.
+  // loaded. Thread-safe.
   uint64_t hash(const std::function<uint64_t()>& compute) const;
 
   // Whether this is process 0 of a group that runs a tensor-parallel model.
@@ -199,7 +200,8 @@ class LlmProgram {
   std::vector<uint8_t> own_bytes_; // of set_token_bytes()
   std::vector<int64_t> own_offsets_;
   std::string version_; // of the file that was loaded: which one, and when it was changed
-  mutable std::optional<uint64_t> hash_;
+  mutable std::mutex hashing_;
+  mutable std::optional<uint64_t> hash_; // guarded by hashing_
   // Null if the program has no such method.
   std::unique_ptr<Method> draw_, verify_, draft_, rewind_, logits_;
   // decode_2, decode_4, ... and decode, in this order. They return tokens if metadata_.has_head, else logits.

@@ -149,7 +149,7 @@ bool Request::send(int64_t token, const Piece& piece, const Drawn* drawn) {
   }
 }
 
-void Request::take(const Drawn& drawn, bool has_room) {
+void Request::take(const Drawn& drawn, bool has_room, bool was_drafted) {
   const auto now = Clock::now();
   const bool is_stop_id = answer_.is_stop_id(drawn.token);
   {
@@ -158,6 +158,7 @@ void Request::take(const Drawn& drawn, bool has_room) {
       first_token_ = now;
       info_.prompt_seconds = seconds_between(began_, now);
     }
+    info_.accepted_tokens += was_drafted;
     info_.generation_seconds = seconds_between(first_token_, now);
     info_.stop_id = is_stop_id ? drawn.token : -1;
   }
@@ -170,11 +171,10 @@ void Request::take(const Drawn& drawn, bool has_room) {
   }
 }
 
-void Request::count_call(int64_t drafted, int64_t accepted) {
+void Request::count_call(int64_t drafted) {
   std::lock_guard lock(mutex_);
   ++info_.calls;
   info_.drafted_tokens += drafted;
-  info_.accepted_tokens += accepted;
 }
 
 void Request::end(executorch_mlx_finish reason, executorch_mlx_status status, std::string error) {

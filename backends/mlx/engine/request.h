@@ -52,6 +52,9 @@ class Request {
   bool is_over() const {
     return is_over_;
   }
+  bool is_stop_id(int64_t token) const {
+    return answer_.is_stop_id(token);
+  }
 
   // Records that the request has a row, which holds `reused` tokens of the prompt already.
   void begin(int64_t reused);
@@ -66,11 +69,12 @@ class Request {
   // token that the callback does not allow. Throws EngineError if the callback returns false for the next token.
   RowTask draw_task(std::vector<int64_t>& draft);
 
-  // Adds the drawn token and calls on_event. `has_room`: see AnswerBuilder::take().
-  void take(const Drawn& drawn, bool has_room);
+  // Adds the drawn token and calls on_event. `has_room`: see AnswerBuilder::take(). `was_drafted`: whether a draft had
+  // guessed the token.
+  void take(const Drawn& drawn, bool has_room, bool was_drafted);
 
-  // Counts a call that drew tokens. It checked `drafted` draft tokens, of which `accepted` were right.
-  void count_call(int64_t drafted, int64_t accepted);
+  // Counts a call that drew tokens. It checked `drafted` draft tokens.
+  void count_call(int64_t drafted);
 
   // Ends the request, with a last event. It is not over for other threads until close().
   void end(executorch_mlx_finish reason, executorch_mlx_status status = EXECUTORCH_MLX_OK, std::string error = "");

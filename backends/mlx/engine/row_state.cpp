@@ -31,6 +31,14 @@ struct JoiningThread {
   }
 };
 
+// Removes the file at the end of its scope, if it exists.
+struct RemovedFile {
+  const std::string& path;
+  ~RemovedFile() {
+    std::remove(path.c_str());
+  }
+};
+
 // The header of a file. The file consists of this header, the token ids of the row, and the contents of
 // LlmProgram::prompt_buffers() in the order of executorch_mlx/buffers.h. The sizes of these contents follow from the
 // program and the header.
@@ -130,19 +138,18 @@ class RowBuffers {
     int64_t count; // number of indices from there on
     size_t bytes; // size of their contents
   };
-  // Returns the range of a buffer that holds the first `length` positions of a row. A buffer whose rows are shorter
-  // than the context is a ring buffer. Of a ring buffer, the range is all that was written.
+  // Returns the range of a buffer that holds the first `length` positions of a row. If later positions overwrite earlier
+  // ones, the range is all that was written.
   Range range(size_t buffer, int64_t row, int64_t length, int64_t written) const {
-    int64_t size = 0;
-    size_t index_bytes = 0;
-    executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
-    const LlmMetadata& meta = program_.metadata();
-    const int64_t capacity = size / meta.rows;
-    check(
-        capacity > 0 && size % meta.rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
-        executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
-    const int64_t count = std::min(capacity, capacity < meta.max_context_len ? written : length);
+    const auto [capacity, index_bytes] = size_of_row(buffer);
+    const int64_t count = std::min(capacity, is_overwritten(buffer) ? written : length);
     return {row * capacity, count, static_cast<size_t>(count) * index_bytes};
+  }
+
+  // Whether later positions overwrite earlier ones. This is so if the rows of the buffer are shorter than the context:
+  // they are ring buffers or states.
+  bool is_overwritten(size_t buffer) const {
+    return size_of_row(buffer).capacity < program_.metadata().max_context_len;
   }
 
   void copy(size_t buffer, int64_t from, int64_t to, int64_t count) {
@@ -156,6 +163,21 @@ class RowBuffers {
   }
 
  private:
+  struct Size {
+    int64_t capacity; // number of indices on axis 2 of a row
+    size_t index_bytes; // size of the contents of each
+  };
+  Size size_of_row(size_t buffer) const {
+    int64_t size = 0;
+    size_t index_bytes = 0;
+    executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
+    const int64_t rows = program_.metadata().rows;
+    check(
+        size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
+        executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
+    return {size / rows, index_bytes};
+  }
+
   void check_call(int error, size_t buffer) const {
     check_ok(
         static_cast<executorch::runtime::Error>(error), "prefix: buffer ",
@@ -193,6 +215,29 @@ bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t l
   }
 }
 
+RowContents::RowContents(const LlmProgram& program, int64_t row, int64_t length) : program_(program), length_(length) {
+  RowBuffers buffers(program, program.prompt_buffers());
+  for (size_t i = 0; i < buffers.count(); ++i) {
+    auto& contents = overwritten_.emplace_back();
+    if (buffers.is_overwritten(i)) {
+      const auto range = buffers.range(i, row, length, length);
+      contents.resize(range.bytes);
+      buffers.read(i, range, contents.data());
+    }
+  }
+}
+
+void RowContents::restore(Row& row) const {
+  RowBuffers buffers(program_, program_.prompt_buffers());
+  for (size_t i = 0; i < buffers.count(); ++i) {
+    if (buffers.is_overwritten(i)) {
+      buffers.write(i, buffers.range(i, row.index, length_, length_), overwritten_[i].data());
+    }
+  }
+  row.truncate(length_);
+  row.written = length_;
+}
+
 bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t length) {
   if (!program.has_only_mlx_state()) {
     return false;
@@ -223,6 +268,7 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
   // at the same time.
   std::random_device random;
   const std::string temporary = str(path, ".", random(), random(), ".tmp");
+  const RemovedFile removed{temporary}; // has no effect after the file was renamed
   std::ofstream file(temporary, std::ios::binary);
   const auto write = [&](std::span<const char> bytes) {
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -242,49 +288,55 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
   file.seekp(0);
   write({reinterpret_cast<const char*>(&header), sizeof(header)});
   file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    std::remove(temporary.c_str());
-    check(false, EXECUTORCH_MLX_FAILED, path, ": cannot write the file");
-  }
+  const bool is_written = file && std::rename(temporary.c_str(), path.c_str()) == 0;
+  check(is_written, EXECUTORCH_MLX_FAILED, path, ": cannot write the file");
 }
 
-void load_row(const LlmProgram& program, Row& row, const std::string& path) {
+std::function<void(Row&)> open_row(const LlmProgram& program, const std::string& path) {
   check_one_part(program);
-  RowBuffers buffers(program, program.prompt_buffers());
-  const MappedFile file(path);
-  auto rest = file.bytes();
+  const RowBuffers of_program(program, program.prompt_buffers());
+  const auto file = std::make_shared<const MappedFile>(path);
+  auto contents = file->bytes();
   Header header;
-  const bool has_header = rest.size() >= sizeof(header) && std::memcmp(rest.data(), header.magic, sizeof(header.magic)) == 0;
+  const bool has_header =
+      contents.size() >= sizeof(header) && std::memcmp(contents.data(), header.magic, sizeof(header.magic)) == 0;
   check_argument(has_header, path, ": not a prompt cache");
-  std::memcpy(&header, rest.data(), sizeof(header));
-  rest = rest.subspan(sizeof(header));
+  std::memcpy(&header, contents.data(), sizeof(header));
+  contents = contents.subspan(sizeof(header));
   check_argument(header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
-  const bool is_complete = header.num_ids <= rest.size() / sizeof(int64_t) &&
-      header.num_bytes == rest.size() - header.num_ids * sizeof(int64_t);
+  const bool is_complete = header.num_ids <= contents.size() / sizeof(int64_t) &&
+      header.num_bytes == contents.size() - header.num_ids * sizeof(int64_t);
   check_argument(is_complete, path, ": the file is incomplete");
   std::vector<int64_t> ids(header.num_ids);
-  std::memcpy(ids.data(), rest.data(), header.num_ids * sizeof(int64_t));
-  rest = rest.subspan(header.num_ids * sizeof(int64_t));
+  std::memcpy(ids.data(), contents.data(), header.num_ids * sizeof(int64_t));
+  contents = contents.subspan(header.num_ids * sizeof(int64_t));
   const uint64_t expected = std::exchange(header.checksum, 0);
-  uint64_t checksum = hash(as_bytes(ids), hash_of(header));
   check_prompt(program.metadata(), ids, "prefix");
+  const bool is_possible = static_cast<int64_t>(ids.size()) <= header.written &&
+      header.written <= program.metadata().max_context_len;
+  check_argument(is_possible, path, ": the file is damaged");
 
-  // The row is written before the checksum is known, so that the file is read once.
-  row.truncate(0);
-  const auto length = static_cast<int64_t>(ids.size());
-  for (size_t i = 0; i < buffers.count(); ++i) {
-    const auto range = buffers.range(i, row.index, length, header.written);
-    check_argument(range.bytes <= rest.size(), path, ": the file is damaged");
-    // The checksum is computed while the buffer is written.
-    JoiningThread sum{std::thread([bytes = rest.first(range.bytes), &checksum] { checksum = hash(bytes, checksum); })};
-    buffers.write(i, range, rest.data());
-    sum.thread.join();
-    rest = rest.subspan(range.bytes);
-  }
-  check_argument(rest.empty() && checksum == expected, path, ": the file is damaged");
-  row.append(ids);
-  row.written = std::max(row.written, header.written);
+  return [of_program, path, file, contents, header, ids, expected](Row& row) {
+    RowBuffers buffers = of_program;
+    auto rest = contents;
+    uint64_t checksum = hash(as_bytes(ids), hash_of(header));
+    // The row is written before the checksum is known, so that the file is read once.
+    row.truncate(0);
+    const auto length = static_cast<int64_t>(ids.size());
+    for (size_t i = 0; i < buffers.count(); ++i) {
+      const auto range = buffers.range(i, row.index, length, header.written);
+      check_argument(range.bytes <= rest.size(), path, ": the file is damaged");
+      // The checksum is computed while the buffer is written.
+      JoiningThread sum{std::thread([bytes = rest.first(range.bytes), &checksum] { checksum = hash(bytes, checksum); })};
+      buffers.write(i, range, rest.data());
+      sum.thread.join();
+      rest = rest.subspan(range.bytes);
+    }
+    check_argument(rest.empty() && checksum == expected, path, ": the file is damaged");
+    row.append(ids);
+    row.written = std::max(row.written, header.written);
+  };
 }
 
 } // namespace executorch_mlx

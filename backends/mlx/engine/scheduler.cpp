@@ -36,24 +36,29 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
     guesser_ = std::make_unique<MtpHead>(program);
   }
   thread_ = std::thread([this] { loop(); });
+  thread_id_ = thread_.get_id();
 }
 
-Scheduler::~Scheduler() {
+void Scheduler::close() {
+  std::lock_guard closing(closing_);
   {
     std::lock_guard lock(mutex_);
     is_closing_ = true;
   }
   changed_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
 }
 
 void Scheduler::submit(std::shared_ptr<Request> request) {
   check_not_forked();
   {
     std::lock_guard lock(mutex_);
+    check(!is_closing_, EXECUTORCH_MLX_FAILED, "engine: it is closed");
     const int64_t free = program_.metadata().rows - stats_.running;
     const bool has_room = options_.queue_limit == 0 || request->work ||
-        static_cast<int64_t>(queue_.size()) < options_.queue_limit + free;
+        static_cast<int64_t>(queue_.size()) - free < options_.queue_limit;
     check(has_room, EXECUTORCH_MLX_BUSY, "the queue is full: ", options_.queue_limit, " requests are waiting");
     queue_.push_back(std::move(request));
   }
@@ -66,7 +71,7 @@ void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work)
   submit(request);
   request->wait(-1);
   const auto info = request->info();
-  check(info.finish != EXECUTORCH_MLX_CANCELLED, EXECUTORCH_MLX_FAILED, "engine: it was freed");
+  check(info.finish != EXECUTORCH_MLX_CANCELLED, EXECUTORCH_MLX_FAILED, "engine: it is closed");
   check(info.finish != EXECUTORCH_MLX_FINISH_ERROR, info.status, request->error());
 }
 
@@ -214,7 +219,7 @@ void Scheduler::encode(Request& request) {
   row.truncate(0);
   program_.encode(*samples);
   row.samples = samples;
-  count_steps(0, 0, 0, seconds_since(begin));
+  count_steps(0, 0, seconds_since(begin));
 }
 
 // Adds tokens to the row of a request. What the program returns is discarded.
@@ -230,7 +235,7 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   request.row->append(tokens);
   const double seconds = seconds_since(begin);
   chunk_times_.record(task.position, static_cast<int64_t>(tokens.size()), seconds);
-  count_steps(0, 0, 0, seconds);
+  count_steps(0, 0, seconds);
 }
 
 // Draws the next token of every running answer. An answer for which speculation pays may get several tokens.
@@ -377,7 +382,7 @@ void Scheduler::finish(PendingStep step) {
     finished_ = now;
     const size_t running = step.requests.size();
     running == 1 ? costs_.record_one_row(1, seconds) : costs_.record_rows(program_.decode_width(running), seconds);
-    count_steps(1, 0, 0, seconds);
+    count_steps(1, 0, seconds);
     for (size_t i = 0; i < step.requests.size(); ++i) {
       const auto& request = step.requests[i];
       if (!request->is_over()) {
@@ -412,9 +417,18 @@ int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCo
   return running == 1 && guesser_->is_trial_due() ? std::min(kTrial, most) : 0;
 }
 
-// Returns the draft for the next call, or an empty one for a plain step. If the lookup finds a draft that does not pay,
-// its first token is kept in Request::plain_guess: the plain step shows whether it is right.
-Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) {
+// Returns the draft for the next call, or an empty one for a plain step.
+Draft Scheduler::propose(const std::shared_ptr<Request>& request, size_t running) {
+  try {
+    return find_draft(request, running);
+  } catch (const std::bad_alloc&) { // the answer does not depend on drafts
+    return {};
+  }
+}
+
+// What propose() returns. If the lookup finds a draft that does not pay, its first token is kept in
+// Request::plain_guess: the plain step shows whether it is right.
+Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t running) {
   Request& request = *given;
   const LlmMetadata& meta = program_.metadata();
   const RequestOptions& options = request.options;
@@ -428,12 +442,21 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
   if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
     return {};
   }
+  // A draft ends before the first stop id: tokens behind one are never part of an answer, and the call without it draws
+  // the stop id too. It also ends before the first token that the program lacks, because the vocabulary of a draft model
+  // may be longer.
+  const auto cut = [&](std::vector<int64_t>& tokens) {
+    const auto ends = [&](int64_t token) { return token >= meta.vocab_size || request.is_stop_id(token); };
+    tokens.erase(std::find_if(tokens.begin(), tokens.end(), ends), tokens.end());
+  };
   Draft draft = request.drafter.propose(request.ids, most);
+  cut(draft.tokens);
   request.plain_guess.reset();
   StepCosts::Choice lookup;
   if (chooses && !draft.tokens.empty()) {
     const double rate = request.drafter.acceptance(draft.level).rate();
-    lookup = costs_.best_draft(rate, most, running, program_.decode_width(running), 0);
+    const auto length = static_cast<int64_t>(draft.tokens.size());
+    lookup = costs_.best_draft(rate, length, running, program_.decode_width(running), 0);
   }
   if (guesser_) {
     const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
@@ -442,11 +465,8 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
       // At most, a draft model has not read any of the tokens yet.
       const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()));
       Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
-      count_steps(0, 0, 0, seconds_since(begin));
-      // The vocabulary of the draft model may be longer. The draft ends before the first token that the program lacks.
-      auto& tokens = of_model.tokens;
-      const auto is_unknown = [&](int64_t token) { return token >= meta.vocab_size; };
-      tokens.erase(std::find_if(tokens.begin(), tokens.end(), is_unknown), tokens.end());
+      count_steps(0, 0, seconds_since(begin));
+      cut(of_model.tokens);
       if (!of_model.tokens.empty()) {
         return of_model;
       }
@@ -482,10 +502,10 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
         std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin(), is_right).first - draft.tokens.begin();
     costs_.record_one_row(drafted + 1, seconds);
     (draft.is_of_model ? guesser_->acceptance : request->drafter.acceptance(draft.level)).learn(drafted, accepted);
-    request->count_call(drafted, accepted);
-    count_steps(1, drafted, accepted, seconds);
+    request->count_call(drafted);
+    count_steps(1, drafted, seconds);
     for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
-      take(request, {&tokens[i], 1}, drawn[i]);
+      take(request, {&tokens[i], 1}, drawn[i], /*was_drafted=*/i < accepted);
     }
     if (program_.has_rewind() && static_cast<int64_t>(row.ids.size()) < end) {
       rewind(row, std::move(task));
@@ -506,7 +526,7 @@ void Scheduler::rewind(Row& row, RowTask task) {
   row.written = static_cast<int64_t>(row.ids.size());
   const double seconds = seconds_since(begin);
   costs_.record_rewind(seconds);
-  count_steps(0, 0, 0, seconds);
+  count_steps(0, 0, seconds);
 }
 
 // Draws the next token of each request, in one call.
@@ -570,15 +590,14 @@ std::vector<Drawn> Scheduler::run_tasks(
   } else {
     chunk_times_.record(tasks[0].position, static_cast<int64_t>(tasks[0].tokens.size()), seconds);
   }
-  count_steps(1, 0, 0, seconds);
+  count_steps(1, 0, seconds);
   return drawn;
 }
 
-void Scheduler::count_steps(int64_t steps, int64_t drafted, int64_t accepted, double seconds) {
+void Scheduler::count_steps(int64_t steps, int64_t drafted, double seconds) {
   std::lock_guard lock(mutex_);
   stats_.steps += steps;
   stats_.drafted_tokens += drafted;
-  stats_.accepted_tokens += accepted;
   stats_.busy_seconds += seconds;
 }
 
@@ -587,19 +606,22 @@ void Scheduler::take_plain(const std::shared_ptr<Request>& request, std::span<co
   if (const auto guess = std::exchange(request->plain_guess, std::nullopt)) {
     request->drafter.acceptance(guess->first).learn(1, guess->second == drawn.token);
   }
-  request->count_call(0, 0);
+  request->count_call(0);
   take(request, fed, drawn);
 }
 
-// Records that the tokens `fed` are in the row, and adds the token drawn after them to the answer.
-void Scheduler::take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn) {
+// Records that the tokens `fed` are in the row, and adds the token drawn after them to the answer. `was_drafted`: whether
+// a draft had guessed it.
+void Scheduler::take(
+    const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn, bool was_drafted) {
   request->row->append(fed);
   {
     std::lock_guard lock(mutex_);
     ++stats_.generated_tokens;
+    stats_.accepted_tokens += was_drafted;
   }
   const bool has_room = static_cast<int64_t>(request->row->ids.size()) < program_.metadata().max_context_len;
-  request->take(drawn, has_room);
+  request->take(drawn, has_room, was_drafted);
   if (request->is_over()) {
     leave(request, /*is_valid=*/true);
   }

@@ -35,10 +35,14 @@ class Scheduler {
   // Starts the thread. `draft` guesses tokens, and may be null. `options` as in executorch_mlx.h.
   Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_mlx_engine_options& options);
 
-  // Cancels all requests and ends the thread.
-  ~Scheduler();
+  ~Scheduler() {
+    close();
+  }
 
-  // Queues a request. Throws EngineError with BUSY if the queue is full.
+  // Cancels all requests and ends the thread. Later requests are refused. Must not be called on the thread.
+  void close();
+
+  // Queues a request. Throws EngineError: with BUSY if the queue is full, and with FAILED after close().
   void submit(std::shared_ptr<Request> request);
 
   // Reads `prompt` into a row, then calls `work` between steps until it returns false. Waits until this is done. Throws
@@ -47,8 +51,11 @@ class Scheduler {
 
   executorch_mlx_engine_stats stats() const;
 
+  std::thread::id thread_id() const {
+    return thread_id_;
+  }
   bool is_on_thread() const {
-    return std::this_thread::get_id() == thread_.get_id();
+    return std::this_thread::get_id() == thread_id_;
   }
 
  private:
@@ -78,6 +85,7 @@ class Scheduler {
   bool prefers_single_steps(size_t running);
   int64_t model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup);
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
+  Draft find_draft(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
   void rewind(Row& row, RowTask task);
   void feed(Request& request, std::span<const int64_t> tokens);
@@ -85,10 +93,12 @@ class Scheduler {
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
   int64_t chunk_size(int64_t position, int64_t rest) const;
   void take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
-  void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
+  void take(
+      const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn,
+      bool was_drafted = false);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
   void leave(const std::shared_ptr<Request>& request, bool is_valid);
-  void count_steps(int64_t steps, int64_t drafted, int64_t accepted, double seconds);
+  void count_steps(int64_t steps, int64_t drafted, double seconds);
   template <typename Body>
   void guarded(const Requests& requests, Body&& body);
 
@@ -105,13 +115,15 @@ class Scheduler {
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none
 
-  mutable std::mutex mutex_; // guards the members below, except thread_
+  mutable std::mutex mutex_; // guards the members below up to is_closing_
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Request>> queue_;
   executorch_mlx_engine_stats stats_ = {};
   bool is_closing_ = false;
 
+  std::mutex closing_; // held while the thread is joined
   std::thread thread_;
+  std::thread::id thread_id_;
 };
 
 } // namespace executorch_mlx

@@ -110,6 +110,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "model_write_profile": (c_int32, [_HANDLE, c_char_p]),
     "model_follow": (c_int32, [_HANDLE]),
     "engine_create": (c_int32, [_HANDLE, POINTER(EngineOptions), POINTER(_HANDLE)]),
+    "engine_close": (c_int32, [_HANDLE]),
     "engine_free": (None, [_HANDLE]),
     "engine_get_stats": (c_int32, [_HANDLE, POINTER(EngineStats)]),
     "engine_save_prefix": (c_int32, [_HANDLE, _IDS, c_size_t, c_char_p]),

@@ -7,6 +7,7 @@ import itertools
 import re
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -243,9 +244,7 @@ class Request:
         settings.user_data = key
         _requests[key] = self
         try:
-            binding.check(
-                self._library.engine_submit(program.engine, ctypes.byref(settings), ctypes.byref(self._handle))
-            )
+            program.call("engine_submit", ctypes.byref(settings), ctypes.byref(self._handle))
         except BaseException:
             del _requests[key]
             raise
@@ -260,9 +259,11 @@ class Request:
 
     def error(self) -> BaseException:
         """Return the exception of a request that ended with an error."""
-        if self._exception is not None:
+        status = self.info().status
+        if self._exception is not None and status == binding.INVALID_ARGUMENT:
             return self._exception
-        return binding.error_of(self.info().status, self._library.request_error(self._handle).decode(errors="replace"))
+        # Otherwise `allowed_tokens` failed for a draft token only, which does not end the request.
+        return binding.error_of(status, self._library.request_error(self._handle).decode(errors="replace"))
 
     def release(self) -> None:
         """Cancel the request, and free it if the engine has sent the last event."""
@@ -281,21 +282,26 @@ class Request:
 
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
-        self._waker = lambda: loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
-        if self.events.empty():  # else the event came before _waker was set
-            await arrived
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
+
+        self._waker = wake
+        try:
+            if self.events.empty():  # else the event came before _waker was set
+                await arrived
+        finally:
+            if self._waker is wake:  # the task was cancelled
+                self._waker = None
 
     # Called on the thread of the engine.
 
-    def receive(self, event: binding.Event) -> bool:
+    def receive(self, event: binding.Event) -> None:
         self.events.put(self._copy(event))
         waker, self._waker = self._waker, None
-        try:
-            if waker is not None:
+        if waker is not None:
+            with suppress(RuntimeError):  # the event loop was closed, so that nothing waits
                 waker()
-        except RuntimeError:  # the event loop is closed
-            return False
-        return True
 
     def _copy(self, event: binding.Event) -> Event:
         count, has_token = event.top_count, event.token >= 0
@@ -327,11 +333,11 @@ class Request:
 def _on_event(key: int, event: Any) -> bool:
     with in_callback():
         request, is_last = _requests[key], event.contents.finish != binding.RUNNING
-        goes_on = request.receive(event.contents)
+        request.receive(event.contents)
         if is_last:
             del _requests[key]
             request._leave()
-        return goes_on
+        return True
 
 
 @binding.AllowedTokens

@@ -17,7 +17,7 @@ from .binding import BusyError
 from .generation import Generation, Options, Result
 from .processes import Processes, find_parts, part_path, rank_in_environment
 from .program import EngineStats, Program
-from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer
+from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer
 from .tokens import TokenTable, token_bytes
@@ -70,7 +70,7 @@ class LLM:
     ):
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
         self.rows = program.rows
-        if tokenizer is not None and program.data("token_offsets") is None:
+        if tokenizer is not None and program.token_table is None:
             program.set_token_bytes(token_bytes(tokenizer.backend, tokenizer.special_ids, program.vocab_size))
         program.start(**engine_options)
 
@@ -132,7 +132,7 @@ class LLM:
         return cls(
             program, loaded, eos_ids,
             queue_limit=queue_limit, chunk=chunk, chunk_seconds=chunk_seconds, reuse_prompts=reuse_prompts,
-            overlap=-1 if overlap is None else overlap,
+            overlap=-1 if overlap is None else bool(overlap),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -303,6 +303,7 @@ class LLM:
                 f"score: {self._name} returns neither logits nor log probabilities; export it with "
                 'outputs="logits" or "both", or with logprobs in the head'
             )
+        logprobs = python_number(logprobs)
         check_integer("logprobs", logprobs, 0, 2**31, "an integer of at least 0")
         if logprobs > self.program.logprobs and not self.program.has_logits:
             message = f": got {logprobs}, expected at most {self.program.logprobs}, the number that the program was "
@@ -369,23 +370,19 @@ class LLM:
 
         Raises ValueError if there are neither token bytes nor a tokenizer.
         """
-        if self._table is None:
-            raise ValueError(f"text: {self._name} has neither token bytes nor a tokenizer")
-        return self._table.text(tokens)
+        return self._token_table("text").text(tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the UTF-8 bytes of a token, possibly part of a character. Special tokens have none.
 
         Raises ValueError if there are neither token bytes nor a tokenizer.
         """
-        if self._table is None:
-            raise ValueError(f"token_bytes: {self._name} has neither token bytes nor a tokenizer")
-        return self._table[token]
+        return self._token_table("token_bytes")[token]
 
-    @cached_property
-    def _table(self) -> TokenTable | None:
-        data, offsets = self.program.data("token_bytes"), self.program.data("token_offsets")
-        return None if offsets is None else TokenTable(data, memoryview(offsets).cast("q"))
+    def _token_table(self, function: str) -> TokenTable:
+        if self.program.token_table is None:
+            raise ValueError(f"{function}: {self._name} has neither token bytes nor a tokenizer")
+        return self.program.token_table
 
     @property
     def _name(self) -> str:

@@ -93,7 +93,8 @@ class Processes:
     On NVIDIA GPUs, the processes communicate by NCCL, and each has a GPU of its own. Otherwise, they communicate by
     MLX's ring. Processes on other hosts are started by ssh, and need the same Python, files and current folder.
 
-    If one of them ends with an error, this process ends with exit status 1.
+    They end when process 0 frees its part, or ends. `Program.close`, which also runs at the exit of process 0, frees the
+    part and then calls `close`. If one of them ends with an error, this process ends with exit status 1.
     """
 
     running: ClassVar[list[subprocess.Popen]] = []
@@ -110,17 +111,16 @@ class Processes:
             raise ValueError(f"hosts: {path.name}: this process already has started a group of processes")
         if not part_path(path, 0, size).is_file():
             raise FileNotFoundError(f"{part_path(path, 0, size)}: no such file")
+        environments = _environments(hosts, _uses_cuda(device))
         Processes._is_started = True
         self._is_closing = False
         arguments = [str(path), str(size), *(["--device", device] if device else [])]
         arguments += ["--memory-limit", str(memory_limit)] if memory_limit is not None else []
-        environments = _environments(hosts, device)
         self._processes = [
             _start(host, environment, arguments) for host, environment in zip(hosts[1:], environments[1:])
         ]
         Processes.running.extend(self._processes)
         os.environ.update(environments[0])
-        atexit.register(self.close)
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, hosts[rank], process), daemon=True).start()
 
@@ -164,12 +164,12 @@ def is_local(host: str) -> bool:
     return True
 
 
-def _environments(hosts: Sequence[str], device: str | None) -> list[dict[str, str]]:
+def _environments(hosts: Sequence[str], uses_nccl: bool) -> list[dict[str, str]]:
     """Return the environment variables of each process."""
-    all_local = all(map(is_local, hosts))
+    machines = ["localhost" if is_local(host) else host for host in hosts]  # this one may have several names
+    all_local = set(machines) == {"localhost"}
     ports = _free_ports(len(hosts)) if all_local else [_FIRST_PORT + rank for rank in range(len(hosts))]
     addresses = ["127.0.0.1" if all_local else host for host in hosts]
-    uses_nccl = _uses_cuda(device)
     shared = {"EXECUTORCH_MLX_GROUP_HOST": "127.0.0.1"} if all_local else {}
     if uses_nccl:
         shared |= {"NCCL_HOST_IP": addresses[0], "NCCL_PORT": str(ports[0]), "MLX_WORLD_SIZE": str(len(hosts))}
@@ -177,12 +177,17 @@ def _environments(hosts: Sequence[str], device: str | None) -> list[dict[str, st
         ring = [[f"{address}:{port}"] for address, port in zip(addresses, ports)]
         shared |= {"MLX_HOSTFILE": json.dumps(ring)}  # the contents; each process writes them to a file
     environments = []
-    for rank, host in enumerate(hosts):
-        index_on_host, on_host = hosts[:rank].count(host), hosts.count(host)
+    if uses_nccl and machines.count("localhost") > len(_visible_devices()):
+        raise ValueError(
+            f"hosts: got {machines.count('localhost')} processes for this machine, expected at most "
+            f"{len(_visible_devices())}, the number of GPUs in CUDA_VISIBLE_DEVICES"
+        )
+    for rank, machine in enumerate(machines):
+        index_on_host, on_host = machines[:rank].count(machine), machines.count(machine)
         environment = shared | {"MLX_RANK": str(rank)}
         if uses_nccl:
             environment["CUDA_VISIBLE_DEVICES"] = (
-                _visible_devices()[index_on_host] if is_local(host) else str(index_on_host)
+                _visible_devices()[index_on_host] if machine == "localhost" else str(index_on_host)
             )
         elif on_host > 1 and "OMP_NUM_THREADS" not in os.environ:
             environment["OMP_NUM_THREADS"] = str(max(1, _processors() // on_host))

@@ -7,17 +7,17 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from . import binding
 from .processes import Processes
-from .sampling_parameters import PARAMETERS
+from .sampling_parameters import PARAMETERS, check_integer, python_number
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ class Program:
     Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
     cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
     `has_logits` and `has_verify`: whether the program has a sampling head, returns logits, and has a method `verify`;
-    `logprobs`, the number of most likely tokens that the head returns, or 0 if it returns no log probabilities.
+    `logprobs`, the number of most likely tokens that the head returns, or 0 if it returns no log probabilities;
+    `token_table`, the bytes of the tokens, or None if they are unknown.
+
+    All methods may be called from any thread. After `close`, they raise RuntimeError.
 
     Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model or `draft` does not fit
     `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and
@@ -80,21 +83,14 @@ class Program:
         for file in (path, draft):
             if file is not None and not Path(file).is_file():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
-        self._library = binding.library()
-        self._model, self._engine = ctypes.c_void_p(), ctypes.c_void_p()
         options = binding.LoadOptions(
             device=None if device is None else device.encode(), profile=profile,
             draft=None if draft is None else os.fsencode(draft),
         )  # fmt: skip
-        binding.check(
-            self._library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self._model))
-        )
-        # Functions that free the C objects. The last one is called first. The finalizer also runs at the exit of the
-        # process, before Python becomes unable to run the callbacks of the engine's thread.
-        self._frees = [] if processes is None else [processes.close]
-        self._frees.append(partial(self._library.model_free, self._model))
-        self._process = os.getpid()
-        self._finalizer = weakref.finalize(self, _free_all, self._frees, self._process)
+        self._handles = _Handles(path, options, processes)
+        # The finalizer also runs at the exit of the process, before Python becomes unable to run the callbacks of the
+        # engine's thread.
+        self._finalizer = weakref.finalize(self, self._handles.close)
         self.chunk: int = self.get("get_max_seq_len", 1)
         self.max_context_len: int = self.get("get_max_context_len", self.chunk)
         self.rows: int = self.get("get_max_batch_size", 1)
@@ -105,14 +101,19 @@ class Program:
         )
         eos = memoryview(self.data("get_eos_ids") or b"").cast("q")
         self.eos_ids: frozenset[int] = frozenset(eos)
+        data, offsets = self.data("token_bytes"), self.data("token_offsets")
+        self.token_table = None if offsets is None else TokenTable(data, memoryview(offsets).cast("q"))
 
     def start(self, **options: Any) -> None:
-        """Create the engine. `options` are the fields of `executorch_mlx_engine_options`."""
+        """Create the engine. `options` are the fields of `executorch_mlx_engine_options`.
+
+        Raises SettingError for an option of the wrong type or out of range.
+        """
+        options = {name: python_number(value) for name, value in options.items()}
+        for name in ("queue_limit", "chunk"):
+            check_integer(name, options.get(name, 0), 0, 2**63, "0 to 2**63 - 1")
         settings = binding.EngineOptions(**options)
-        binding.check(
-            self._library.engine_create(self._model, ctypes.byref(settings), ctypes.byref(self._engine))
-        )
-        self._frees.append(partial(self._library.engine_free, self._engine))
+        self.call("engine_create", ctypes.byref(settings), ctypes.byref(self._handles.engine))
 
     def close(self) -> None:
         """Cancel all requests and free the memory. Closing again has no effect."""
@@ -120,26 +121,35 @@ class Program:
 
     def check_process(self) -> None:
         """Raise RuntimeError if the process was forked after the program was loaded: it lacks the engine's thread."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._handles.process:
             raise RuntimeError(
                 f"{self.path.name}: this process was forked after the model was loaded, so it lacks the thread of the "
                 "engine; load the model in the child process, and start that with multiprocessing's method spawn"
             )
 
-    @property
-    def engine(self) -> ctypes.c_void_p:
-        """The engine. Raises RuntimeError if the program is closed, and the error of `check_process`."""
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function of the C API for this engine or model. Its name begins with `engine_` or `model_`.
+
+        Raises the error that the function returns, RuntimeError if the program is closed, and the error of
+        `check_process`.
+        """
+        binding.check(self._status(function, *arguments))
+
+    def _status(self, function: str, *arguments: Any) -> int:
         self.check_process()
-        if not self._finalizer.alive:
-            raise RuntimeError(f"{self.path.name} is closed")
-        return self._engine
+        with self._handles as handles:
+            if handles.is_closed:
+                raise RuntimeError(f"{self.path.name} is closed")
+            is_of_engine = function.startswith("engine_") and function != "engine_create"
+            handle = handles.engine if is_of_engine else handles.model
+            return getattr(handles.library, function)(handle, *arguments)
 
     # Metadata ---------------------------------------------------------------------------
 
     def get(self, name: str, default: int | None = None) -> int | None:
         """Return the value of an integer of the metadata, or `default` if the program lacks it."""
         value = ctypes.c_int64()
-        status = self._library.model_get_int(self._model, name.encode(), ctypes.byref(value))
+        status = self._status("model_get_int", name.encode(), ctypes.byref(value))
         if status == binding.NOT_FOUND:
             return default
         binding.check(status)
@@ -148,9 +158,7 @@ class Program:
     def data(self, name: str) -> bytes | None:
         """Return an array of the metadata, or None if the program lacks it."""
         data, size = ctypes.c_void_p(), ctypes.c_size_t()
-        status = self._library.model_get_data(
-            self._model, name.encode(), ctypes.byref(data), ctypes.byref(size)
-        )
+        status = self._status("model_get_data", name.encode(), ctypes.byref(data), ctypes.byref(size))
         if status == binding.NOT_FOUND:
             return None
         binding.check(status)
@@ -166,29 +174,26 @@ class Program:
 
         Raises ValueError if the program is not part 1 or a later part of a tensor-parallel model.
         """
-        binding.check(self._library.model_follow(self._model))
+        self.call("model_follow")
 
     def set_token_bytes(self, table: Sequence[bytes]) -> None:
         """Give the bytes of each token to a program that lacks them. Must precede `start`."""
-        offsets = binding.ids([0, *accumulate(map(len, table))])
-        binding.check(self._library.model_set_token_bytes(self._model, b"".join(table), offsets, len(table)))
+        data, offsets = b"".join(table), [0, *accumulate(map(len, table))]
+        self.call("model_set_token_bytes", data, binding.ids(offsets), len(table))
+        self.token_table = TokenTable(data, offsets)
 
     # The engine -------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         stats = binding.EngineStats()
-        binding.check(self._library.engine_get_stats(self.engine, ctypes.byref(stats)))
+        self.call("engine_get_stats", ctypes.byref(stats))
         return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__dataclass_fields__})
 
     def score(self, prompt: Sequence[int], targets: Sequence[int]) -> tuple[list[float], list[bool]]:
         """Return the log probability of each of `targets` after `prompt`, and whether each is the most likely token."""
         count = len(targets)
         logprobs, is_greedy = (ctypes.c_float * count)(), (ctypes.c_bool * count)()
-        binding.check(
-            self._library.engine_score(
-                self.engine, binding.ids(prompt), len(prompt), binding.ids(targets), count, logprobs, is_greedy
-            )
-        )
+        self.call("engine_score", binding.ids(prompt), len(prompt), binding.ids(targets), count, logprobs, is_greedy)
         return list(logprobs), list(is_greedy)
 
     def score_top(
@@ -197,22 +202,18 @@ class Program:
         """Return the `top` most likely tokens in the place of each of `targets`, with their log probabilities."""
         count = len(targets)
         tokens, logprobs = (ctypes.c_int64 * (count * top))(), (ctypes.c_float * (count * top))()
-        binding.check(
-            self._library.engine_score_top(
-                self.engine, binding.ids(prompt), len(prompt), binding.ids(targets), count, top, tokens, logprobs
-            )
+        self.call(
+            "engine_score_top", binding.ids(prompt), len(prompt), binding.ids(targets), count, top, tokens, logprobs
         )
         pairs = list(zip(tokens, logprobs))
         return [tuple(pairs[i * top : (i + 1) * top]) for i in range(count)]
 
     def save_prefix(self, prompt: Sequence[int], path: str | Path) -> None:
-        binding.check(
-            self._library.engine_save_prefix(self.engine, binding.ids(prompt), len(prompt), os.fsencode(path))
-        )
+        self.call("engine_save_prefix", binding.ids(prompt), len(prompt), os.fsencode(path))
 
     def load_prefix(self, path: str | Path) -> int:
         length = ctypes.c_int64()
-        binding.check(self._library.engine_load_prefix(self.engine, os.fsencode(path), ctypes.byref(length)))
+        self.call("engine_load_prefix", os.fsencode(path), ctypes.byref(length))
         return length.value
 
     def write_profile(self, path: str | Path) -> None:
@@ -221,7 +222,7 @@ class Program:
         Raises OSError if `path` cannot be written, and ValueError if the program was loaded without `profile`.
         """
         open(path, "ab").close()  # raises OSError with the reason
-        binding.check(self._library.model_write_profile(self._model, os.fsencode(path)))
+        self.call("model_write_profile", os.fsencode(path))
 
 
 # Callbacks -----------------------------------------------------------------------------
@@ -243,12 +244,50 @@ def in_callback() -> Iterator[None]:
         _this_thread.is_engine = False
 
 
-def _free_all(frees: list[Callable[[], None]], process: int) -> None:
-    if os.getpid() != process:  # a fork has neither the threads to wait for nor processes of its own to end
-        return
-    # The garbage collector may come here during a callback. The thread of an engine cannot wait for its own end.
-    if getattr(_this_thread, "is_engine", False):
-        threading.Thread(target=_free_all, args=(frees, process)).start()
-        return
-    while frees:
-        frees.pop()()
+# The C objects -------------------------------------------------------------------------
+
+
+class _Handles:
+    """The model and the engine of a program in C.
+
+    As a context manager, it keeps them from being freed. Inside, `is_closed` tells whether they may be used.
+    """
+
+    def __init__(self, path: str | Path, options: binding.LoadOptions, processes: Processes | None):
+        self.library = binding.library()
+        self.model, self.engine = ctypes.c_void_p(), ctypes.c_void_p()
+        self.process = os.getpid()
+        self.is_closed = False
+        self._users = 0
+        self._changed = threading.Condition()  # notified when `_users` becomes 0
+        self._processes = processes
+        binding.check(self.library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self.model)))
+
+    def __enter__(self) -> _Handles:
+        with self._changed:
+            self._users += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._users -= 1
+            if self._users == 0:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all requests, wait until nothing uses the objects, and free them."""
+        if os.getpid() != self.process:  # a fork has neither the threads to wait for nor processes of its own to end
+            return
+        # The garbage collector may come here during a callback. The thread of an engine cannot wait for its own end.
+        if getattr(_this_thread, "is_engine", False):
+            threading.Thread(target=self.close).start()
+            return
+        with self._changed:
+            self.is_closed = True
+        self.library.engine_close(self.engine)  # calls that wait for a request return
+        with self._changed:
+            self._changed.wait_for(lambda: self._users == 0)
+        self.library.engine_free(self.engine)
+        self.library.model_free(self.model)
+        if self._processes is not None:
+            self._processes.close()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .generation import Generation, Options
+from .generation import Generation, Options, Token
 from .program import Program
 from .sampling_parameters import TOKENS_PER_MASK_WORD, SamplingParameters, mask_word_count
 
@@ -59,11 +59,13 @@ def score(program: Program, prompt: Sequence[int], continuation: Sequence[int], 
         logprobs, is_greedy = program.score(prompt, continuation)
         top_logprobs = program.score_top(prompt, continuation, top) if top else [()] * len(continuation)
     else:
-        prompts = [[*prompt, *continuation[:i]] for i in range(len(continuation))]
-        drawn = [next(_draw_only(program, own, [token], max(top, 1))) for own, token in zip(prompts, continuation)]
-        logprobs = [token.logprob for token in drawn]
-        is_greedy = [token.top_logprobs[0][0] == token.id for token in drawn]
-        top_logprobs = [token.top_logprobs[:top] for token in drawn]
+        logprobs, is_greedy, top_logprobs = [], [], []
+        for i, token in enumerate(continuation):
+            drawn = _draw_only(program, [*prompt, *continuation[:i]], [token], max(top, 1))
+            # Another token was drawn if `token` has a probability of 0, or none at all.
+            logprobs.append(drawn.logprob if drawn.id == token else -math.inf)
+            is_greedy.append(drawn.id == token == drawn.top_logprobs[0][0])
+            top_logprobs.append(drawn.top_logprobs[:top])
     return Score(sum(logprobs), all(is_greedy), list(continuation), logprobs, top_logprobs)
 
 
@@ -109,23 +111,33 @@ class Classifier:
     def classify(self, prompt: Sequence[int]) -> Classification:
         if not self._can_score:
             label_of = {ids[0]: label for label, ids in self.labels.items()}
-            return Classification(label_of[next(_draw_only(self.program, prompt, list(label_of))).id])
+            label = label_of.get(_draw_only(self.program, prompt, list(label_of)).id)
+            return Classification(label, error=None if label is not None else _impossible_labels())
         logprobs = {label: score(self.program, prompt, ids).logprob for label, ids in self.labels.items()}
         highest = max(logprobs.values())
+        if highest == -math.inf:
+            return Classification(error=_impossible_labels())
         weights = {label: math.exp(logprob - highest) for label, logprob in logprobs.items()}
         total = sum(weights.values())
         probabilities = {label: weight / total for label, weight in weights.items()}
         return Classification(max(probabilities, key=probabilities.__getitem__), probabilities)
 
 
-def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int], top: int | None = None) -> Generation:
-    """Return the `Generation` of one token, the most likely of `tokens`.
+def _impossible_labels() -> ValueError:
+    return ValueError("labels: each has a probability of 0 after this prompt")
 
-    With `top`, the token comes with its log probability and with the `top` most likely of all tokens.
+
+def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int], top: int | None = None) -> Token:
+    """Return the most likely of `tokens` after `prompt`, or another token if all of them have a probability of 0.
+
+    With `top`, the token comes with its log probability and with the `top` most likely of all tokens. Raises
+    RuntimeError if the program is closed meanwhile.
     """
     mask = allow_only(program.vocab_size, tokens)
     options = Options(max_new_tokens=1, ignore_eos=True, logprobs=top)
-    return Generation(program, prompt, SamplingParameters(allowed_tokens=lambda answer: mask), options)
+    for token in Generation(program, prompt, SamplingParameters(allowed_tokens=lambda answer: mask), options):
+        return token
+    raise RuntimeError(f"{program.path.name} is closed")
 
 
 def allow_only(vocab_size: int, tokens: Sequence[int]):

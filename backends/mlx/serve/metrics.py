@@ -79,7 +79,7 @@ class _EngineCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats = {name: model.llm.stats for name, model in self._models.loaded.items()}
+        stats = {model.name: values for model, values in self._models.stats().items()}
         for field, (grows, text) in ENGINE_FIELDS.items():
             family = CounterMetricFamily if grows else GaugeMetricFamily
             metric = family(f"{PREFIX}_engine_{field}", text, labels=["model"])

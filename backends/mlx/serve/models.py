@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import memory
-from ..llm import LLM
+from ..llm import LLM, EngineStats
 from .errors import ApiError, server_error
 from .model import ServedModel
 
@@ -88,6 +88,11 @@ class Models:
     def loaded(self) -> Mapping[str, ServedModel]:
         """The models that are in memory, by name."""
         return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
+
+    def stats(self) -> dict[ServedModel, EngineStats]:
+        """Return what the engines of the loaded models do."""
+        with self._mutex:  # no model is unloaded meanwhile
+            return {model: model.llm.stats for model in self.loaded.values()}
 
     def descriptions(self) -> list[dict[str, Any]]:
         """Return the objects of `/v1/models`."""

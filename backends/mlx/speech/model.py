@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ..llm.generation import Generation, Options
 from ..llm.program import Program
 from ..llm.sampling_parameters import PARAMETERS, SamplingParameters, SettingError, mask_word_count
-from ..llm.tokens import TokenTable
 from .audio import read_audio
 from .segments import Piece, Segment, TimestampSplitter, quiet_window_length
 
@@ -54,8 +53,6 @@ class SpeechModel:
         self.sample_rate: int = self.program.get("speech_sample_rate")
         self._max_samples: int = self.program.get("speech_max_samples")
         self.max_seconds = self._max_samples / self.sample_rate
-        data, offsets = self.program.data("token_bytes"), self.program.data("token_offsets")
-        self._table = None if offsets is None else TokenTable(data, memoryview(offsets).cast("q"))
         self.program.start()
 
     def close(self) -> None:
@@ -226,5 +223,6 @@ class SpeechModel:
         begin = min(start + piece.begin_time * unit, stop)
         end = stop if piece.end_time is None else min(start + piece.end_time * unit, stop)
         part = tokens[piece.begin : piece.end]
-        text = "" if self._table is None else self._table.text(part)
+        table = self.program.token_table
+        text = "" if table is None else table.text(part)
         return Segment(begin, end, text, tuple(part), language)

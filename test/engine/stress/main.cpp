@@ -1,3 +1,8 @@
+// stress MODEL.pte FILE
+//
+// Prints what the methods of Engine return that do not submit a request. FILE is the file of a prefix. Then generates
+// with a mask that throws for each draft token.
+//
 // stress MODEL.pte COUNT
 //
 // Submits COUNT requests from 16 threads. Some are cancelled at once, some are destroyed or replaced while they run,
@@ -5,9 +10,12 @@
 // are wrong, how many requests the engine counted, and how many of them are left.
 #include <executorch_mlx/engine.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstdint>
 #include <iostream>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -69,6 +77,46 @@ void run_request(executorch_mlx::Engine& engine, int number, Counts& counts) {
   counts.wrong += !is_right || !(is_complete || is_cancelled || throws);
 }
 
+void print_methods(const executorch_mlx::Model& model, const std::string& file) {
+  const std::vector<int64_t> prompt = {5, 300, 12, 7}, targets = {31, 32};
+  {
+    executorch_mlx::Engine engine(model);
+    engine.save_prefix(prompt, file);
+  }
+  executorch_mlx::Engine engine(model);
+  std::cout << engine.load_prefix(file) << "\n";
+  for (const auto& score : engine.score(prompt, targets)) {
+    std::cout << score.logprob << " " << score.is_greedy << "\n";
+  }
+  for (const auto& top : engine.score_top(prompt, targets, 2)) {
+    std::cout << top[0].first << " " << top[0].second << " " << top[1].first << " " << top[1].second << "\n";
+  }
+
+  const std::vector<int64_t> repeated = {31, 32, 33, 31, 32, 33, 31};
+  size_t drawn = 0;
+  executorch_mlx::RequestOptions options;
+  options.max_new_tokens = 6;
+  options.ignore_eos = true;
+  options.draft = 3;
+  options.allowed_tokens = [&](std::span<const int64_t> answer, std::span<int32_t> mask) {
+    std::fill(mask.begin(), mask.end(), 0);
+    mask[0] = answer.size() % 3 == 2 ? std::numeric_limits<int32_t>::min() : 0;
+    mask[1] = answer.size() % 3 == 2 ? 0 : 1 << (answer.size() % 3);
+    if (answer.size() > drawn) {
+      throw Thrown("for a draft token");
+    }
+  };
+  auto request = engine.submit(repeated, options, [&](const executorch_mlx::Event&) { return ++drawn > 0; });
+  request.wait();
+  std::cout << drawn << "\n";
+  engine.close();
+  try {
+    engine.submit(prompt, {});
+  } catch (const executorch_mlx::LlmError& error) {
+    std::cout << error.what() << "\n";
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -76,6 +124,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   const executorch_mlx::Model model(argv[1]);
+  if (!std::isdigit(argv[2][0])) {
+    print_methods(model, argv[2]);
+    return 0;
+  }
   executorch_mlx::Engine engine(model);
   Counts counts;
   std::vector<std::thread> threads;

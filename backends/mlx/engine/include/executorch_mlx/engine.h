@@ -202,6 +202,10 @@ class Request {
       std::rethrow_exception(state_->error);
     }
     if (const auto i = info(); i.finish == EXECUTORCH_MLX_FINISH_ERROR) {
+      // With another status, allowed_tokens() has thrown for a draft token only, which does not end the request.
+      if (state_->mask_error && i.status == EXECUTORCH_MLX_INVALID_ARGUMENT) {
+        std::rethrow_exception(state_->mask_error);
+      }
       throw_error(i.status, executorch_mlx_request_error(handle_.get()));
     }
     return true;
@@ -222,7 +226,8 @@ class Request {
   struct State {
     OnEvent on_event;
     decltype(RequestOptions::allowed_tokens) allowed_tokens;
-    std::exception_ptr error; // of a callback
+    std::exception_ptr error; // of on_event()
+    std::exception_ptr mask_error; // of allowed_tokens()
   };
   struct Free {
     void operator()(executorch_mlx_request* request) const {
@@ -250,13 +255,19 @@ class Request {
       state.allowed_tokens({answer, answer_length}, {mask, words});
       return true;
     } catch (...) {
-      state.error = std::current_exception();
+      state.mask_error = std::current_exception();
       return false;
     }
   }
 
   std::unique_ptr<State> state_; // outlives the handle
   std::unique_ptr<executorch_mlx_request, Free> handle_;
+};
+
+// How likely a token is.
+struct Score {
+  float logprob;
+  bool is_greedy; // whether it is the most likely token
 };
 
 // Runs the requests of one model. Destroy it before the model. Its requests may be destroyed later.
@@ -318,11 +329,59 @@ class Engine {
     return request;
   }
 
+  // See executorch_mlx_engine_close().
+  void close() {
+    check_status(executorch_mlx_engine_close(handle_.get()));
+  }
+
+  // Writes the cache of a prompt to a file, see executorch_mlx_engine_save_prefix().
+  void save_prefix(std::span<const int64_t> prompt, const std::string& path) {
+    check_status(executorch_mlx_engine_save_prefix(handle_.get(), prompt.data(), prompt.size(), path.c_str()));
+  }
+  // Reads the cache of a prompt from a file. Returns the number of its tokens.
+  int64_t load_prefix(const std::string& path) {
+    int64_t length = 0;
+    check_status(executorch_mlx_engine_load_prefix(handle_.get(), path.c_str(), &length));
+    return length;
+  }
+
+  // Returns the log probability of each target, see executorch_mlx_engine_score().
+  std::vector<Score> score(std::span<const int64_t> prompt, std::span<const int64_t> targets) {
+    std::vector<float> logprobs(targets.size());
+    const auto is_greedy = std::make_unique<bool[]>(targets.size());
+    check_status(executorch_mlx_engine_score(
+        handle_.get(), prompt.data(), prompt.size(), targets.data(), targets.size(), logprobs.data(), is_greedy.get()));
+    std::vector<Score> scores;
+    for (size_t i = 0; i < targets.size(); ++i) {
+      scores.push_back({logprobs[i], is_greedy[i]});
+    }
+    return scores;
+  }
+  // Returns the `count` most likely tokens in the place of each target, and their log probabilities, see
+  // executorch_mlx_engine_score_top().
+  std::vector<std::vector<std::pair<int64_t, float>>> score_top(
+      std::span<const int64_t> prompt, std::span<const int64_t> targets, size_t count) {
+    std::vector<int64_t> tokens(targets.size() * count);
+    std::vector<float> logprobs(tokens.size());
+    check_status(executorch_mlx_engine_score_top(
+        handle_.get(), prompt.data(), prompt.size(), targets.data(), targets.size(), count, tokens.data(),
+        logprobs.data()));
+    std::vector<std::vector<std::pair<int64_t, float>>> result(targets.size());
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      result[i / count].emplace_back(tokens[i], logprobs[i]);
+    }
+    return result;
+  }
+
   executorch_mlx_engine_stats stats() const {
     executorch_mlx_engine_stats stats = {};
     stats.size = sizeof(stats);
     check_status(executorch_mlx_engine_get_stats(handle_.get(), &stats));
     return stats;
+  }
+
+  executorch_mlx_engine* handle() const {
+    return handle_.get();
   }
 
  private:

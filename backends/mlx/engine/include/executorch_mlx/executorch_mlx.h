@@ -105,7 +105,12 @@ typedef struct {
 executorch_mlx_status executorch_mlx_engine_create(
     executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine);
 
-// Cancels all requests, waits for the running step, and frees the engine. Requests stay valid until they are freed.
+// Cancels all requests, and waits for the running step. The engine then only returns its stats: other functions return
+// FAILED, also those that other threads have called and that still wait. To free an engine that other threads use, close
+// it, wait until their calls have returned, and free it. Not for callbacks. NULL is allowed.
+executorch_mlx_status executorch_mlx_engine_close(executorch_mlx_engine* engine);
+
+// Closes the engine and frees it. Requests stay valid until they are freed.
 void executorch_mlx_engine_free(executorch_mlx_engine* engine);
 
 typedef struct {
@@ -178,13 +183,14 @@ typedef struct {
 } executorch_mlx_event;
 
 // Called on the engine's thread, for every token and at the end. Returning false cancels the request. Must not call
-// functions of the same engine other than executorch_mlx_request_cancel() and executorch_mlx_engine_submit().
+// functions of the same engine other than executorch_mlx_request_cancel() and executorch_mlx_engine_submit(), which
+// returns FAILED while the engine is closed.
 typedef bool (*executorch_mlx_on_event)(void* user_data, const executorch_mlx_event* event);
 
 // Selects the tokens that may be drawn next: clears the bits of all other tokens in `mask`. The mask has `words` =
 // ceil(V / 32) words, and all its bits are set before the call. Bit v % 32 of mask[v / 32] is token v. `answer` holds
-// the tokens of the answer so far (with speculation, followed by draft tokens). Returns false to end the request with
-// ERROR.
+// the tokens of the answer so far (with speculation, followed by draft tokens, of which none is a stop id). Returns false
+// to end the request with ERROR: the status is then INVALID_ARGUMENT. After draft tokens, false only ends the draft.
 typedef bool (*executorch_mlx_allowed_tokens)(
     void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words);
 
