@@ -126,6 +126,20 @@ def swap(m, x):
     return m.a + 0, m.b + 0
 
 
+def exchange(m, x):
+    a, b = m.a.clone(), m.b.clone()
+    m.a.copy_(b)
+    m.b.copy_(a)
+    return x + a - 2 * b
+
+
+def previous(m, x):
+    out = m.previous * 1
+    m.previous.copy_(m.current.clone())
+    m.current.index_copy_(0, torch.tensor([0]), x[:1])
+    return out
+
+
 def written_twice(m, x, at):
     m.cache.index_copy_(0, at, x)
     middle = m.cache.sum()
@@ -158,6 +172,9 @@ STATE = [
     stateful("slice_scatter/buffer at a number", assign_at, floats(2, 3), indices(below=5), cache=torch.ones(6, 3)),
     stateful("add.Tensor/two buffers", two_buffers, floats(3), a=torch.ones(3), b=torch.full((3,), 2.0)),
     stateful("add.Tensor/buffers swapped", swap, floats(3), a=torch.ones(3), b=torch.full((3,), 2.0)),
+    stateful("add.Tensor/buffers exchanged", exchange, floats(3), a=torch.ones(3), b=torch.zeros(3)),
+    stateful("index_copy/buffer and its previous value", previous, floats(3), current=torch.ones(3),
+             previous=torch.zeros(3)),
     stateful("add.Tensor/buffer nobody reads", unread, floats(3), state=torch.zeros(3)),
     stateful("index_put/buffer", lambda m, x, at: (m.cache.index_put_([at], x), m.cache * 1)[1], floats(2, 3),
              data([5, 2]), cache=torch.zeros(6, 3)),

@@ -14,7 +14,6 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 
 from . import dtypes
@@ -209,25 +208,17 @@ class ProgramBuilder(Emitter):
     def in_place_target(self, x: TensorSlot) -> TensorSlot | None:
         """Returns `x` if the FX node that is being lowered may overwrite it, else None.
 
-        The node may overwrite `x` if `x` is a buffer whose old value is not read later. The result is always None in
-        branches, loop bodies and traced functions.
+        The node may overwrite `x` if `x` is a buffer whose old value is neither read later nor returned. The result is
+        always None in branches, loop bodies and traced functions.
         """
         if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._lowering) > 1:
             return None
         now = self._read_at[self.node]
         for holder in self._nodes_of[x]:
             for user in holder.users:
-                if user is not self.node and self._read_at[user] > now and not (
-                    user.op == "output" and self._is_only_written_back(holder)
-                ):
+                if user is not self.node and self._read_at[user] > now:
                     return None
         return x
-
-    def _is_only_written_back(self, node: Node) -> bool:
-        """Whether the graph returns `node` only as the new value of a buffer, never to the caller."""
-        specs = self.program.graph_signature.output_specs
-        kinds = [s.kind for s in specs if getattr(s.arg, "name", None) == node.name]
-        return all(kind == OutputKind.BUFFER_MUTATION for kind in kinds)
 
     # Graphs within graphs --------------------------------------------------------------------
 
