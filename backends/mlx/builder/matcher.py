@@ -25,11 +25,14 @@ class Match:
     `nodes` are the FX nodes that the pattern lowers together. `lower(P, last)` is the handler of the fusion: `P` is the
     builder (`ProgramBuilder`), `last` is the last of these nodes, and the handler returns the value of that node.
     `hidden` are dtypes that MLX lacks but values between the nodes may have, because the handler does not compute them.
+    `reads` are nodes whose values the handler reads although no node of the match has them as operands. If such a value
+    is a buffer, nothing overwrites it before the handler runs.
     """
 
     nodes: tuple[Node, ...]
     lower: Callable[[Any, Node], Any]
     hidden: tuple[torch.dtype, ...] = ()
+    reads: tuple[Node, ...] = ()
 
 
 class Matcher:
@@ -101,8 +104,14 @@ class Matcher:
             return slot.constant_value
         raise NoMatch
 
-    def finish(self, last: Node, lower: Callable[[Any, Node], Any], hidden: tuple[torch.dtype, ...] = ()) -> Match:
-        """Returns the match, with the handler `lower` and the dtypes `hidden`.
+    def finish(
+        self,
+        last: Node,
+        lower: Callable[[Any, Node], Any],
+        hidden: tuple[torch.dtype, ...] = (),
+        reads: tuple[Node, ...] = (),
+    ) -> Match:
+        """Returns the match, with the handler `lower`, the dtypes `hidden` and the nodes `reads`.
 
         Raises `NoMatch` if a node of the match other than `last` has a user outside the match.
         """
@@ -110,7 +119,7 @@ class Matcher:
         for node in self.nodes:
             if node is not last and any(user not in inside for user in node.users):
                 raise NoMatch
-        return Match(tuple(self.nodes), lower, hidden)
+        return Match(tuple(self.nodes), lower, hidden, reads)
 
 
 class NoMatch(Exception):

@@ -54,6 +54,8 @@ class ProgramBuilder(Emitter):
         self._nodes_of: dict[Slot, list[Node]] = defaultdict(list)
         # The time at which an FX node reads its operands: an index in the node list of the graph that contains it.
         self._read_at: dict[Node, int] = {}
+        # For the value of an FX node, the last time at which a pattern reads it outside of the operands of its nodes.
+        self._also_read_at: dict[Node, int] = {}
         # The FX nodes that are being lowered, as a stack: a handler that calls `inline` lowers further nodes.
         self._lowering: list[Node] = []
         self._dry_run = False
@@ -99,6 +101,8 @@ class ProgramBuilder(Emitter):
         # The nodes of a match are lowered together, at the place of the last one.
         for last, match in matches.items():
             self._read_at |= {n: self._read_at[last] for n in match.nodes}
+            for n in match.reads:
+                self._also_read_at[n] = max(self._read_at[last], self._also_read_at.get(n, -1))
         matched = {n for match in matches.values() for n in match.nodes}
         for node in nodes:
             if node.op == "get_attr":
@@ -215,9 +219,9 @@ class ProgramBuilder(Emitter):
             return None
         now = self._read_at[self.node]
         for holder in self._nodes_of[x]:
-            for user in holder.users:
-                if user is not self.node and self._read_at[user] > now:
-                    return None
+            times = [self._also_read_at.get(holder, -1), *(self._read_at[u] for u in holder.users if u is not self.node)]
+            if max(times) > now:
+                return None
         return x
 
     # Graphs within graphs --------------------------------------------------------------------
