@@ -16,6 +16,8 @@ READ = [
     row("gather", cases=[(floats(5, 3), 0, indices(2, 3, below=5)), (floats(5, 3), -1, indices(2, 2, below=3)),
                          (floats(5), 0, indices(0, below=5))], dtypes=FLOATS + (i32,)),
     row("gather/dynamic", lambda x, i: x.gather(1, i), floats(N, 6), indices(N, 2, below=6), dtypes=F32_ONLY),
+    row("gather/leading rows", lambda x, i: x.gather(1, i), floats(Dyn("rows", 5, also=(6,)), 6),
+        indices(Dyn("m", 5, also=(3,)), 2, below=6), dtypes=F32_ONLY),
     row("index.Tensor", lambda x, i: x[i], cases=[
         (floats(5, 3), indices(4, below=5)), (floats(5, 3), indices(2, 2, below=5, low=-5))], dtypes=FLOATS + (i32,)),
     row("index.Tensor/axes", lambda x, i, j: (x[i, j], x[:, i], x[:, i, j], x[i[:, None], j]),

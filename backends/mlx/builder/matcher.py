@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from .bind import PLACEMENT
+from .extents import expressions
 from .registry import aten_target
 from .slots import TensorSlot
 
@@ -135,11 +136,8 @@ def tensor(node: Any) -> torch.Tensor:
 
 
 def extents(node: Any) -> list[Any]:
-    """Returns the shape of a node: ints, and symbolic expressions for dynamic extents.
-
-    A comparison of such expressions adds no guards to the graph.
-    """
-    return [e if isinstance(e, int) else e.node.expr for e in tensor(node).shape]
+    """Returns the shape of a node: ints, and symbolic expressions for dynamic extents."""
+    return expressions(tensor(node).shape)
 
 
 def is_last_axis(dim: Any, node: Any) -> bool:
