@@ -24,7 +24,7 @@ from .interface import Interface, bind_inputs, bind_outputs
 from .matcher import Match, is_call
 from .quantized_weights import DEQUANTIZE
 from .registry import REGISTRY, Registry, Unsupported, aten_target
-from .slots import Slot, Space, TensorSlot, slot_for
+from .slots import SYMBOLIC, Slot, Space, TensorSlot, ValueSlot, slot_for
 from .trace import Traces
 
 
@@ -189,13 +189,18 @@ class ProgramBuilder(Emitter):
         return self._values.get(node) if isinstance(node, Node) else None
 
     def set_value(self, node: Node, value: Any) -> None:
-        """Record `value` as the value of `node`. A slot without a shape gets the shape of the node's fake value."""
+        """Record `value` as the value of `node`.
+
+        A slot without a shape gets the shape of the node's fake value, and a value slot without a symbol its symbol.
+        """
         for slot in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(slot, TensorSlot):
                 self._nodes_of[slot].append(node)
         val = node.meta.get("val")
         if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor) and value.shape is None:
             value.shape = tuple(val.shape)
+        if isinstance(value, ValueSlot) and isinstance(val, SYMBOLIC) and value.symbol is None:
+            value.symbol = val
         self._values[node] = value
 
     def is_constant(self, node: Node) -> bool:
