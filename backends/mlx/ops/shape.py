@@ -152,10 +152,13 @@ def _clamped(index, extent: int):
 
 @REGISTRY.lower(aten.narrow.default)
 def narrow(P, self, dim, start, length):
-    stop = start + length if isinstance(start, int) and isinstance(length, int) else (
-        P.emit(ir.AddIntNode, a=start, b=length)
-    )
-    return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=stop)
+    if isinstance(start, int) and start < 0:
+        start = _sum(P, P.size(self, dim), start)
+    return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=_sum(P, start, length))
+
+
+def _sum(P, a, b):
+    return a + b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.AddIntNode, a=a, b=b)
 
 
 @REGISTRY.lower(aten.select.int, aten.select_copy.int)
@@ -235,7 +238,7 @@ def repeat_interleave(P, self, repeats, dim=None, output_size=None):
 
 @REGISTRY.lower(aten.flip.default)
 def flip(P, self, dims):
-    return P.emit(ir.FlipNode, x=self, axes=[d % self.ndim for d in dims]) if dims else self
+    return P.emit(ir.FlipNode, x=self, axes=[d % self.ndim for d in dims]) if dims and self.ndim else self
 
 
 @REGISTRY.lower(aten.roll.default)
@@ -260,8 +263,9 @@ def constant_pad_nd(P, self, pad, value):
             if not isinstance(extent, int):
                 raise Unsupported("negative padding of a dynamic dimension is unsupported; slice it instead")
             stop = extent + min(after, 0)
+            shape = x.shape
             x = P.emit(ir.SliceNode, x=x, axis=axis, start=-min(before, 0), stop=stop)
-            x.shape = (*self.shape[:axis], stop + min(before, 0), *self.shape[axis + 1 :])
+            x.shape = (*shape[:axis], stop + min(before, 0), *shape[axis + 1 :])
     widths = [max(v, 0) if isinstance(v, int) else v for pair in pairs for v in pair]
     if not any(widths):
         return x
