@@ -348,7 +348,10 @@ class OldState(torch.nn.Module):
         return torch.mm(flat, self.weight).reshape(2, 3, 5)
 
 
-@pytest.mark.parametrize("module, shape, op", [(Positions, (1, 2, 3, 8), "RopeNode"), (OldState, (2, 1, 4), "AddmmNode")])
+STATEFUL = [(Positions, (1, 2, 3, 8), "RopeNode"), (OldState, (2, 1, 4), "AddmmNode")]
+
+
+@pytest.mark.parametrize("module, shape, op", STATEFUL)
 def test_a_fusion_reads_the_old_value_of_a_buffer(delegate, module, shape, op):
     case = row(f"program/{module.__name__}", module(), floats(*shape), dtypes=(f32,), calls=3)
     assert op in check(case)

@@ -121,7 +121,9 @@ class Emitter:
             value = fields.get(f.name)
             values = value if isinstance(value, (list, tuple)) else [value]
             if "Vid" not in f.type and any(isinstance(v, ValueSlot) for v in values):
-                raise Unsupported(f"{f.name}: a number that is known only at run time is unsupported; use a Python number")
+                raise Unsupported(
+                    f"{f.name}: a number that is known only at run time is unsupported; use a Python number"
+                )
         if op.OP_TYPE >= ir.FIRST_EXTENSION and not self.allow_extensions:
             raise Unsupported(
                 f"{op.__name__} is an extension: ExecuTorch's own MLX delegate lacks it, and "

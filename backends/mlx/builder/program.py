@@ -224,8 +224,8 @@ class ProgramBuilder(Emitter):
             return None
         now = self._read_at[self.node]
         for holder in self._nodes_of[x]:
-            times = [self._also_read_at.get(holder, -1), *(self._read_at[u] for u in holder.users if u is not self.node)]
-            if max(times) > now:
+            times = [self._read_at[user] for user in holder.users if user is not self.node]
+            if max([*times, self._also_read_at.get(holder, now)]) > now:
                 return None
         return x
 

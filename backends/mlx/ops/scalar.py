@@ -35,7 +35,7 @@ def _arithmetic(op):
 def _checked(value, kind):
     """Returns `value`, a Python number or a value slot. Raises `Unsupported` if it is not of the type `kind`."""
     if (value.kind if isinstance(value, ValueSlot) else type(value)) is not kind:
-        raise Unsupported("arithmetic on host numbers of these types is unsupported; use tensors")
+        raise Unsupported("arithmetic on a symbolic float or bool is unsupported; use a tensor")
     return value
 
 
