@@ -64,7 +64,7 @@ def stateful(name, step, *inputs, **buffers):
     return row(name, Stateful(step, **buffers), *inputs, dtypes=F32_ONLY, calls=4)
 
 
-# If the new value of a buffer is an input or an output of the program, the delegate does not own the buffer.
+# If the new value of a buffer is an output of the program, the delegate does not own the buffer.
 # ExecuTorch then sets the buffer to zero at the start, unless to_executorch runs InitializedMutableBufferPass. In the
 # op rows below, such a buffer therefore starts at zero.
 
@@ -137,7 +137,7 @@ def exchange(m, x):
 
 def previous(m, x):
     out = m.previous * 1
-    m.previous.copy_(m.current.clone())
+    m.previous.copy_(m.current)
     m.current.index_copy_(0, torch.tensor([0]), x[:1])
     return out
 
