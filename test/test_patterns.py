@@ -318,6 +318,45 @@ def test_product_of_a_flattened_tensor(delegate):
     assert check(row("program/flattened", Flattened(), floats(2, 3, 8), dtypes=[f32])) == ["AddmmNode"] * 2
 
 
+class Positions(torch.nn.Module):
+    """Updates the position buffer between the computation of the angles and the rotation."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("position", torch.tensor([2]))
+        self.register_buffer("inv_freq", 10.0 ** -torch.arange(4.0))
+
+    def forward(self, x):
+        angles = (torch.arange(x.shape[2]) + self.position)[:, None].float() * self.inv_freq
+        angles = torch.cat((angles, angles), dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        self.position[0] += x.shape[2]
+        return x * cos + rotate_half(x) * sin
+
+
+class OldState(torch.nn.Module):
+    """Multiplies the old value of a buffer after a write to the buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.linspace(-1, 1, 24).reshape(2, 3, 4))
+        self.register_buffer("weight", torch.linspace(-1, 1, 20).reshape(4, 5))
+
+    def forward(self, x):
+        flat = self.state.clone().reshape(6, 4)
+        self.state.index_copy_(1, torch.tensor([1]), x)
+        return torch.mm(flat, self.weight).reshape(2, 3, 5)
+
+
+STATEFUL = [(Positions, (1, 2, 3, 8), "RopeNode"), (OldState, (2, 1, 4), "AddmmNode")]
+
+
+@pytest.mark.parametrize("module, shape, op", STATEFUL)
+def test_a_fusion_reads_the_old_value_of_a_buffer(delegate, module, shape, op):
+    case = row(f"program/{module.__name__}", module(), floats(*shape), dtypes=(f32,), calls=3)
+    assert op in check(case)
+
+
 class PartialRotary(Rotary):
     """As in Phi-3: rotates the first half of the last axis and appends the second half of `other`.
 

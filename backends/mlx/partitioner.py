@@ -20,6 +20,8 @@ from .builder.registry import REGISTRY, aten_target
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
 from .return_types import register_return_types
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -146,8 +148,10 @@ class MLXPartitioner(Partitioner):
         """Decompose the operators of `REGISTRY.decompositions`, which have no IR node.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
-        program, or `exported_program` itself if it calls no such operator.
+        program, or `exported_program` itself if it calls no such operator. Also inserts clones into `exported_program`:
+        see `_clone_sources`.
         """
+        _clone_sources(exported_program)
         decompositions = REGISTRY.decompositions
         called = {n.target for n in _calls(exported_program) if n.target in decompositions}
         targets = self._targets_to_lower(exported_program, called)
@@ -163,6 +167,30 @@ class MLXPartitioner(Partitioner):
             if node.target in remaining and not builder.can_lower(node):
                 remaining.discard(node.target)
         return remaining
+
+
+_IDENTITIES = (aten.detach.default, aten.alias.default, aten.contiguous.default, aten.to.dtype)
+
+
+def _clone_sources(program: ExportedProgram) -> None:
+    """In `a.copy_(b)`, insert a clone of `b` if `b` is an input of the graph.
+
+    Without the clone, no node would compute the new value of `a`. If `b` is a buffer, ExecuTorch would then take the
+    new value for one that was written in place, and `a` would keep its old value.
+    """
+    copies = program.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    for node in copies:
+        target, source = node.args[:2]
+        origin = source
+        while origin.target in _IDENTITIES:
+            origin = origin.args[0]
+        if origin.op == "placeholder":
+            with program.graph.inserting_before(node):
+                clone = program.graph.call_function(aten.clone.default, (source,))
+            clone.meta = dict(source.meta)
+            node.args = (target, clone, *node.args[2:])
+    if copies:
+        program.graph_module.recompile()
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:

@@ -5,6 +5,7 @@ from oprows import Dyn, bools, f32, floats, pytest_function, row
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 N = Dyn("n", 3, also=(1, 7))
+KEYS = Dyn("keys", 3, also=(5, 2))
 F32_ONLY = (f32,)
 LOOSE = 4
 Q, K = floats(2, 4, 5, 8), floats(2, 4, 5, 8)
@@ -48,6 +49,8 @@ ROWS = [
     attention("/wider values", sdpa, Q, K, floats(2, 4, 5, 6), dtypes=F32_ONLY),
     attention("/dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
               floats(1, 2, N, 8), floats(1, 2, N, 8), floats(1, 2, N, 8), dtypes=F32_ONLY),
+    attention("/causal, dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
+              floats(1, 2, N, 8), floats(1, 2, KEYS, 8), floats(1, 2, KEYS, 8), dtypes=F32_ONLY),
 ]
 
 test_op_row = pytest_function(ROWS)

@@ -27,7 +27,7 @@ WITHOUT_OP_ROW = {
     "aten._assert_tensor_metadata.default": "an assertion; op rows of _to_copy contain it",
     "aten.sym_constrain_range.default": "an assertion",
     "aten.sym_constrain_range_for_size.default": "an assertion",
-    "torch.sym_not": "part of an assertion",
+    "torch.sym_not": "part of a condition; the op row of operator.gt contains it",
     "mlx.all_gather.default": "needs a group of processes; test/cluster runs it",
     "mlx.all_sum.default": "needs a group of processes; test/cluster runs it",
     "mlx.token_logprobs.default": "a composite; test/custom_kernel_ops compares it with eager torch",
@@ -36,7 +36,7 @@ WITHOUT_OP_ROW = {
     "mlx.gated_linear_attention.default": "a loop; test_recurrence.py compares it with its formula",
     "mlx.selective_scan.default": "a loop; test_recurrence.py compares it with its formula",
     "mlx.diagonal_recurrence.default": "a loop; test_recurrence.py compares it with its formula",
-    **{f"operator.{n}": "part of an assertion" for n in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")},
+    **{f"operator.{n}": "part of a condition, like operator.gt" for n in ("eq", "ne", "lt", "le", "ge", "and_", "or_")},
 }
 
 NODES_WITHOUT_OP_ROW = {

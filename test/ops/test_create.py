@@ -48,6 +48,11 @@ ROWS = [
         lambda x: torch.arange(x.shape[0]), lambda x: torch.arange(1, x.shape[0] + 3, 2),
         lambda x: torch.arange(x.shape[0], dtype=f32), lambda x: torch.arange(0, 4, dtype=i32)),
         floats(N), dtypes=F32_ONLY),
+    row("arange.start_step/large numbers and fractions", beside(
+        lambda x: torch.arange(600, dtype=torch.bfloat16), lambda x: torch.arange(x.shape[0] * 600, dtype=f16),
+        lambda x: torch.arange(2**24 - 1, 2**24 + 5, dtype=f32), lambda x: torch.arange(2**60 + 1, 2**60 + 4),
+        lambda x: torch.arange(-1.5, 2, dtype=i64), lambda x: torch.arange(0, 6, 1.5, dtype=i64)),
+        floats(N), dtypes=F32_ONLY),
     row("tril", cases=[(floats(3, 4),), (floats(2, 4, 3), 1), (floats(3, 4), -1)], dtypes=FLOATS + (i32, torch.bool)),
     row("triu", cases=[(floats(3, 4),), (floats(2, 4, 3), 1), (floats(3, 4), -1)], dtypes=FLOATS + (i32, torch.bool)),
     row("tril_indices", beside(lambda x: torch.tril_indices(3, 4), lambda x: torch.tril_indices(4, 3, -1, dtype=i32)),

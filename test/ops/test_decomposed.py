@@ -69,7 +69,9 @@ BY_HANDLERS = [
     row("bilinear", torch.nn.Bilinear(4, 5, 6), floats(2, 3, 4), floats(2, 3, 5), dtypes=F32_ONLY),
     row("_trilinear", lambda x, y, w: aten._trilinear(x, w, y, [1, 3], [0], [1, 2], [2, 3]), floats(2, 4),
         floats(2, 5), floats(6, 4, 5), loose=3),
-    row("addbmm", lambda x, a, b: torch.addbmm(x, a, b, beta=0.5, alpha=2), floats(2, 4), floats(3, 2, 5),
+    row("addbmm", lambda x, a, b: (
+        torch.addbmm(x, a, b, beta=0.5, alpha=2), torch.addbmm(x / 0, a, b, beta=0),
+        torch.addmm(x / 0, a[0], b[0], beta=0)), floats(2, 4), floats(3, 2, 5),
         floats(3, 5, 4), dtypes=F32_ONLY, loose=3, edge_verified=False),
     row("angle", cases=[(edges(),), (ints(7),)], edge_verified=False),
     row("diagonal_scatter", lambda x, a, b: [x.diagonal_scatter(a), x.diagonal_scatter(b, 1), x.diagonal_scatter(b, -2)],

@@ -97,6 +97,14 @@ SCALAR = [
     row("div.Scalar_mode/trunc",
         lambda x: torch.ops.aten.div.Scalar_mode(x, -3, rounding_mode="trunc"),
         edges(), dtypes=FLOATS + (i32,)),
+    row("mul.Tensor/number beyond float16", lambda x: (
+        x * 2.5e-8, x / 1e5, x / 1000 // 0.1, torch.div(x / 1000, 0.1, rounding_mode="trunc")),
+        floats(30, low=4e4, high=6e4), dtypes=(f16,), edge_verified=False),
+    row("div.Tensor_mode/lowest int8", lambda x: [
+        (torch.div(x.to(torch.int8), y, rounding_mode="trunc"), torch.fmod(x.to(torch.int8), y)) for y in (3, -3)],
+        data([-128, -127, 127, 0]), dtypes=(f32,)),
+    row("bitwise_and.Scalar/number that wraps", lambda x: (
+        x.to(torch.int8) & 0xFF, 256 - x.to(torch.uint8), x.to(torch.int8) == 255), data([-1, 3, 100]), dtypes=(f32,)),
     row("pow.Tensor_Scalar", cases=[(edges(), e) for e in (0, 1, 2, 3, 0.5, -1, -2, -0.5, 2.5)],
         loose=5),
     row("pow.Tensor_Scalar/int", cases=[(edges(), e) for e in (0, 1, 2, 3, 2.0, 0.5)],
@@ -165,7 +173,7 @@ SOFTMAX = [
          [-float("inf"), -float("inf")], [1e4, 1e4]]),)]),
     row("softmax.int/dtype", lambda x: torch.softmax(x, 0, dtype=f32), floats(4, 2, 3)),
     row("_softmax", torch.softmax, cases=[(floats(2, 3, 4), 1), (floats(2, 3, 4), -3)], traced=True),
-    row("log_softmax.int", lambda x: torch.log_softmax(x, -1), cases=[(floats(2, 3),), (data(
+    row("log_softmax.int", lambda x: torch.log_softmax(x, -1), cases=[(floats(2, 3),), (floats(2, 0),), (data(
         [[1.0, -float("inf")], [float("nan"), 1.0], [1e4, 1e4]]),)], loose=2),
     row("_log_softmax", torch.log_softmax, floats(2, 3, 4), 1, traced=True, loose=2),
 ]

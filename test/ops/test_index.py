@@ -16,6 +16,8 @@ READ = [
     row("gather", cases=[(floats(5, 3), 0, indices(2, 3, below=5)), (floats(5, 3), -1, indices(2, 2, below=3)),
                          (floats(5), 0, indices(0, below=5))], dtypes=FLOATS + (i32,)),
     row("gather/dynamic", lambda x, i: x.gather(1, i), floats(N, 6), indices(N, 2, below=6), dtypes=F32_ONLY),
+    row("gather/leading rows", lambda x, i: x.gather(1, i), floats(Dyn("rows", 5, also=(6,)), 6),
+        indices(Dyn("m", 5, also=(3,)), 2, below=6), dtypes=F32_ONLY),
     row("index.Tensor", lambda x, i: x[i], cases=[
         (floats(5, 3), indices(4, below=5)), (floats(5, 3), indices(2, 2, below=5, low=-5))], dtypes=FLOATS + (i32,)),
     row("index.Tensor/axes", lambda x, i, j: (x[i, j], x[:, i], x[:, i, j], x[i[:, None], j]),
@@ -62,7 +64,7 @@ def stateful(name, step, *inputs, **buffers):
     return row(name, Stateful(step, **buffers), *inputs, dtypes=F32_ONLY, calls=4)
 
 
-# If the new value of a buffer is an input or an output of the program, the delegate does not own the buffer.
+# If the new value of a buffer is an output of the program, the delegate does not own the buffer.
 # ExecuTorch then sets the buffer to zero at the start, unless to_executorch runs InitializedMutableBufferPass. In the
 # op rows below, such a buffer therefore starts at zero.
 
@@ -126,6 +128,20 @@ def swap(m, x):
     return m.a + 0, m.b + 0
 
 
+def exchange(m, x):
+    a, b = m.a.clone(), m.b.clone()
+    m.a.copy_(b)
+    m.b.copy_(a)
+    return x + a - 2 * b
+
+
+def previous(m, x):
+    out = m.previous * 1
+    m.previous.copy_(m.current)
+    m.current.index_copy_(0, torch.tensor([0]), x[:1])
+    return out
+
+
 def written_twice(m, x, at):
     m.cache.index_copy_(0, at, x)
     middle = m.cache.sum()
@@ -158,6 +174,9 @@ STATE = [
     stateful("slice_scatter/buffer at a number", assign_at, floats(2, 3), indices(below=5), cache=torch.ones(6, 3)),
     stateful("add.Tensor/two buffers", two_buffers, floats(3), a=torch.ones(3), b=torch.full((3,), 2.0)),
     stateful("add.Tensor/buffers swapped", swap, floats(3), a=torch.ones(3), b=torch.full((3,), 2.0)),
+    stateful("add.Tensor/buffers exchanged", exchange, floats(3), a=torch.ones(3), b=torch.zeros(3)),
+    stateful("index_copy/buffer and its previous value", previous, floats(3), current=torch.ones(3),
+             previous=torch.zeros(3)),
     stateful("add.Tensor/buffer nobody reads", unread, floats(3), state=torch.zeros(3)),
     stateful("index_put/buffer", lambda m, x, at: (m.cache.index_put_([at], x), m.cache * 1)[1], floats(2, 3),
              data([5, 2]), cache=torch.zeros(6, 3)),

@@ -6,10 +6,20 @@ from oprows import Dyn, data, f32, floats, pytest_function, row
 N = Dyn("n", 3, also=(1, 7))
 F32_ONLY = (f32,)
 
+
+def large_mean():
+    """A BatchNorm whose mean is large compared with its standard deviation."""
+    norm = torch.nn.BatchNorm1d(3).eval()
+    norm.running_mean.copy_(torch.tensor([100.0, 102.0, 103.0]))
+    norm.running_var.copy_(torch.tensor([1.0, 0.5, 0.1]))
+    return norm
+
+
 ROWS = [
     row("rms_norm", torch.nn.functional.rms_norm, cases=[
         (floats(2, 3, 8), [8], floats(8), 1e-5), (floats(3, 8), [8]), (floats(8), [8], None, 1e-2)],
         loose=2),
+    row("rms_norm/of small numbers", lambda x: torch.nn.functional.rms_norm(x * 0.01, [8]), floats(3, 8)),
     row("rms_norm/dynamic", torch.nn.RMSNorm(8), floats(2, N, 8), dtypes=F32_ONLY),
     row("layer_norm", torch.nn.functional.layer_norm, cases=[
         (floats(2, 3, 8), [8], floats(8), floats(8)), (floats(3, 8), [8]), (floats(3, 8), [8], floats(8))],
@@ -20,6 +30,8 @@ ROWS = [
     row("layer_norm/parameters", torch.nn.LayerNorm(8), floats(2, N, 8), dtypes=F32_ONLY, loose=2),
     row("_native_batch_norm_legit_no_training", torch.nn.BatchNorm2d(3).eval(), floats(2, 3, 4, 4), dtypes=F32_ONLY,
         loose=2),
+    row("_native_batch_norm_legit_no_training/large mean", large_mean(), floats(2, 3, 4, low=101, high=103), loose=10,
+        dtypes=(f32, torch.float16, torch.bfloat16)),
     row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=F32_ONLY, loose=2),
     row("linalg_vector_norm/of large numbers", lambda x: torch.linalg.vector_norm(1000 * x, 2, -1), floats(2, 3),
         dtypes=(torch.float16,), traced=True),

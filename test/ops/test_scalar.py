@@ -2,8 +2,10 @@
 
 import torch
 from oprows import Dyn, f32, floats, ints, pytest_function, row
+from torch.nn import functional as F
 
 N, M = Dyn("n", 4, also=(1, 7, 5)), Dyn("m", 3, also=(5, 2, 1))
+SIZE = Dyn("size", 4, also=(2, 5), max=7)
 F32_ONLY = (f32,)
 aten = torch.ops.aten
 
@@ -29,6 +31,26 @@ def asserted(x, at):
     return x + at
 
 
+def conditions(x, at):
+    """Uses conditions on sizes and on a number from a tensor, of which one is also asserted."""
+    n, size = at.item(), x.shape[0]
+    torch._check(n >= 0)
+    branch = torch.cond((size > 4) & (n != 2), lambda x: x + 1, lambda x: x - 1, (x,))
+    either = torch.cond(torch.sym_not((size <= 4) | (n < 2)), lambda x: x * 2, lambda x: x * 3, (x,))
+    return branch, either, x * (size >= 5), x + (n == 2)
+
+
+def symbolic_arguments(x, y):
+    """Passes the extent of `y` to operators whose lowering is traced."""
+    n = y.shape[0]
+    image = x[None, None].expand(1, 1, 3, 8)
+    counts = torch.arange(5)
+    return (
+        F.interpolate(image, size=(n, 4), mode="bilinear"), F.pad(x[None], (n - 2, 1), mode="reflect"),
+        x.kthvalue(n), counts << n, counts % n, x // n, torch.ops.aten.scatter.value(x, 0, counts, n),
+    )  # fmt: skip
+
+
 ROWS = [
     arithmetic("add", lambda n, m: n + m),
     arithmetic("sub", lambda n, m: n - 1 + 2 * m),
@@ -40,6 +62,10 @@ ROWS = [
         floats(N, 6), floats(M), dtypes=F32_ONLY),
     row("operator.mul/number of elements", lambda x: x.reshape(x.numel()) + 1, floats(N, 3, M), dtypes=F32_ONLY),
     row("_local_scalar_dense", item_slice, floats(6, 2), ints(low=0, high=4), dtypes=F32_ONLY, calls=4),
+    row("operator.gt", conditions, floats(N), ints(low=0, high=4), dtypes=F32_ONLY, calls=4,
+        edge_verified=False),
+    row("upsample_bilinear2d.vec/symbolic size", symbolic_arguments, floats(8), floats(SIZE), dtypes=F32_ONLY,
+        edge_verified=False),
     row("_assert_async.msg", asserted, floats(3), ints(low=0, high=4), dtypes=F32_ONLY),
 ]
 

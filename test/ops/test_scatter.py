@@ -1,6 +1,9 @@
 """index_put, scatter, masked_scatter and embedding_bag."""
 
+import pytest
 import torch
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from executorch_mlx import MLXPartitioner, Runtime
 from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, i64, indices, pytest_function, row
 from torch.nn import functional as F
 
@@ -11,6 +14,15 @@ aten = torch.ops.aten
 
 def put(x, *rest):
     return x.clone().index_put_(*rest)
+
+
+def first_rows(x, n):
+    """Calls operators whose handlers compare extents, with an extent that is known only at run time."""
+    n = n.item()
+    torch._check(n >= 0)
+    torch._check(n <= 8)
+    part, index = x[:n], torch.zeros(n, 2, dtype=torch.int64)
+    return x.scatter(0, index, part), torch.cat([part, x]), part.squeeze(0) + 1, x.scatter_reduce(0, index, part, "sum")
 
 
 PUT = [
@@ -44,6 +56,7 @@ SCATTER = [
         (floats(3, 5), 1, data([[0, 4], [1, 3]]), 7.5), (floats(4), 0, data([1, 1]), -1)], dtypes=FLOATS),
     row("scatter.value/one hot", lambda i: torch.zeros(3, 5).scatter(1, i[:, None], 1.0),
         indices(3, below=5)),
+    row("scatter.src/number of rows in a tensor", first_rows, floats(8, 2), data(3), dtypes=F32_ONLY, calls=2),
     row("masked_scatter", cases=[
         (floats(3, 4), bools(3, 4), floats(12)), (floats(3, 4), bools(4), floats(3, 5)),
         (floats(4), bools(3, 4), floats(12)),
@@ -83,3 +96,39 @@ BAGS = [
 ROWS = [*PUT, *SCATTER, *BAGS]
 
 test_op_row = pytest_function(ROWS)
+
+
+class Indexed(torch.nn.Module):
+    """Reads and writes a table at indices of its rows and columns, multiplied by `factor`."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, table, rows, columns):
+        if self.factor != 1:
+            rows, columns = rows * self.factor, columns * self.factor
+        return (
+            table.scatter(1, columns[:, None], -1.0),
+            table.scatter_reduce(1, columns[:, None], -table, "amin"),
+            table[rows, columns],
+            table.index_put([rows, columns], torch.tensor(-1.0)),
+        )
+
+
+def test_an_index_out_of_range_never_reaches_another_row(delegate, capfd):
+    inputs = torch.arange(12.0).reshape(3, 4), torch.tensor([0, 1]), torch.tensor([1, 4])
+    clamped = torch.tensor([0, 2]), torch.tensor([2, 3])
+    for factor in (1, 2):
+        exported = torch.export.export(Indexed(factor), inputs)
+        manager = to_edge_transform_and_lower(
+            exported, partitioner=[MLXPartitioner()], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+        )
+        program = Runtime.get().load_program(manager.to_executorch().buffer)
+        method = program.load_method("forward")
+        if factor == 1:  # the indices are on the host
+            with pytest.raises(RuntimeError):
+                method.execute(list(inputs))
+            assert "index 4 is out of range [-4, 4)" in capfd.readouterr().err
+        else:
+            torch.testing.assert_close(tuple(method.execute(list(inputs))), Indexed(1)(inputs[0], *clamped))

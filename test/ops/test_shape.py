@@ -75,13 +75,16 @@ MOVES = [
     row("repeat", cases=[(floats(2, 3), [2, 1, 3]), (floats(), [2]), (floats(2), [0])], dtypes=F32_ONLY),
     row("repeat_interleave.self_int", cases=[(floats(2, 3), 2, 1), (floats(2, 3), 2), (floats(2, 3), 3, -2)],
         dtypes=F32_ONLY),
-    row("flip", cases=[(floats(2, 3), [0]), (floats(2, 3), [-1, 0]), (floats(0, 3), [0])], dtypes=F32_ONLY),
+    row("flip", cases=[(floats(2, 3), [0]), (floats(2, 3), [-1, 0]), (floats(0, 3), [0]), (floats(), [0])],
+        dtypes=F32_ONLY),
     row("roll", cases=[(floats(2, 3), [1], [0]), (floats(2, 3), [-2, 1], [1, 0]), (floats(2, 3), [4])],
         dtypes=F32_ONLY),
     row("constant_pad_nd", cases=[
         (floats(2, 3), [1, 2]), (floats(2, 3), [1, 2, 0, 1], 1.5), (floats(2, 3), [-1, 1]),
         (floats(2, 3, 2), [0, 0, -1, -1, 1, 0], -float("inf")), (floats(2, 3), [0, 0])],
         dtypes=FLOATS),
+    row("constant_pad_nd/crops two axes", lambda x: torch.sort(
+        torch.nn.functional.pad(x, (-1, -1, -1, -1)), dim=-2, descending=True), floats(2, 5, 6), dtypes=F32_ONLY),
     row("constant_pad_nd/int", torch.constant_pad_nd, ints(2, 3), [1, 2, -1, 0], 7,
         once=[(ints(2, 3), [1, 2], 2**24 + 1), (ints(2, 3, dtype=i32), [0, 1], 2**31 - 1)]),
     row("dim_order_ops::_clone_dim_order", lambda x: x.clone() + 1, floats(2, 3), dtypes=F32_ONLY),

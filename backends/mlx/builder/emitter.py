@@ -11,7 +11,7 @@ import torch
 
 from ..serialization import ir
 from . import dtypes
-from .peephole import simplify
+from .peephole import can_represent, simplify
 from .registry import Unsupported
 from .slots import Slot, Space, TensorSlot, ValueSlot
 
@@ -117,6 +117,13 @@ class Emitter:
         unknown = set(fields) - {f.name for f in op.FIELDS}
         if unknown:
             raise TypeError(f"{op.__name__} has no field {', '.join(sorted(unknown))}")
+        for f in op.FIELDS:
+            value = fields.get(f.name)
+            values = value if isinstance(value, (list, tuple)) else [value]
+            if "Vid" not in f.type and any(isinstance(v, ValueSlot) for v in values):
+                raise Unsupported(
+                    f"{f.name}: a number that is known only at run time is unsupported; use a Python number"
+                )
         if op.OP_TYPE >= ir.FIRST_EXTENSION and not self.allow_extensions:
             raise Unsupported(
                 f"{op.__name__} is an extension: ExecuTorch's own MLX delegate lacks it, and "
@@ -155,15 +162,18 @@ class Emitter:
     def scalar(self, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
         """Returns the slot of a 0-d tensor with `value`.
 
-        For a Python number the slot is a constant. For a value slot an instruction is appended.
+        For a Python number the slot is a constant. An int that an integer dtype cannot hold wraps around, as in torch.
+        For a value slot an instruction is appended.
         """
         if isinstance(value, ValueSlot):
-            return self.full([], value, dtype)
+            out = self.full([], value, dtype)
+            out.shape = ()
+            return out
         key = (repr(value), dtype)  # as dictionary keys, 1, 1.0 and True are equal; as strings they differ
         if key not in self._scalars:
-            tensor = torch.tensor(value, dtype=dtype)
+            tensor = torch.tensor(_wrapped(value, dtype), dtype=dtype)
             slot = self.constant(f"scalar_{len(self._scalars)}", tensor)
-            slot.constant_value = tensor.item()
+            slot.constant_value = value if dtype.is_floating_point else tensor.item()
             self._scalars[key] = slot
         return self._scalars[key]
 
@@ -183,7 +193,10 @@ class Emitter:
         if x.dtype == dtype:
             return x
         if x.constant_value is not None:
-            return self.scalar(torch.tensor(x.constant_value, dtype=x.dtype).to(dtype).item(), dtype)
+            value = x.constant_value
+            if not dtype.is_floating_point or can_represent(dtype, x.dtype):
+                value = torch.tensor(value, dtype=x.dtype).to(dtype).item()
+            return self.scalar(value, dtype)
         out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
         if out.shape is None:  # the slot may be that of an equal earlier instruction, whose shape is known
             out.shape = x.shape
@@ -202,6 +215,14 @@ class Emitter:
         At run time, the host waits until `x` is computed.
         """
         return self.emit(ir.ItemIntNode, x=x)
+
+
+def _wrapped(value: bool | int | float, dtype: torch.dtype) -> bool | int | float:
+    """Returns `value`, wrapped around if it is an int that the integer dtype `dtype` cannot hold."""
+    if not isinstance(value, int) or dtype.is_floating_point or dtype == torch.bool:
+        return value
+    limits = torch.iinfo(dtype)
+    return (value - limits.min) % 2**limits.bits + limits.min
 
 
 def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:

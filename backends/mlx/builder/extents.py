@@ -1,8 +1,33 @@
-"""The range of a dynamic dimension."""
+"""Comparisons of extents without guards, and the range of a dynamic dimension.
+
+A comparison of `torch.SymInt` is decided by the sizes of the example, and the program is then valid only for sizes that
+compare in the same way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
+
+
+def expressions(shape: Iterable[int | torch.SymInt]) -> list[Any]:
+    """Returns the extents of `shape`: ints, and symbolic expressions for dynamic extents.
+
+    A comparison of such expressions adds no guards to the graph. Expressions that differ may have the same value.
+    """
+    return [e if isinstance(e, int) else e.node.expr for e in shape]
+
+
+def is_same_shape(a: Iterable[int | torch.SymInt], b: Iterable[int | torch.SymInt]) -> bool:
+    """Whether two shapes are equal for all sizes of the inputs."""
+    return expressions(a) == expressions(b)
+
+
+def is_empty(shape: Iterable[int | torch.SymInt]) -> bool:
+    """Whether an extent is statically 0."""
+    return 0 in expressions(shape)
 
 
 def bounds(extent: int | torch.SymInt) -> tuple[int, int | None]:

@@ -110,13 +110,21 @@ def bind_outputs(P: ProgramBuilder) -> None:
             mutations.append((spec.target, P.value(nodes[spec.arg.name])))
         else:
             raise Unsupported(f"output of kind {spec.kind.name}")
-    # The outputs are copied before the buffers are written, because an output may be the old value of a buffer.
+    # Outputs and new values are copied before the buffers are written, because they may be old values of buffers.
     P.interface.outputs += [_output(P, slot) for slot in user_outputs]
     buffers = {b.name: b for b in P.interface.buffers}
-    for name, value in mutations:
-        buffer = buffers[name]
+    writes = [(buffers[name], _new_value(P, buffers[name], value)) for name, value in mutations]
+    for buffer, value in writes:
         if value is not buffer:
-            P.emit(ir.IdCopyNode, x=P.cast(value, buffer.dtype), out=buffer)
+            P.emit(ir.IdCopyNode, x=value, out=buffer)
+
+
+def _new_value(P: ProgramBuilder, buffer: TensorSlot, value: TensorSlot) -> TensorSlot:
+    """Returns a slot with the new value of `buffer` that no write of another buffer changes."""
+    value = P.cast(value, buffer.dtype)
+    if value.space != Space.BUFFER or value is buffer:
+        return value
+    return P.emit(ir.IdCopyNode, x=value, out=TensorSlot(value.dtype, value.shape))
 
 
 def _output(P: ProgramBuilder, slot: Slot) -> Slot:

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from .bind import PLACEMENT
+from .extents import expressions
 from .registry import aten_target
 from .slots import TensorSlot
 
@@ -25,11 +26,14 @@ class Match:
     `nodes` are the FX nodes that the pattern lowers together. `lower(P, last)` is the handler of the fusion: `P` is the
     builder (`ProgramBuilder`), `last` is the last of these nodes, and the handler returns the value of that node.
     `hidden` are dtypes that MLX lacks but values between the nodes may have, because the handler does not compute them.
+    `reads` are nodes whose values the handler reads although no node of the match has them as operands. If such a value
+    is a buffer, nothing overwrites it before the handler runs.
     """
 
     nodes: tuple[Node, ...]
     lower: Callable[[Any, Node], Any]
     hidden: tuple[torch.dtype, ...] = ()
+    reads: tuple[Node, ...] = ()
 
 
 class Matcher:
@@ -101,8 +105,14 @@ class Matcher:
             return slot.constant_value
         raise NoMatch
 
-    def finish(self, last: Node, lower: Callable[[Any, Node], Any], hidden: tuple[torch.dtype, ...] = ()) -> Match:
-        """Returns the match, with the handler `lower` and the dtypes `hidden`.
+    def finish(
+        self,
+        last: Node,
+        lower: Callable[[Any, Node], Any],
+        hidden: tuple[torch.dtype, ...] = (),
+        reads: tuple[Node, ...] = (),
+    ) -> Match:
+        """Returns the match, with the handler `lower`, the dtypes `hidden` and the nodes `reads`.
 
         Raises `NoMatch` if a node of the match other than `last` has a user outside the match.
         """
@@ -110,7 +120,7 @@ class Matcher:
         for node in self.nodes:
             if node is not last and any(user not in inside for user in node.users):
                 raise NoMatch
-        return Match(tuple(self.nodes), lower, hidden)
+        return Match(tuple(self.nodes), lower, hidden, reads)
 
 
 class NoMatch(Exception):
@@ -126,11 +136,8 @@ def tensor(node: Any) -> torch.Tensor:
 
 
 def extents(node: Any) -> list[Any]:
-    """Returns the shape of a node: ints, and symbolic expressions for dynamic extents.
-
-    A comparison of such expressions adds no guards to the graph.
-    """
-    return [e if isinstance(e, int) else e.node.expr for e in tensor(node).shape]
+    """Returns the shape of a node: ints, and symbolic expressions for dynamic extents."""
+    return expressions(tensor(node).shape)
 
 
 def is_last_axis(dim: Any, node: Any) -> bool:

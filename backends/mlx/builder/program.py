@@ -14,7 +14,6 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 
 from . import dtypes
@@ -25,7 +24,7 @@ from .interface import Interface, bind_inputs, bind_outputs
 from .matcher import Match, is_call
 from .quantized_weights import DEQUANTIZE
 from .registry import REGISTRY, Registry, Unsupported, aten_target
-from .slots import Slot, Space, TensorSlot, slot_for
+from .slots import SYMBOLIC, Slot, Space, TensorSlot, ValueSlot, slot_for
 from .trace import Traces
 
 
@@ -55,6 +54,8 @@ class ProgramBuilder(Emitter):
         self._nodes_of: dict[Slot, list[Node]] = defaultdict(list)
         # The time at which an FX node reads its operands: an index in the node list of the graph that contains it.
         self._read_at: dict[Node, int] = {}
+        # For the value of an FX node, the last time at which a pattern reads it outside of the operands of its nodes.
+        self._also_read_at: dict[Node, int] = {}
         # The FX nodes that are being lowered, as a stack: a handler that calls `inline` lowers further nodes.
         self._lowering: list[Node] = []
         self._dry_run = False
@@ -100,6 +101,8 @@ class ProgramBuilder(Emitter):
         # The nodes of a match are lowered together, at the place of the last one.
         for last, match in matches.items():
             self._read_at |= {n: self._read_at[last] for n in match.nodes}
+            for n in match.reads:
+                self._also_read_at[n] = max(self._read_at[last], self._also_read_at.get(n, -1))
         matched = {n for match in matches.values() for n in match.nodes}
         for node in nodes:
             if node.op == "get_attr":
@@ -186,13 +189,18 @@ class ProgramBuilder(Emitter):
         return self._values.get(node) if isinstance(node, Node) else None
 
     def set_value(self, node: Node, value: Any) -> None:
-        """Record `value` as the value of `node`. A slot without a shape gets the shape of the node's fake value."""
+        """Record `value` as the value of `node`.
+
+        A slot without a shape gets the shape of the node's fake value, and a value slot without a symbol its symbol.
+        """
         for slot in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(slot, TensorSlot):
                 self._nodes_of[slot].append(node)
         val = node.meta.get("val")
         if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor) and value.shape is None:
             value.shape = tuple(val.shape)
+        if isinstance(value, ValueSlot) and isinstance(val, SYMBOLIC) and value.symbol is None:
+            value.symbol = val
         self._values[node] = value
 
     def is_constant(self, node: Node) -> bool:
@@ -209,25 +217,17 @@ class ProgramBuilder(Emitter):
     def in_place_target(self, x: TensorSlot) -> TensorSlot | None:
         """Returns `x` if the FX node that is being lowered may overwrite it, else None.
 
-        The node may overwrite `x` if `x` is a buffer whose old value is not read later. The result is always None in
-        branches, loop bodies and traced functions.
+        The node may overwrite `x` if `x` is a buffer whose old value is neither read later nor returned. The result is
+        always None in branches, loop bodies and traced functions.
         """
         if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._lowering) > 1:
             return None
         now = self._read_at[self.node]
         for holder in self._nodes_of[x]:
-            for user in holder.users:
-                if user is not self.node and self._read_at[user] > now and not (
-                    user.op == "output" and self._is_only_written_back(holder)
-                ):
-                    return None
+            times = [self._read_at[user] for user in holder.users if user is not self.node]
+            if max([*times, self._also_read_at.get(holder, now)]) > now:
+                return None
         return x
-
-    def _is_only_written_back(self, node: Node) -> bool:
-        """Whether the graph returns `node` only as the new value of a buffer, never to the caller."""
-        specs = self.program.graph_signature.output_specs
-        kinds = [s.kind for s in specs if getattr(s.arg, "name", None) == node.name]
-        return all(kind == OutputKind.BUFFER_MUTATION for kind in kinds)
 
     # Graphs within graphs --------------------------------------------------------------------
 

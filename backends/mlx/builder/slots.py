@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .registry import Unsupported
+
 
 class Space(IntEnum):
     """The kind of a tensor slot. `assemble` numbers the tensor slots in this order: first all constants, and so on."""
@@ -27,7 +29,8 @@ class TensorSlot:
     `shape` is None if the compiler does not know the shape. `data` is a function that returns the tensor of a constant,
     the initial value of a buffer, or the value of a temporary if the compiler knows that value. `data` is called only
     when the program is serialized. `constant_value` is the value of a constant that was a Python number in the source,
-    else None.
+    else None. For a floating-point constant, it is the number before it was rounded to the dtype: ExecuTorch rounds
+    numbers to the dtype of the other operand, but torch multiplies and divides by the number itself.
     """
 
     dtype: torch.dtype
@@ -44,13 +47,30 @@ class TensorSlot:
 
 @dataclass(eq=False)
 class ValueSlot:
-    """The place of an int, float or bool on the host."""
+    """The place of an int, float or bool on the host.
+
+    `symbol` is the symbolic value that torch.export gave this number, or None if the handler of an FX node computes the
+    number for itself. Arithmetic in Python raises `Unsupported`, so that a handler that needs a Python number declines
+    the node.
+    """
 
     kind: type = int
     is_input: bool = False
+    symbol: torch.SymInt | torch.SymFloat | torch.SymBool | None = None
+
+    def _refuse(self, *_: Any) -> Any:
+        raise Unsupported("a number that is known only at run time is unsupported here; use a Python number")
+
+    __index__ = __int__ = __float__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 Slot = TensorSlot | ValueSlot
+
+# torch's symbolic numbers.
+SYMBOLIC = (torch.SymBool, torch.SymInt, torch.SymFloat)
 
 
 def slot_for(val: Any, **kwargs: Any) -> Slot:
@@ -60,10 +80,7 @@ def slot_for(val: Any, **kwargs: Any) -> Slot:
     """
     if isinstance(val, torch.Tensor):
         return TensorSlot(dtype=val.dtype, shape=tuple(val.shape), **kwargs)
-    if isinstance(val, (torch.SymBool, bool)):
-        return ValueSlot(bool)
-    if isinstance(val, (torch.SymInt, int)):
-        return ValueSlot(int)
-    if isinstance(val, (torch.SymFloat, float)):
-        return ValueSlot(float)
+    for kind, symbolic in zip((bool, int, float), SYMBOLIC, strict=True):
+        if isinstance(val, (symbolic, kind)):
+            return ValueSlot(kind, symbol=val if isinstance(val, symbolic) else None)
     raise TypeError(f"slot: got a value of type {type(val).__name__}, expected a tensor or a number")

@@ -13,41 +13,46 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .extents import range_of
+from .extents import expressions, range_of
 from .registry import Registry, Unsupported
-from .slots import TensorSlot
+from .slots import Slot, TensorSlot, ValueSlot
 
 
 def trace(
     registry: Registry, fake_mode: Any, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[GraphModule, list[TensorSlot]]:
-    """Returns the ATen graph of `function(*args, **kwargs)`, and the tensor slots that belong to its placeholders.
+) -> tuple[GraphModule, list[Slot]]:
+    """Returns the ATen graph of `function(*args, **kwargs)`, and the slots that belong to its placeholders.
 
-    `function` gets a fake tensor of the same shape and dtype in place of each tensor slot, including slots in lists. It
-    gets all other arguments unchanged. Operators without a handler are decomposed. Raises `Unsupported` if tracing
-    would specialize or restrict a dynamic dimension.
+    In place of each tensor slot, including slots in lists, `function` gets a fake tensor of the same shape and dtype,
+    and in place of a value slot, the symbol of that slot. It gets all other arguments unchanged. Operators without a
+    handler are decomposed. Raises `Unsupported` if tracing would specialize or restrict a dynamic dimension, or would
+    have to know a number that depends on data.
     """
     leaves, spec = tree_flatten((list(args), kwargs))
-    slots = [leaf for leaf in leaves if isinstance(leaf, TensorSlot)]
+    slots = [leaf for leaf in leaves if isinstance(leaf, Slot)]
 
-    def call(*tensors: torch.Tensor) -> Any:
-        rest = iter(tensors)
-        filled = [next(rest) if isinstance(leaf, TensorSlot) else leaf for leaf in leaves]
+    def call(*operands: Any) -> Any:
+        rest = iter(operands)
+        filled = [next(rest) if isinstance(leaf, Slot) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(filled, spec)
         results = function(*args, **kwargs)
         return tuple(results) if isinstance(results, (list, tuple)) else results
 
     with fake_mode:
-        fakes = [torch.empty(s.shape, dtype=s.dtype) for s in slots]
+        fakes = [torch.empty(s.shape, dtype=s.dtype) if isinstance(s, TensorSlot) else s.symbol for s in slots]
     # Passes that ran earlier may leave symbols of `item()` here, which torch would expect in the results of the trace.
     if fake_mode.shape_env is not None:
         fake_mode.shape_env.pending_fresh_unbacked_symbols.clear()
     table = {t: d for t, d in _decompositions().items() if registry.handler_for(t) is None}
     # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes.
     with torch.no_grad(), fake_mode, _no_specialization(fake_mode):
-        return make_fx(call, decomposition_table=table)(*fakes), slots
+        try:
+            return make_fx(call, decomposition_table=table)(*fakes), slots
+        except GuardOnDataDependentSymNode as error:
+            raise Unsupported(f"its lowering depends on {error.cond}, which is known only at run time") from None
 
 
 _PLAIN = (bool, int, float, str, torch.dtype, NoneType)
@@ -67,7 +72,7 @@ class Traces:
 
     def trace(
         self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[GraphModule, list[TensorSlot]]:
+    ) -> tuple[GraphModule, list[Slot]]:
         """Returns what `trace` returns."""
         leaves, spec = tree_flatten((list(args), kwargs))
         key = self._key(function, leaves, spec)
@@ -77,7 +82,7 @@ class Traces:
         numbered = key, self._counts[key]
         if numbered not in self._known:
             self._known[numbered], _ = trace(self._registry, self._fake_mode, function, args, kwargs)
-        return self._known[numbered], [leaf for leaf in leaves if isinstance(leaf, TensorSlot)]
+        return self._known[numbered], [leaf for leaf in leaves if isinstance(leaf, Slot)]
 
     def _key(self, function: Callable, leaves: Sequence[Any], spec: Any) -> Any:
         """Returns a key of everything that the trace depends on, or None if there is no such key.
@@ -89,8 +94,9 @@ class Traces:
         values = []
         for leaf in leaves:
             if isinstance(leaf, TensorSlot):
-                sizes = (d.node.expr if isinstance(d, torch.SymInt) else d for d in leaf.shape)
-                values.append((leaf.dtype, *sizes))
+                values.append((leaf.dtype, *expressions(leaf.shape)))
+            elif isinstance(leaf, ValueSlot):
+                values.append((leaf.kind, *expressions([leaf.symbol])))
             elif isinstance(leaf, _PLAIN):
                 values.append((type(leaf), repr(leaf)))
             else:

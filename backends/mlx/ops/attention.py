@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..builder import dtypes
+from ..builder.extents import expressions, is_same_shape
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -25,12 +26,12 @@ def scaled_dot_product_attention(
     query, key, value = _broadcast(P, 0, query, key, value)
     if query.ndim == 4 and not enable_gqa:
         query, key, value = _broadcast(P, 1, query, key, value)
-        if query.shape[1] != key.shape[1]:
+        if not is_same_shape([query.shape[1]], [key.shape[1]]):
             raise Unsupported(
                 f"got {query.shape[1]} query heads and {key.shape[1]} key heads; pass enable_gqa=True for grouped heads"
             )
     causal, has_mask = is_causal, attn_mask is not None
-    if is_causal and query.shape[-2] != key.shape[-2]:
+    if is_causal and not is_same_shape([query.shape[-2]], [key.shape[-2]]):
         # torch aligns the causal mask to the upper left corner, MLX to the lower right.
         attn_mask, causal = _upper_left_mask(P, query, key), False
     if attn_mask is not None and attn_mask.dtype != torch.bool:
@@ -49,8 +50,9 @@ def scaled_dot_product_attention(
 
 def _broadcast(P, axis, *tensors):
     """Broadcasts the tensors along one axis, as torch does: an extent of 1 becomes the extent of the other tensors."""
-    wide = next((t for t in tensors if t.shape[axis] != 1), None)
-    if wide is None or all(t.shape[axis] != 1 for t in tensors):
+    narrow = [t for t in tensors if expressions(t.shape)[axis] == 1]
+    wide = next((t for t in tensors if t not in narrow), None)
+    if wide is None or not narrow:
         return tensors
     extents = [-1] * wide.ndim
     extents[axis] = P.size(wide, axis)
@@ -60,7 +62,7 @@ def _broadcast(P, axis, *tensors):
         result.shape = (*t.shape[:axis], wide.shape[axis], *t.shape[axis + 1 :])
         return result
 
-    return [t if t.shape[axis] != 1 else repeated(t) for t in tensors]
+    return [repeated(t) if t in narrow else t for t in tensors]
 
 
 def _upper_left_mask(P, query, key):

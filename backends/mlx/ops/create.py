@@ -79,21 +79,35 @@ def arange(P, end, start=0, step=1, dtype=None):
     if any(isinstance(v, ValueSlot) and v.kind is float for v in numbers):
         raise Unsupported("a float that is known only at run time is unsupported; use integers and scale the result")
     out = P.out.dtype
+    # MLX adds the step again and again in the dtype, in which a float stops growing where it has no fraction any more.
+    counted = torch.int64 if out.is_floating_point else out
     start, end, step = (v if isinstance(v, ValueSlot) else int(v) for v in numbers)
-    return P.emit(
+    # MLX takes the bounds as float64, which cannot hold all larger integers.
+    offset = start if isinstance(start, int) and abs(start) > 2**53 else 0
+    if offset:
+        start, end = 0, end - offset if isinstance(end, int) else P.emit(ir.SubtractIntNode, a=end, b=offset)
+    result = P.emit(
         ir.ARangeNode, start=start, stop=end, step=step,
-        scalar_type=dtypes.scalar_type(out), dtype=out,
+        scalar_type=dtypes.scalar_type(counted), dtype=counted,
     )
+    result.shape = tuple(P.out.shape)
+    if offset:
+        result = P.emit(ir.AddNode, a=result, b=P.scalar(offset, counted))
+    return P.cast(result, out)
 
 
 def _constant_arange(P, start, step):
-    """Computes start + i * step as a constant, which requires a static number of elements."""
+    """Computes start + i * step as a constant, which requires a static number of elements.
+
+    If the result has integers, torch truncates `start` and `step` first.
+    """
     count, out = P.out.shape[0], P.out.dtype
     if not isinstance(count, int):
         raise Unsupported(
             "a fractional start, end or step with a dynamic length is unsupported; use torch.arange(n) * step + start"
         )
-    data = torch.arange(count, dtype=torch.float64) * step + start
+    start, step = (v if out.is_floating_point else int(v) for v in (start, step))
+    data = torch.arange(count, dtype=torch.float64 if out.is_floating_point else torch.int64) * step + start
     return P.constant("arange", data.to(out))
 
 

@@ -166,7 +166,8 @@ def _trilinear(a, b, c, expand1, expand2, expand3, sumdim, unroll_dim=1):
 
 
 def _addbmm(x, a, b, *, beta=1, alpha=1):
-    return beta * x + alpha * torch.bmm(a, b).sum(0)
+    product = alpha * torch.bmm(a, b).sum(0)
+    return product if beta == 0 else beta * x + product  # with beta = 0, torch ignores NaN in x
 
 
 # -- others -------------------------------------------------------------------

@@ -6,12 +6,16 @@ below the tables lower the operators that need other arguments or several instru
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 
 from ..builder import dtypes
+from ..builder.extents import is_empty
+from ..builder.peephole import can_represent
 from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import TensorSlot, ValueSlot
 from ..serialization import ir
 
 aten = torch.ops.aten
@@ -55,7 +59,6 @@ UNARY = {
 
 # In the tables below, a name stands for all overloads of the operator, such as `.Tensor` and `.Scalar`.
 BINARY = {
-    "mul": ir.MultiplyNode,
     "remainder": ir.RemainderNode,
     "maximum": ir.MaximumNode,
     "minimum": ir.MinimumNode,
@@ -171,27 +174,67 @@ def rsub(P, self, other, alpha):
     return sub(P, other, self, alpha)
 
 
+@REGISTRY.lower(*overloads("mul"))
+def mul(P, self, other):
+    return _in_float32_if_needed(P, ir.MultiplyNode, self, other)
+
+
 @REGISTRY.lower(*overloads("div"))
 def div(P, self, other, rounding_mode=None):
     dtype = P.out.dtype
-    a, b = _as_tensors(P, dtype, self, other)
     if rounding_mode == "floor":
-        return _floor_divide(P, a, b)
+        return floor_divide(P, self, other)
     if rounding_mode == "trunc" and not dtype.is_floating_point:
-        return P.trace(_truncated_quotient, a, b)[0]
-    quotient = P.emit(ir.DivideNode, a=a, b=b)
+        return P.trace(_truncated_quotient, *_as_tensors(P, dtype, self, other))[0]
+    if rounding_mode == "trunc" and _is_scalar(other):
+        # torch does not round such a quotient before it is truncated.
+        a, b = _as_tensors(P, torch.float32, self, _number(other))
+        return P.cast(P.emit(ir.TruncNode, x=P.emit(ir.DivideNode, a=a, b=b)), dtype)
+    quotient = _in_float32_if_needed(P, ir.DivideNode, self, other)
     return P.emit(ir.TruncNode, x=quotient) if rounding_mode == "trunc" else quotient
 
 
 @REGISTRY.lower(*overloads("floor_divide"))
 def floor_divide(P, self, other):
-    return _floor_divide(P, *_as_tensors(P, P.out.dtype, self, other))
-
-
-def _floor_divide(P, a, b):
-    if a.dtype.is_floating_point:
-        return P.trace(_floored_quotient, a, b)[0]
+    dtype = P.out.dtype
+    if dtype.is_floating_point:
+        a, b = _as_tensors(P, torch.float32, self, _number(other))
+        return P.cast(P.trace(_floored_quotient, a, b)[0], dtype)
+    a, b = _as_tensors(P, dtype, self, other)
     return P.emit(ir.FloorDivideNode, a=a, b=b)
+
+
+def _in_float32_if_needed(P, op, self, other):
+    """Emits a product or quotient, in float32 if the result has half precision but an operand is a scalar beyond it.
+
+    In torch, such an operand is not rounded to the dtype of the result.
+    """
+    dtype = P.out.dtype
+    operands = _number(self), _number(other)
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    wide = torch.float32 if is_half and any(_exceeds(v, dtype) for v in operands) else dtype
+    a, b = _as_tensors(P, wide, *operands)
+    return P.cast(P.emit(op, a=a, b=b), dtype)
+
+
+def _is_scalar(x) -> bool:
+    """Whether `x` is a number or a 0-d tensor."""
+    return not isinstance(x, TensorSlot) or x.ndim == 0
+
+
+def _number(x):
+    """Returns the number of a constant that was a Python number in the source, and any other operand itself."""
+    return x.constant_value if isinstance(x, TensorSlot) and x.constant_value is not None else x
+
+
+def _exceeds(x, dtype: torch.dtype) -> bool:
+    """Whether `x` is a scalar that may be finite and not 0, but outside the normal range of `dtype`."""
+    if isinstance(x, TensorSlot):
+        return x.ndim == 0 and not can_represent(dtype, x.dtype)
+    if isinstance(x, ValueSlot):
+        return True
+    limits = torch.finfo(dtype)
+    return math.isfinite(x) and x != 0 and not limits.smallest_normal <= abs(x) <= limits.max
 
 
 def _floored_quotient(a, b):
@@ -199,20 +242,20 @@ def _floored_quotient(a, b):
 
     floor(a / b) would differ: inf // 1 is NaN, but floor(inf / 1) is inf; 1 // 0.1 is 9, but floor(1 / 0.1) is 10.
     """
-    x, y = a.float(), b.float()
-    remainder = torch.fmod(x, y)
-    quotient = (x - remainder) / y
-    rounds_down = (remainder != 0) & ((y < 0) != (remainder < 0))
+    remainder = torch.fmod(a, b)
+    quotient = (a - remainder) / b
+    rounds_down = (remainder != 0) & ((b < 0) != (remainder < 0))
     quotient = torch.where(rounds_down, quotient - 1, quotient)
     floored = torch.floor(quotient)
     floored = torch.where(quotient - floored > 0.5, floored + 1, floored)
-    floored = torch.where(quotient == 0, 0 * (x / y), floored)
-    return torch.where(y == 0, x / y, floored).to(a.dtype)
+    floored = torch.where(quotient == 0, 0 * (a / b), floored)
+    return torch.where(b == 0, a / b, floored)
 
 
 def _truncated_quotient(a, b):
-    """Divides integers, rounding towards zero: |a| // |b|, with the sign of a / b."""
-    return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
+    """Divides integers, rounding towards zero: one more than the floor if the quotient is negative and not exact."""
+    remainder = torch.remainder(a, b)
+    return torch.floor_divide(a, b) + ((remainder != 0) & ((a < 0) != (b < 0))).to(a.dtype)
 
 
 # Exponents for which torch computes the power by other functions than pow, and the nodes that compute the same.
@@ -248,9 +291,13 @@ def fmod(P, self, other):
 
 
 def _fmod(a, b):
-    """Computes the remainder as in C: the remainder of the magnitudes, with the sign of the dividend."""
-    magnitude = torch.remainder(torch.abs(a), torch.abs(b))
-    return torch.where(a < 0, -magnitude, magnitude)
+    """Computes the remainder as in C, which has the sign of the dividend."""
+    if a.is_floating_point():
+        magnitude = torch.remainder(torch.abs(a), torch.abs(b))
+        return torch.where(a < 0, -magnitude, magnitude)
+    # The lowest integer has no magnitude.
+    remainder = torch.remainder(a, b)
+    return torch.where((remainder != 0) & ((a < 0) != (b < 0)), remainder - b, remainder)
 
 
 @REGISTRY.lower(aten.hypot.default)
@@ -334,6 +381,8 @@ def log_softmax(P, self, dim, dtype=None, half_to_float=False):
     x = P.cast(P.cast(self, P.out.dtype), torch.float32)
     if x.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
+    if is_empty(x.shape):  # the maximum of no elements is undefined
+        return P.cast(x, P.out.dtype)
     # log_softmax(x) = (x - max) - logsumexp(x - max). Without the subtraction of the maximum, the log of the sum would
     # be lost in the rounding if the maximum is large.
     largest = P.emit(ir.MaxNode, x=x, axes=[dim], keepdims=True)

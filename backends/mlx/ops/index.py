@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.extents import is_same_shape
+from ..builder.flat_index import flat_index
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -38,7 +40,7 @@ def gather(P, self, dim, index, sparse_grad):
     # Along the axes other than `dim`, torch allows an `index` that is smaller than `self` and reads the leading part of
     # `self`. MLX requires equal extents along these axes, so `self` is sliced.
     for axis in range(self.ndim):
-        if axis != dim and x.shape[axis] != index.shape[axis]:
+        if axis != dim and not is_same_shape([x.shape[axis]], [index.shape[axis]]):
             shape = (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :])
             x = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=P.size(index, axis))
             x.shape = shape
@@ -59,25 +61,10 @@ def index(P, self, indices):
         shape = tuple(self.shape[a] for a in perm)
         self, axes = P.emit(ir.TransposeNode, x=self, perm=perm), list(range(len(axes)))
         self.shape = shape
-    merged, linear = _merged_axes(P, self, axes, [i for _, i in used])
-    return P.emit(ir.TakeNode, x=merged, index=linear, axis=axes[0])
-
-
-def _merged_axes(P, x, axes, indices):
-    """Flattens the adjacent `axes` of `x` to one axis. Returns the reshaped tensor and the index along that axis."""
-    linear = None
-    for axis, index in zip(axes, indices):
-        extent = P.scalar(P.size(x, axis), torch.int64)
-        i = P.cast(index, torch.int64)
-        negative = P.emit(ir.LessNode, a=i, b=P.scalar(0, torch.int64), dtype=torch.bool)
-        from_end = P.emit(ir.AddNode, a=i, b=extent)
-        i = P.emit(ir.WhereNode, condition=negative, x=from_end, y=i, dtype=torch.int64)
-        if linear is not None:
-            i = P.emit(ir.AddNode, a=P.emit(ir.MultiplyNode, a=linear, b=extent), b=i)
-        linear = i
-    shape = [P.size(x, a) for a in range(x.ndim)]
+    (flat,) = P.trace(flat_index, self, axes, [i for _, i in used])
+    shape = [P.size(self, a) for a in range(self.ndim)]
     shape[axes[0] : axes[-1] + 1] = [-1]
-    return P.emit(ir.ReshapeNode, x=x, shape=shape), linear
+    return P.emit(ir.TakeNode, x=P.emit(ir.ReshapeNode, x=self, shape=shape), index=flat, axis=axes[0])
 
 
 @REGISTRY.lower(aten.index_copy.default)

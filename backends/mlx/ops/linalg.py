@@ -25,7 +25,8 @@ def matmul(P, self, mat2=None, other=None):
 @REGISTRY.lower(aten.addmm.default)
 def addmm(P, self, mat1, mat2, beta, alpha):
     _check_floating(mat1)
-    return P.emit(ir.AddmmNode, mat1=mat1, mat2=mat2, bias=self, beta=float(beta), alpha=float(alpha))
+    bias = None if beta == 0 else self  # with beta = 0, torch ignores NaN in `self`
+    return P.emit(ir.AddmmNode, mat1=mat1, mat2=mat2, bias=bias, beta=float(beta), alpha=float(alpha))
 
 
 @REGISTRY.lower(aten.linear.default)

@@ -22,7 +22,8 @@ def _check_one_axis(normalized_shape) -> None:
 @REGISTRY.lower(aten.rms_norm.default)
 def rms_norm(P, input, normalized_shape, weight=None, eps=None):
     _check_one_axis(normalized_shape)
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    # torch computes half precision in float32, and its default is the epsilon of that dtype.
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
     return P.emit(ir.RMSNormNode, x=input, weight=weight, eps=eps)
 
 
@@ -36,7 +37,11 @@ def layer_norm(P, input, normalized_shape, weight=None, bias=None, eps=1e-5, cud
 
 
 def _batch_norm(x, weight, bias, mean, variance, eps):
-    """Normalizes `x` with the given statistics of each channel. The second axis of `x` is the axis of the channels."""
+    """Normalizes `x` with the given statistics of each channel. The second axis of `x` is the axis of the channels.
+
+    The arithmetic is in float32: the difference of two large products would be lost in half precision.
+    """
+    x, weight, bias, mean, variance = (None if t is None else t.float() for t in (x, weight, bias, mean, variance))
     shape = [1, -1] + [1] * (x.ndim - 2)
     scale = torch.rsqrt(variance + eps)
     scale = scale if weight is None else scale * weight

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..builder.extents import is_empty
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot
 
@@ -219,7 +220,7 @@ def _first_inside(window: range, extent: int) -> int:
 
 
 def _lower_max(P, x, axes: list[Pooling]):
-    if 0 in x.shape:
+    if is_empty(x.shape):
         raise Unsupported("an empty input is unsupported")
     pooled_axes = _pooled_axes(P, axes, _extents(P, x, len(axes)), _first_inside)
     return P.trace(_max_pool, x, [a.table for a in pooled_axes], pooled_axes)
@@ -236,9 +237,15 @@ REGISTRY.add(aten.max_pool2d_with_indices.default, _max_pool_over(2))
 REGISTRY.add(aten.max_pool3d_with_indices.default, _max_pool_over(3))
 
 
+def _adaptive_axes(output_size) -> list[Pooling]:
+    if not all(isinstance(count, int) for count in output_size):
+        raise Unsupported("output_size: a dynamic size is unsupported; pass Python numbers")
+    return [Adaptive(count) for count in output_size]
+
+
 @REGISTRY.lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(P, self, output_size):
-    return _lower_max(P, self, [Adaptive(count) for count in output_size])
+    return _lower_max(P, self, _adaptive_axes(output_size))
 
 
 # -- average ------------------------------------------------------------------
@@ -312,4 +319,4 @@ REGISTRY.add(aten.avg_pool3d.default, _avg_pool_over(3))
     aten._adaptive_avg_pool3d.default,
 )
 def adaptive_avg_pool(P, self, output_size):
-    return _lower_avg(P, self, [Adaptive(count) for count in output_size])
+    return _lower_avg(P, self, _adaptive_axes(output_size))

@@ -48,6 +48,8 @@ for _name, (_op, _overloads) in REDUCE.items():
 
 def _any_or_all(op):
     def lower(P, self, dim=None, keepdim=False):
+        if dim == []:  # torch reduces no axis, although an empty list means all axes to other reductions
+            return P.cast(P.cast(self, torch.bool), P.out.dtype)
         axes = axes_of(dim) if self.ndim else []
         result = P.emit(op, x=self, axes=axes, keepdims=keepdim, dtype=torch.bool)
         return P.cast(result, P.out.dtype)  # torch's result is uint8 for uint8, else bool

@@ -28,15 +28,22 @@ def _interpolate(x, output_size, align_corners, *scales):
         extent = x.shape[axis]
         target = torch.arange(size).to(torch.float32)
         if align_corners:
-            source = target * ((extent - 1.0) / (size - 1.0) if size > 1 else 0.0)
+            source = target * (_ratio(extent - 1, size - 1) if size > 1 else 0.0)
         else:
-            source = (target + 0.5) * (1.0 / scale if scale is not None and scale > 0 else extent / size) - 0.5
+            source = (target + 0.5) * (1.0 / scale if scale is not None and scale > 0 else _ratio(extent, size)) - 0.5
         source = source.clamp(min=0.0)
         first = source.to(torch.int64)
         second = (first + 1).clamp(max=extent - 1)
         weight = (source - first).clamp(0.0, 1.0).reshape(-1, *[1] * (x.ndim - 1 - axis))
         y = y.index_select(axis, first) * (1 - weight) + y.index_select(axis, second) * weight
     return y.to(x.dtype) if x.is_floating_point() else y.round().to(x.dtype)
+
+
+def _ratio(a, b):
+    """Returns a / b. If an extent is dynamic, this is a tensor, because programs have no arithmetic on host floats."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a / b
+    return torch.full((), a, dtype=torch.float32) / torch.full((), b, dtype=torch.float32)
 
 
 def _interpolate_vec(x, output_size, align_corners, scale_factors):

@@ -1,4 +1,7 @@
-"""Integers on the host: sizes, arithmetic on sizes, and `item`; and assertions, for which no instruction is emitted."""
+"""Numbers on the host: sizes, arithmetic on sizes, `item`, and conditions.
+
+No instruction is emitted for assertions and for conditions that are only asserted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import operator
 
 import torch
 
-from ..builder.registry import REGISTRY, Unsupported
+from ..builder.registry import REGISTRY, Unsupported, aten_target
 from ..builder.slots import ValueSlot
 from ..serialization import ir
 
@@ -24,12 +27,16 @@ ARITHMETIC = {
 
 def _arithmetic(op):
     def lower(P, a, b):
-        for value in (a, b):
-            if not isinstance(value, int) and not (isinstance(value, ValueSlot) and value.kind is int):
-                raise Unsupported("arithmetic on a symbolic float or bool is unsupported; use a tensor")
-        return P.emit(op, a=a, b=b)
+        return P.emit(op, a=_checked(a, int), b=_checked(b, int))
 
     return lower
+
+
+def _checked(value, kind):
+    """Returns `value`, a Python number or a value slot. Raises `Unsupported` if it is not of the type `kind`."""
+    if (value.kind if isinstance(value, ValueSlot) else type(value)) is not kind:
+        raise Unsupported("arithmetic on a symbolic float or bool is unsupported; use a tensor")
+    return value
 
 
 for _target, _op in ARITHMETIC.items():
@@ -66,24 +73,74 @@ def _no_instruction(P, **_):
     return None
 
 
-# Assertions and the conditions that they check. The program does not repeat them: export has proven the asserted
-# bounds, or the runtime checks the shapes of the inputs against the bounds in every call.
-REGISTRY.add(
-    [
-        aten._assert_scalar.default,
-        aten._assert_async.msg,
-        aten._assert_tensor_metadata.default,
-        aten.sym_constrain_range.default,
-        aten.sym_constrain_range_for_size.default,
-        torch.sym_not,
-        operator.eq,
-        operator.ne,
-        operator.lt,
-        operator.le,
-        operator.gt,
-        operator.ge,
-        operator.and_,
-        operator.or_,
-    ],
-    _no_instruction,
-)
+# The program does not repeat assertions: export has proven the asserted bounds, or the runtime checks the shapes of the
+# inputs against the bounds in every call.
+ASSERTIONS = [
+    aten._assert_scalar.default,
+    aten._assert_async.msg,
+    aten._assert_tensor_metadata.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+]
+REGISTRY.add(ASSERTIONS, _no_instruction)
+
+
+COMPARE = {
+    operator.eq: ir.EqualNode,
+    operator.ne: ir.NotEqualNode,
+    operator.lt: ir.LessNode,
+    operator.le: ir.LessEqualNode,
+    operator.gt: ir.GreaterNode,
+    operator.ge: ir.GreaterEqualNode,
+}
+
+
+def _compare(op):
+    """Compares as 0-d tensors, because the IR has no comparison of host integers."""
+
+    def compare(P, a, b):
+        x, y = (P.scalar(_checked(v, int), torch.int64) for v in (a, b))
+        return P.emit(ir.ItemIntNode, x=P.emit(op, a=x, b=y, dtype=torch.bool), out=ValueSlot(bool))
+
+    return compare
+
+
+def _not(P, a):
+    return _bool(P, ir.SubtractIntNode, 1, _checked(a, bool))
+
+
+def _and(P, a, b):
+    return _bool(P, ir.MultiplyIntNode, _checked(a, bool), _checked(b, bool))
+
+
+def _or(P, a, b):
+    return _not(P, _and(P, _not(P, a), _not(P, b)))
+
+
+def _bool(P, op, a, b):
+    return P.emit(op, a=a, b=b, out=ValueSlot(bool))
+
+
+def _condition(handler):
+    """Returns a handler of a condition: `handler`, but without an instruction for a condition that is only asserted."""
+
+    def lower(P, **operands):
+        return None if _is_only_asserted(P.node) else handler(P, **operands)
+
+    return lower
+
+
+def _is_only_asserted(node) -> bool:
+    return all(
+        aten_target(user.target) in ASSERTIONS or user.target in CONDITIONS and _is_only_asserted(user)
+        for user in node.users
+    )
+
+
+CONDITIONS = {op: _compare(node) for op, node in COMPARE.items()} | {
+    torch.sym_not: _not,
+    operator.and_: _and,
+    operator.or_: _or,
+}
+for _target, _handler in CONDITIONS.items():
+    REGISTRY.add(_target, _condition(_handler))

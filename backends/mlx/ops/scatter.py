@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from ..builder.extents import is_empty, is_same_shape
+from ..builder.flat_index import flat_element_index, flat_index
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -34,8 +36,7 @@ def index_put(P, self, indices, values, accumulate):
 
 def _put_slices(P, x, axis, index, values):
     update = P.cast(values, x.dtype)
-    shape = [*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]]
-    if list(update.shape) != shape:
+    if not is_same_shape(update.shape, [*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]]):
         extents = [P.size(x, i) for i in range(x.ndim)]
         extents[axis] = P.size(index, 0)
         update = P.emit(ir.BroadcastToNode, x=update, shape=extents)
@@ -65,7 +66,7 @@ def _index_put(x, axes, indices, values, accumulate):
     """Moves the indexed axes to the front, flattens them to one axis and writes along that axis."""
     others = [a for a in range(x.dim()) if a not in axes]
     shape = torch.broadcast_shapes(*(i.shape for i in indices))
-    linear = _flat_index(indices, [x.shape[a] for a in axes]).expand(shape)
+    linear = flat_index(x, axes, indices).expand(shape)
     kept = [x.shape[a] for a in others]
     # In the shape of the values, the axes of the index take the place of the indexed axes if these are adjacent.
     # Otherwise the axes of the index come first.
@@ -85,15 +86,6 @@ def _index_put(x, axes, indices, values, accumulate):
     return flat.reshape(moved.shape).permute(back)
 
 
-def _flat_index(indices, extents):
-    """Combines one index tensor per axis to an index into the flattened axes. Negative indices count from the end."""
-    linear = 0
-    for index, extent in zip(indices, extents):
-        index = index.to(torch.int64)
-        linear = linear * extent + torch.where(index < 0, index + extent, index)
-    return linear
-
-
 # -- scatter ------------------------------------------------------------------
 
 
@@ -101,7 +93,7 @@ def _flat_index(indices, extents):
 def scatter(P, self, dim, index, src=None, value=None):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
-    if 0 in index.shape:
+    if is_empty(index.shape):
         return self
     return P.trace(_scatter, self, dim % self.ndim, index, value if src is None else src)[0]
 
@@ -113,16 +105,8 @@ def _scatter(x, dim, index, src):
         src = src.to(x.dtype)
     else:
         src = torch.full((), src, dtype=x.dtype, device=x.device)
-    linear = 0
-    for axis, extent in enumerate(x.shape):
-        if axis == dim:
-            position = torch.where(index < 0, index + extent, index)
-        else:
-            shape = [-1 if a == axis else 1 for a in range(x.dim())]
-            position = torch.arange(index.shape[axis], device=x.device).reshape(shape)
-        linear = linear * extent + position
     src = src.expand(index.shape).reshape(-1)
-    return x.reshape(-1).index_copy(0, linear.reshape(-1), src).reshape(x.shape)
+    return x.reshape(-1).index_copy(0, flat_element_index(x, dim, index).reshape(-1), src).reshape(x.shape)
 
 
 @REGISTRY.lower(aten.masked_scatter.default)

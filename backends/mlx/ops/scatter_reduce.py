@@ -11,6 +11,8 @@ import math
 
 import torch
 
+from ..builder.extents import is_empty, is_same_shape
+from ..builder.flat_index import flat_element_index
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -25,7 +27,7 @@ def scatter_add(P, self, dim, index, src):
     if self.ndim == 0:
         return P.trace(_scatter_add_0d, self, index, src)[0]
     x, updates = self, P.cast(src, self.dtype)
-    if list(src.shape) != list(index.shape):
+    if not is_same_shape(src.shape, index.shape):
         updates = P.trace(_leading_part, updates, index)[0]
     return P.emit(ir.ScatterAddNode, x=x, indices=index, updates=updates, axis=dim % self.ndim)
 
@@ -43,7 +45,7 @@ def _leading_part(src, index):
 
 @REGISTRY.lower(aten.scatter_reduce.two)
 def scatter_reduce(P, self, dim, index, src, reduce, include_self):
-    if 0 in index.shape:
+    if is_empty(index.shape):
         return self
     if reduce in SUMS:
         return P.trace(_sum_or_mean, self, dim, index, src, reduce == "mean", include_self)[0]
@@ -111,7 +113,7 @@ def _sorted_reduce(x, dim, index, src, combine, include_self):
     reduction of the whole run.
     """
     flat, size = x.reshape(-1), math.prod(x.shape)
-    destination = _flat_index(x, dim % max(x.dim(), 1), index).reshape(-1)
+    destination = flat_element_index(x, dim % max(x.dim(), 1), index).reshape(-1)
     order = torch.argsort(destination, stable=True)
     destination, values = destination[order], _leading_part(src, index).to(x.dtype).reshape(-1)[order]
     distance = 1
@@ -128,16 +130,3 @@ def _sorted_reduce(x, dim, index, src, combine, include_self):
     flat = torch.cat([flat, torch.zeros_like(flat[:1])])
     flat = flat.index_copy(0, torch.where(is_last, destination, size), values)
     return flat[:size].reshape(x.shape)
-
-
-def _flat_index(x, dim, index):
-    """Returns, for each element of `index`, the index of the element that it refers to in the flattened `x`."""
-    linear = 0
-    for axis, extent in enumerate(x.shape):
-        if axis == dim:
-            position = index
-        else:
-            shape = [-1 if a == axis else 1 for a in range(x.dim())]
-            position = torch.arange(index.shape[axis], device=x.device).reshape(shape)
-        linear = linear * extent + position
-    return linear if x.dim() else index * 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.extents import expressions, is_same_shape
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import ValueSlot
 from ..serialization import ir
@@ -29,12 +30,6 @@ def result_shape(P, requested=None) -> list:
     if shape.count(-1) > 1:
         raise Unsupported("only one dynamic dimension can be inferred; pass the others, as in x.view(x.shape[0], -1)")
     return shape
-
-
-def _has_output_shape(P, x) -> bool:
-    """Whether `x` has the shape of the result. Compares symbolic expressions, because this adds no guards."""
-    output, operand = ([e if isinstance(e, int) else e.node.expr for e in s] for s in (P.out.shape, x.shape))
-    return output == operand
 
 
 def _identity(P, self):
@@ -65,7 +60,7 @@ def dropout(P, input, p, train):
 
 @REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default, aten.reshape.default)
 def view(P, self, size=None, shape=None):
-    if _has_output_shape(P, self):
+    if is_same_shape(P.out.shape, self.shape):
         return self
     return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, shape if size is None else size))
 
@@ -116,14 +111,14 @@ def unsqueeze(P, self, dim):
 )
 def squeeze(P, self, dim=None):
     dims = range(self.ndim) if dim is None else dim if isinstance(dim, list) else [dim]
-    ones = [d % self.ndim for d in dims if self.ndim and self.shape[d] == 1]
+    ones = [d % self.ndim for d in dims if self.ndim and expressions(self.shape)[d] == 1]
     # In the IR an empty list means every axis of extent 1.
     return P.emit(ir.SqueezeNode, x=self, dims=ones) if ones else self
 
 
 @REGISTRY.lower(aten.expand.default, aten.expand_copy.default)
 def expand(P, self, size, implicit=False):
-    if _has_output_shape(P, self):
+    if is_same_shape(P.out.shape, self.shape):
         return self
     lead = len(size) - self.ndim
     shape = [
@@ -157,10 +152,13 @@ def _clamped(index, extent: int):
 
 @REGISTRY.lower(aten.narrow.default)
 def narrow(P, self, dim, start, length):
-    stop = start + length if isinstance(start, int) and isinstance(length, int) else (
-        P.emit(ir.AddIntNode, a=start, b=length)
-    )
-    return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=stop)
+    if isinstance(start, int) and start < 0:
+        start = _sum(P, P.size(self, dim), start)
+    return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=_sum(P, start, length))
+
+
+def _sum(P, a, b):
+    return a + b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.AddIntNode, a=a, b=b)
 
 
 @REGISTRY.lower(aten.select.int, aten.select_copy.int)
@@ -171,7 +169,7 @@ def select(P, self, dim, index):
 @REGISTRY.lower(aten.cat.default)
 def cat(P, tensors, dim):
     # torch ignores empty 1-d tensors in a concatenation of any rank.
-    kept = [t for t in tensors if t.shape != (0,) or P.out.ndim == 1]
+    kept = [t for t in tensors if not is_same_shape(t.shape, [0]) or P.out.ndim == 1]
     parts = [P.cast(t, P.out.dtype) for t in kept]
     return P.emit(ir.ConcatenateNode, tensors=parts, axis=dim, dtype=P.out.dtype)
 
@@ -240,7 +238,7 @@ def repeat_interleave(P, self, repeats, dim=None, output_size=None):
 
 @REGISTRY.lower(aten.flip.default)
 def flip(P, self, dims):
-    return P.emit(ir.FlipNode, x=self, axes=[d % self.ndim for d in dims]) if dims else self
+    return P.emit(ir.FlipNode, x=self, axes=[d % self.ndim for d in dims]) if dims and self.ndim else self
 
 
 @REGISTRY.lower(aten.roll.default)
@@ -265,8 +263,9 @@ def constant_pad_nd(P, self, pad, value):
             if not isinstance(extent, int):
                 raise Unsupported("negative padding of a dynamic dimension is unsupported; slice it instead")
             stop = extent + min(after, 0)
+            shape = x.shape
             x = P.emit(ir.SliceNode, x=x, axis=axis, start=-min(before, 0), stop=stop)
-            x.shape = (*self.shape[:axis], stop + min(before, 0), *self.shape[axis + 1 :])
+            x.shape = (*shape[:axis], stop + min(before, 0), *shape[axis + 1 :])
     widths = [max(v, 0) if isinstance(v, int) else v for pair in pairs for v in pair]
     if not any(widths):
         return x
@@ -291,7 +290,7 @@ def movedim(P, self, source, destination):
 @REGISTRY.lower(aten.copy.default)
 def copy(P, self, src):
     source = P.cast(src, self.dtype)
-    if list(src.shape) == list(self.shape):
+    if is_same_shape(src.shape, self.shape):
         return source
     extents = [P.size(self, i) for i in range(self.ndim)]
     return P.emit(ir.BroadcastToNode, x=source, shape=extents)

@@ -36,7 +36,7 @@ def _linear(P, node: Node) -> Match:
         added = None if bias is None else P.value(bias)
         return P.emit(ir.AddmmNode, mat1=P.value(x), mat2=P.value(weight), bias=added)
 
-    return m.finish(node, lower)
+    return m.finish(node, lower, reads=(x,))
 
 
 REGISTRY.pattern(attempt(_linear))

@@ -226,7 +226,7 @@ def _order_for_rope(x: Node, axis: int, consecutive: bool) -> list[int]:
 
 def _rope(P, node: Node) -> Match:
     m = Matcher(P)
-    return m.finish(node, _rotation_handler(_rotation(m, node)))
+    return _finish(m, node, _rotation(m, node))
 
 
 def _partial_rope(P, node: Node) -> Match:
@@ -242,11 +242,10 @@ def _partial_rope(P, node: Node) -> Match:
         raise NoMatch
     if tensor(node).dtype != tensor(x).dtype or extents(node) != extents(x):
         raise NoMatch
-    return m.finish(node, _rotation_handler(rotation._replace(x=x)))
+    return _finish(m, node, rotation._replace(x=x))
 
 
-def _rotation_handler(rotation: _Rotation):
-    """Returns the handler of the fusion."""
+def _finish(m: Matcher, node: Node, rotation: _Rotation) -> Match:
     x, order, angles = rotation
 
     def lower(P, last):
@@ -264,7 +263,7 @@ def _rotation_handler(rotation: _Rotation):
         rotated = P.emit(ir.RopeNode, x=moved, dims=2 * count, offset=start, freqs=freqs)
         return P.emit(ir.TransposeNode, x=rotated, perm=[order.index(a) for a in range(len(order))])
 
-    return lower
+    return m.finish(node, lower, reads=(angles.offset,))
 
 
 def _rotation_terms(m: Matcher, cos_term, sin_term):
