@@ -106,7 +106,7 @@ def export_llm(
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
     uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits in (16, None)
-    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, uses_mtp)
+    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, quantize, uses_mtp)
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
@@ -213,7 +213,7 @@ def check_group_size(group_size: int | None, quantize: str, function: str = "exp
 
 
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, uses_mtp: bool
+    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, quantize: str, uses_mtp: bool
 ) -> tuple[PreTrainedModel, MtpModel | None, Any, torch.dtype | None, list[str]]:
     """Return the model with frozen weights, its head for multi-token prediction, its tokenizer, a dtype, and notes.
 
@@ -233,7 +233,8 @@ def _load(
             model, tokenizer, notes = _load_gguf(folder, tokenizer)
         else:
             tokenizer = tokenizer or load_tokenizer(folder)
-            model = load_causal_lm(folder)
+            # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
+            model = load_causal_lm(folder, dtype=dtype if quantize == "none" else None)
             if uses_mtp and not is_mlx(folder):
                 try:
                     mtp = load_mtp(model, folder)

@@ -12,7 +12,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
 from ...custom_ops.packing import FLOAT_MODES, dequantize
-from .packed import install, is_experts, packable_weights
+from .packed import MLXLinear, install, is_experts, packable_weights
 from .weights import OPERANDS, empty_model, finish, read_tensors, submodule
 
 # The prefix of the tensors that belong to the language model, in a checkpoint for text and other media.
@@ -172,8 +172,9 @@ def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]
         tensors[f"{path}.weight"] = dequantize(*operands, **quantization)
         return
     packed = install(model, path, "weight", *operands, **quantization)
-    if getattr(packed, "bias", None) is not None:
-        packed.bias = torch.nn.Parameter(tensors.pop(f"{path}.bias"), requires_grad=False)
+    # A layer may have a bias in the checkpoint alone. A bias that is missing there is found with the other tensors.
+    if isinstance(packed, MLXLinear) and (bias := tensors.pop(f"{path}.bias", None)) is not None:
+        packed.bias = torch.nn.Parameter(bias, requires_grad=False)
 
 
 def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,16 +11,17 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from ...custom_ops.packing import FLOAT_MODES
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
+_MODELOPT = "hf_quant_config.json"  # the settings of a quantization by NVIDIA's Model Optimizer
 # A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
 _LANGUAGE_MODEL_NAMES = {
-    r"^language_model\.lm_head\.": "lm_head.",
-    r"^language_model\.model\.": "model.",
-    r"^model\.language_model\.": "model.",
+    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
 
 
@@ -73,9 +75,15 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
     Buffers keep their dtype: `model.to(dtype)` would also round the buffers that the model computes from
     its config, such as rotary frequencies. If `dtype` is float32, the scales and biases of packed weights keep their
     dtype too: half precision makes them smaller, and kernels compute the products in float32 anyway.
+
+    Raises ValueError for a parameter of 8 bits: its values lack a scale, which only its module knows.
     """
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_floating_point() and parameter.itemsize == 1 and not isinstance(module, Packed):
+                raise ValueError(
+                    f"{path}.{name}: got {parameter.dtype} in {type(module).__name__}, expected at least 16 bits"
+                )
             is_kept = isinstance(module, Packed) and name in OPERANDS and dtype == torch.float32
             if parameter.is_floating_point() and not is_kept:
                 parameter.data = parameter.data.to(dtype)
@@ -129,11 +137,19 @@ def is_mxfp4(folder: str | Path) -> bool:
 
 
 def _quantization_config(folder: Path) -> dict:
-    return _config(folder).get("quantization_config") or {}
+    """Return the settings of the quantization, or an empty dict. Their key `quant_method` names the kind."""
+    config = _config(folder)
+    # Configs for text and other media have the settings outside or in the part for text.
+    for part in (config, config.get("text_config") or {}):
+        if settings := part.get("quantization_config"):
+            return settings
+    if (folder / _MODELOPT).is_file():
+        return {"quant_method": "modelopt"} | _config(folder, _MODELOPT).get("quantization", {})
+    return {}
 
 
-def _config(folder: Path) -> dict:
-    path = folder / "config.json"
+def _config(folder: Path, name: str = "config.json") -> dict:
+    path = folder / name
     try:
         return json.loads(path.read_text())
     except ValueError as error:
@@ -145,11 +161,12 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         from .mlx_folder import load_mlx
 
         return load_mlx(folder)
-    from .integer_folder import has_integers, load_integers
+    from .quantized_folder import can_read, load_quantized
 
-    if has_integers(_quantization_config(folder)):
-        return load_integers(folder)
-    return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
+    settings = _quantization_config(folder)
+    if can_read(settings):
+        return load_quantized(folder, settings, dtype)
+    return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, settings, dtype)
 
 
 def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
@@ -162,7 +179,7 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
     if text is config or not always and (_is_causal(config) or not _is_causal(text)):
         return config
     # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
-    text.tie_word_embeddings = bool(text.tie_word_embeddings or config.tie_word_embeddings)
+    text.tie_word_embeddings = any(getattr(part, "tie_word_embeddings", False) for part in (text, config))
     if hasattr(config, "quantization_config"):
         text.quantization_config = config.quantization_config
     return text
@@ -172,11 +189,15 @@ def _is_causal(config: PretrainedConfig) -> bool:
     return type(config) in AutoModelForCausalLM._model_mapping
 
 
-def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load a Hugging Face folder.
+def _load_hf(folder: Path, settings: dict, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Load a Hugging Face folder. `settings` are those of its quantization.
 
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
+    if settings and not AutoHfQuantizer.supports_quant_method(settings):
+        raise ValueError(f"load_causal_lm: {folder}: quant_method: got {settings['quant_method']}, which is not supported")
+    if not settings:
+        _check_not_quantized(folder)
     options = {}
     whole = AutoConfig.from_pretrained(folder)
     if (config := language_config(whole)) is not whole:
@@ -189,11 +210,56 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
+    _check_loaded(model, info, folder)
+    return model
+
+
+def _check_not_quantized(folder: Path) -> None:
+    """Raise ValueError if a tensor has 8-bit floats: transformers would cast them without their scales."""
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                if (kind := file.get_slice(name).get_dtype()).startswith("F8"):
+                    raise ValueError(f"{name}: got {kind}, but {folder / 'config.json'} has no quantization_config")
+
+
+def load_floats(
+    model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], dtype: torch.dtype, folder: Path
+) -> PreTrainedModel:
+    """Return a model like `model` of `dtype` with `tensors`, none of which is packed, and the generation config.
+
+    transformers converts the names and layouts of the tensors. Raises ValueError if they do not match the model.
+    """
+    model, info = type(model).from_pretrained(
+        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    _check_loaded(model, info, folder)
+    _set_generation_config(model, folder)
+    return model
+
+
+def _check_loaded(model: PreTrainedModel, info: dict, folder: Path) -> None:
+    """Raise ValueError if transformers found tensors that do not match. `info` is its report."""
     shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
-    for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
+    modules = dict(model.named_modules())
+    unexpected = [name for name in info["unexpected_keys"] if _is_left_over(name, modules)]
+    problems = {"wrong shapes": shapes, "missing tensors": info["missing_keys"], "unexpected tensors": unexpected}
+    for problem, items in problems.items():
         if items:
             raise ValueError(f"load_causal_lm: {folder}: {problem} for {type(model).__name__}: {shortened(items)}")
-    return model
+
+
+def _is_left_over(name: str, modules: dict[str, torch.nn.Module]) -> bool:
+    """Whether a tensor that transformers did not use belongs to one of `modules`, the modules of a model by their paths.
+
+    If the module has weights, the tensor is probably part of a quantization, such as a scale. transformers ignores some
+    biases on purpose.
+    """
+    path, _, leaf = name.rpartition(".")
+    module = modules.get(path)
+    if module is None or next(module.parameters(recurse=False), None) is None:
+        return False
+    return leaf != "bias" and not hasattr(module, leaf)
 
 
 def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedModel, PretrainedConfig]:
@@ -252,9 +318,13 @@ def finish(
     tie(model, config)
     load_unpacked(model, tensors)
     compute_buffers(model)
+    _set_generation_config(model, folder)
+    return model
+
+
+def _set_generation_config(model: PreTrainedModel, folder: Path) -> None:
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -264,6 +334,22 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         with safe_open(path, "pt") as file:
             tensors |= {name: file.get_tensor(name) for name in file.keys()}
     return tensors
+
+
+def language_tensors(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of the language model `model` by their names in it.
+
+    `tensors` may be those of a whole model for text and other media, of which `model` is a part.
+    """
+    part, whole = {}, "|".join(_LANGUAGE_MODEL_NAMES)
+    if any(re.search(whole, name) for name in model.state_dict()) or not any(re.search(whole, name) for name in tensors):
+        return tensors
+    for name, tensor in tensors.items():
+        if name.startswith("lm_head.") or re.search(whole, name):
+            for pattern, replacement in _LANGUAGE_MODEL_NAMES.items():
+                name = re.sub(pattern, replacement, name)
+            part[name] = tensor
+    return part
 
 
 def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ and compressed-tensors, against the model with the dequantized weights."""
+"""Checkpoints of GPTQ, AWQ, compressed-tensors and FP8, against the model with the dequantized weights."""
 
 import json
 
@@ -38,6 +38,7 @@ def words(q):
 def gptq(weight, columns=None):
     q, scales, zeros, values = integers(weight, columns=columns)
     stored = {"qweight": words(q).T, "qzeros": words(((zeros.int() - 1) % 16).T), "scales": scales.half().T}
+    stored["bias"] = torch.zeros(len(weight))  # older versions store it for every layer
     return stored | {"g_idx": torch.arange(q.shape[1]) // GROUP if columns is None else columns}, values
 
 
@@ -66,7 +67,8 @@ def compressed(weight):
 def compressed_int8(weight):
     scales = weight.abs().amax(1, keepdim=True) / 127
     q = (weight / scales).round()
-    return {"weight": q.to(torch.int8), "weight_scale": scales}, q * scales
+    unused = {"input_zero_point": torch.zeros(1), "k_scale": torch.ones(1)}
+    return {"weight": q.to(torch.int8), "weight_scale": scales} | unused, q * scales
 
 
 def compressed_float8(weight):
@@ -75,6 +77,26 @@ def compressed_float8(weight):
     return {"weight": q, "weight_scale": scales, "input_scale": torch.ones(1)}, q.float() * scales
 
 
+def float8(weight, name, scales):
+    """Return the tensors of a weight in FP8, and its values. `scales` [N, K] are those of the elements."""
+    q = (weight / scales).to(torch.float8_e4m3fn)
+    stored = scales[:: BLOCK[0], :: BLOCK[1]] if name == "weight_scale_inv" else scales[0, 0]
+    return {"weight": q, name: stored, "input_scale": torch.ones(1)}, q.float() * scales
+
+
+def float8_in_blocks(weight):
+    scales = torch.zeros_like(weight)
+    for block in [columns for rows in torch.arange(weight.numel()).view(weight.shape).split(BLOCK[0])
+                  for columns in rows.split(BLOCK[1], 1)]:  # fmt: skip
+        scales.view(-1)[block] = weight.view(-1)[block].abs().max() / 448
+    return float8(weight, "weight_scale_inv", scales)
+
+
+def float8_by_tensor(weight):
+    return float8(weight, "weight_scale", (weight.abs().max() / 448).expand(weight.shape))
+
+
+BLOCK = [24, 48]  # the last blocks are smaller
 COMPRESSED = {"quant_method": "compressed-tensors"}
 # A function that quantizes a weight → the settings of its format, and whether the loaded weights are packed.
 FORMATS = {
@@ -84,6 +106,8 @@ FORMATS = {
     compressed: (COMPRESSED | {"format": "pack-quantized"}, True),
     compressed_int8: (COMPRESSED | {"format": "int-quantized"}, True),
     compressed_float8: (COMPRESSED | {"format": "float-quantized"}, False),
+    float8_in_blocks: ({"quant_method": "fp8", "weight_block_size": BLOCK}, False),
+    float8_by_tensor: ({"quant_method": "fp8", "activation_scheme": "static"}, False),  # AutoFP8
 }
 
 
@@ -110,7 +134,10 @@ def write(folder, tensors, floats, **settings):
 
 
 @pytest.mark.parametrize("quantize", FORMATS, ids=lambda function: function.__name__)
-def test_logits_equal_those_of_the_dequantized_weights(floats, quantize, tmp_path):
+def test_logits_equal_those_of_the_dequantized_weights(floats, quantize, tmp_path, monkeypatch):
+    # With such a GPU, transformers would keep FP8 weights.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     settings, is_packed = FORMATS[quantize]
     stored, dequantized = {}, load_file(floats / "model.safetensors")
     for name, tensor in list(dequantized.items()):
@@ -126,6 +153,43 @@ def test_logits_equal_those_of_the_dequantized_weights(floats, quantize, tmp_pat
     with torch.no_grad():
         logits, of_values = (use_gathered_experts(model)(PROMPT).logits for model in (got, expected))
     torch.testing.assert_close(logits, of_values, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bias_of_the_checkpoint_alone_is_kept(floats, tmp_path):
+    tensors, bias = load_file(floats / "model.safetensors"), torch.arange(64.0)
+    path = "model.layers.0.self_attn.q_proj"
+    parts, _ = gptq(tensors.pop(f"{path}.weight"))
+    tensors |= {f"{path}.{leaf}": part for leaf, part in (parts | {"bias": bias}).items()}
+    model = load_causal_lm(write(tmp_path / "stored", tensors, floats, quantization_config=FORMATS[gptq][0]))
+    assert model.get_submodule(path).bias.equal(bias)
+
+
+def test_modelopt_has_a_file_for_its_settings(floats, tmp_path):
+    stored, dequantized = {}, load_file(floats / "model.safetensors")
+    path = "model.layers.1.mlp.experts.0.up_proj"
+    parts, dequantized[f"{path}.weight"] = float8_by_tensor(dequantized[f"{path}.weight"])
+    stored = dequantized | {f"{path}.{leaf}": part for leaf, part in parts.items()}
+    folder = write(tmp_path / "stored", stored, floats)
+    with pytest.raises(ValueError, match=f"{path}.weight: got F8_E4M3, but .*config.json has no quantization_config"):
+        load_causal_lm(folder)
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    got, expected = load_causal_lm(folder), load_causal_lm(write(tmp_path / "dequantized", dequantized, floats))
+    for (name, a), (_, b) in zip(got.named_parameters(), expected.named_parameters(), strict=True):
+        assert a.equal(b), name
+
+
+@pytest.mark.parametrize("settings, leaf, message", [
+    ({"quant_method": "new"}, None, "quant_method: got new, which is not supported"),
+    (COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}}, None, "transform_config"),
+    (None, "weight_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.weight_scale"),
+    ({"quant_method": "fp8"}, "pre_quant_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.pre_quant_scale"),
+])  # fmt: skip
+def test_a_quantization_that_cannot_be_read_is_refused(floats, settings, leaf, message, tmp_path):
+    tensors = load_file(floats / "model.safetensors")
+    if leaf:
+        tensors[f"model.layers.0.mlp.up_proj.{leaf}"] = torch.ones(1)
+    with pytest.raises(ValueError, match=message):
+        load_causal_lm(write(tmp_path / "stored", tensors, floats, **{"quantization_config": settings} if settings else {}))
 
 
 def test_a_quantized_head_for_multi_token_prediction_is_left_out(floats, tmp_path):
