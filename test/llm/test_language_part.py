@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import transformers as hf
+from executorch_mlx.custom_ops.packing import dequantize, quantize
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
@@ -73,6 +74,23 @@ def test_weights_may_be_quantized(folder, quantize):
     config["text_config"]["quantization_config"] = FORMATS[quantize][0]
     (folder / "config.json").write_text(json.dumps(config))
     torch.testing.assert_close(logits(load_causal_lm(folder)), logits(values), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_output_projection_of_its_own_is_not_tied(is_packed, tmp_path):
+    """By default, the outer config of these models says that the output projection is tied."""
+    write(CONFIGS["mistral3"](), tmp_path)
+    assert hf.AutoConfig.from_pretrained(tmp_path).tie_word_embeddings
+    expected = load_causal_lm(tmp_path)
+    expected.lm_head.weight = torch.nn.Parameter(torch.randn_like(expected.lm_head.weight))
+    tensors = {f"language_model.{name}": tensor for name, tensor in expected.state_dict().items()}
+    if is_packed:
+        name = "language_model.model.embed_tokens"
+        packed = quantize(tensors[f"{name}.weight"], 8, 32)
+        tensors |= {f"{name}.{leaf}": tensor for leaf, tensor in zip(("weight", "scales", "biases"), packed)}
+        expected.model.embed_tokens.weight.data = dequantize(*packed, 32, 8)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "mlx"})
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
 
 
 def test_a_model_without_a_causal_language_model_is_refused(tmp_path):

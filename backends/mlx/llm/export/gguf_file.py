@@ -178,7 +178,7 @@ class GGUFFile:
             self._install_tensor(model, name, [parts["gate"], parts["up"]], unpacked, inexact)
         if unknown:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
-        tie(model, model.config)
+        tie(model, model.config, unpacked)
         load_unpacked(model, unpacked)
         for type_, packings in inexact.items():
             error = (sum(p.squared_error for p in packings) / max(sum(p.squared_norm for p in packings), 1e-30)) ** 0.5

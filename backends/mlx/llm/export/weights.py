@@ -315,7 +315,7 @@ def finish(
     model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], folder: Path
 ) -> PreTrainedModel:
     """Load the tensors that are not packed and the generation config into `model`, and return it."""
-    tie(model, config)
+    tie(model, config, tensors)
     load_unpacked(model, tensors)
     compute_buffers(model)
     _set_generation_config(model, folder)
@@ -360,11 +360,13 @@ def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module
         raise ValueError(f"{tensor}: {type(model).__name__} has no module {path}") from error
 
 
-def tie(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Make a tied output projection use the packed weight of the embedding."""
+def tie(model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Make a tied output projection use the packed weight of the embedding, unless `tensors` has a weight for it."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if config.tie_word_embeddings and isinstance(embedding, Packed) and not isinstance(head, Packed):
         (path,) = (path for path, module in model.named_modules() if module is head)
+        if f"{path}.weight" in tensors:
+            return
         *operands, group_size, bits, mode = embedding.packed_arguments()
         install(model, path, "weight", *operands, group_size=group_size, bits=bits, mode=mode)
 
@@ -380,9 +382,11 @@ def load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
     if wrong:
         raise ValueError(f"load_causal_lm: wrong shapes for {type(model).__name__}: {shortened(wrong)}")
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+    missing = {name for name, t in model.state_dict().items() if t.is_meta}
     if not any(isinstance(m, Packed) for m in (model.get_input_embeddings(), model.get_output_embeddings())):
-        model.tie_weights()
-    missing = [name for name, t in model.state_dict().items() if t.is_meta]
+        # Configs often say that weights are tied that are not. With the missing names, weights with tensors of their own
+        # stay as they are.
+        model.tie_weights(missing_keys=missing)
     unexpected = [name for name in unexpected if not name.endswith("rotary_emb.inv_freq")]
     for problem, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
