@@ -69,7 +69,7 @@ def export_llm(
     torchao's NVFP4 or MX weights, keep their format.
 
     - `tokenizer`: the tokenizer to store in the program; by default that of the checkpoint.
-    - `adapter`: a `peft` folder with a LoRA adapter to merge into the weights.
+    - `adapter`: a folder of `peft` or mlx-lm with a LoRA adapter to merge into the weights.
     - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a
       loaded model.
     - `quantize`: `int4` or `int8` in groups of `group_size` (32, 64 or 128; by default 32); `mixed`, which
