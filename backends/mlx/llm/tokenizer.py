@@ -31,7 +31,7 @@ class Tokenizer:
 
     def __init__(self, data: str, config: Mapping[str, Any] = {}, template: str | None = None):
         self._data, self._config = data, config
-        self.chat_template = template if template is not None else _template_in(config)
+        self.chat_template = template if template is not None else _template_of(config)
         named = {name: _content(config.get(name)) for name in NAMED_TOKENS}
         self.special_tokens: dict[str, str] = {name: token for name, token in named.items() if token is not None}
 
@@ -45,11 +45,11 @@ class Tokenizer:
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
             return _convert(folder)
-        config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+        config = folder / "tokenizer_config.json"
         return cls(
             (folder / "tokenizer.json").read_text(encoding="utf-8"),
             json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {},
-            template.read_text(encoding="utf-8") if template.is_file() else None,
+            template_in(folder),
         )
 
     @cached_property
@@ -116,7 +116,20 @@ class Tokenizer:
         return [*self.special_tokens.values(), *filter(None, map(_content, extra))]
 
 
-def _template_in(config: Mapping[str, Any]) -> str | None:
+def template_in(folder: Path) -> str | None:
+    """Return the chat template that has a file of its own in `folder`, or None.
+
+    The older format is `chat_template.json`, of models for text and other media. transformers gives it to their
+    processors only.
+    """
+    if (path := folder / "chat_template.jinja").is_file():
+        return path.read_text(encoding="utf-8")
+    if (path := folder / "chat_template.json").is_file():
+        return _template_of(json.loads(path.read_text(encoding="utf-8")))
+    return None
+
+
+def _template_of(config: Mapping[str, Any]) -> str | None:
     """Return the chat template of a config, or None. A config has one template, or a list of named templates."""
     template = config.get("chat_template")
     if isinstance(template, list):

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import MtpModel
 
 from ...program_caches import forget_programs
+from ..tokenizer import template_in
 from .adapter import merge_adapter
 from .check import check_program
 from .conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
@@ -104,6 +105,7 @@ def export_llm(
     """
     _check_precision(kv_bits, activations, tensor_parallel)
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
+    check_tokenizer(tokenizer)
     progress("load")
     uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits in (16, None)
     model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, quantize, uses_mtp)
@@ -233,6 +235,8 @@ def _load(
             model, tokenizer, notes = _load_gguf(folder, tokenizer)
         else:
             tokenizer = tokenizer or load_tokenizer(folder)
+            if tokenizer is None:
+                notes.append(f"{folder} has no tokenizer: prompts and answers of the program are token ids")
             # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
             model = load_causal_lm(folder, dtype=dtype if quantize == "none" else None)
             if uses_mtp and not is_mlx(folder):
@@ -257,9 +261,23 @@ def load_tokenizer(folder: Path) -> Any:
     if not any(folder.glob("tokenizer*")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:  # as transformers raises them
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if not hasattr(tokenizer, "backend_tokenizer") and (folder / "tokenizer.json").is_file():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # AutoTokenizer took that of mistral-common
+        tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
+    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:  # as transformers raises them
         raise ValueError(f"export_llm: tokenizer: cannot read the one in {folder}: {error!r}") from error
+    check_tokenizer(tokenizer)
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, function: str = "export_llm") -> None:
+    """Raise ValueError unless `tokenizer` is None or can be stored in a program."""
+    if tokenizer is not None and not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(
+            f"{function}: tokenizer: got {type(tokenizer).__name__}, expected one of the package tokenizers, with a "
+            "tokenizer.json"
+        )
 
 
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
 from ...llm.export.conversion import QUANTIZATIONS, convert_weights
-from ...llm.export.export import ExportedLLM, check_choice, check_group_size, load_tokenizer
+from ...llm.export.export import ExportedLLM, check_choice, check_group_size, check_tokenizer, load_tokenizer
 from ...llm.export.head_config import HeadConfig
 from ...llm.export.lowering import lower
 from ...llm.export.serialize import serialize
@@ -75,6 +75,7 @@ def export_speech(
     Raises ValueError, with the name of the argument in the message.
     """
     _check_arguments(quantize, group_size, max_seconds, head)
+    check_tokenizer(tokenizer, "export_speech")
     head = replace(head, allowed_tokens=True)
     progress("load")
     model, tokenizer, feature_extractor, dtype = _load(model, tokenizer, feature_extractor, dtype)
@@ -122,10 +123,18 @@ def _load(
         raise ValueError(f"export_speech: model: {error}") from error
     if not is_speech(folder):
         raise ValueError(f"export_speech: model: {folder}: got another model, expected {', '.join(FAMILIES)}")
-    if extractor is None and (folder / "preprocessor_config.json").is_file():
+    if extractor is None and _has_extractor(folder):
         extractor = AutoFeatureExtractor.from_pretrained(folder)
     loaded = _load_folder(folder)
     return loaded.eval().requires_grad_(False), tokenizer or load_tokenizer(folder), extractor, dtype or torch.float32
+
+
+def _has_extractor(folder: Path) -> bool:
+    """Whether `folder` has the settings of a feature extractor: in a file of its own, or, from transformers 5, in another."""
+    if (folder / "preprocessor_config.json").is_file():
+        return True
+    path = folder / "processor_config.json"
+    return path.is_file() and "feature_extractor" in _read_json(path)
 
 
 def _load_folder(folder: Path) -> PreTrainedModel:
@@ -148,13 +157,16 @@ def _complete_generation_config(model: PreTrainedModel, folder: Path) -> None:
     path = folder / "generation_config.json"
     if not path.is_file():
         return
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
-    for name, value in stored.items():
+    for name, value in _read_json(path).items():
         if getattr(model.generation_config, name, None) is None:
             setattr(model.generation_config, name, value)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
 
 
 def _family(model: PreTrainedModel, extractor: Any, seconds: float) -> Family:
