@@ -1,6 +1,7 @@
 """Checkpoints of GPTQ, AWQ, compressed-tensors and FP8, against the model with the dequantized weights."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -138,21 +139,41 @@ def test_logits_equal_those_of_the_dequantized_weights(floats, quantize, tmp_pat
     # With such a GPU, transformers would keep FP8 weights.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    settings, is_packed = FORMATS[quantize]
+    packed = check_logits(floats, quantize, tmp_path)
+    assert packed == ({MLXLinear, MLXExperts} if FORMATS[quantize][1] else set())
+
+
+def check_logits(floats, quantize, folder, pattern="_proj.weight$", is_transposed=False):
+    """Quantize the weights whose names have `pattern`, compare the logits, and return the classes of packed layers."""
     stored, dequantized = {}, load_file(floats / "model.safetensors")
     for name, tensor in list(dequantized.items()):
-        if name.endswith("_proj.weight"):
-            parts, dequantized[name] = quantize(tensor)
+        if re.search(pattern, name):
+            parts, values = quantize(tensor.T.contiguous() if is_transposed else tensor)
+            dequantized[name] = values.T if is_transposed else values
             stored |= {f"{name.removesuffix('weight')}{leaf}": part for leaf, part in parts.items()}
-        else:
-            stored[name] = tensor
-    expected = load_causal_lm(write(tmp_path / "dequantized", dequantized, floats))
-    got = load_causal_lm(write(tmp_path / "stored", stored, floats, quantization_config=settings), dtype=torch.float32)
-    packed = {type(m) for m in got.modules() if isinstance(m, (MLXLinear, MLXExperts))}
-    assert packed == ({MLXLinear, MLXExperts} if is_packed else set())
+    stored |= {name: tensor for name, tensor in dequantized.items() if not re.search(pattern, name)}
+    expected = load_causal_lm(write(folder / "dequantized", dequantized, floats))
+    got = load_causal_lm(
+        write(folder / "stored", stored, floats, quantization_config=FORMATS[quantize][0]), dtype=torch.float32
+    )
     with torch.no_grad():
         logits, of_values = (use_gathered_experts(model)(PROMPT).logits for model in (got, expected))
     torch.testing.assert_close(logits, of_values, rtol=1e-4, atol=1e-4)
+    return {type(m) for m in got.modules() if isinstance(m, (MLXLinear, MLXExperts))}
+
+
+@pytest.mark.parametrize("config, changes, pattern", [
+    # Layers that store the transpose of a weight, and biases with names that transformers ignores in some checkpoints.
+    (hf.GPT2Config, dict(n_embd=64, n_head=4, n_layer=1, n_positions=16), r"c_(attn|proj|fc)\.weight$"),
+    # The experts have one tensor for each projection, and stay floats.
+    (hf.GraniteMoeConfig, dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, num_local_experts=4,
+                               intermediate_size=64), r"_proj\.weight$"),
+])  # fmt: skip
+def test_other_layouts(config, changes, pattern, tmp_path):
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config(**changes, vocab_size=200, initializer_range=0.15))
+    model.save_pretrained(tmp_path / "floats")
+    assert check_logits(tmp_path / "floats", gptq, tmp_path, pattern, config is hf.GPT2Config) == {MLXLinear}
 
 
 def test_a_bias_of_the_checkpoint_alone_is_kept(floats, tmp_path):

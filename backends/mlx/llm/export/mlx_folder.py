@@ -10,9 +10,10 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
+from transformers.pytorch_utils import Conv1D
 
 from ...custom_ops.packing import FLOAT_MODES, dequantize
-from .packed import MLXLinear, install, is_experts, packable_weights
+from .packed import MLXLinear, install, is_experts, packable_weights, use_linear_layer
 from .weights import OPERANDS, empty_model, finish, read_tensors, submodule
 
 # The prefix of the tensors that belong to the language model, in a checkpoint for text and other media.
@@ -93,7 +94,7 @@ def stack_experts(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
 
 def renamed(tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return the tensors by their names in transformers, without those that `model` ignores."""
-    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    ignored, expected = model._keys_to_ignore_on_load_unexpected or (), model.state_dict()
     patterns = _RENAMED | _RENAMED_IN.get(model.config.model_type, {})
     renamings = [r for r in get_model_conversion_mapping(model) if isinstance(r, WeightRenaming)]
     renamed = {}
@@ -105,8 +106,10 @@ def renamed(tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> dict[st
             name = re.sub(pattern, replacement, name)
         for renaming in renamings:
             name, _ = renaming.rename_source_key(name)
-        if not any(re.search(pattern, name) for pattern in ignored):
-            renamed[name.removesuffix("weight") + leaf if leaf in OPERANDS else name] = tensor
+        if name in expected or not any(re.search(pattern, name) for pattern in ignored):
+            if leaf in OPERANDS and name.endswith(".weight"):  # the experts of transformers lack this ending
+                name = name.removesuffix("weight") + leaf
+            renamed[name] = tensor
     return renamed
 
 
@@ -166,6 +169,8 @@ def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]
     Removes the packed tensors from `tensors`.
     """
     module = submodule(model, path, f"{path}.weight")
+    if type(module) is Conv1D:
+        module = use_linear_layer(model, path)
     operands = _take(tensors, path)
     quantization = _quantization(operands, module.weight.shape[-1], path)
     if not packable_weights(module):
@@ -184,6 +189,8 @@ def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch
     """
     module = model.get_submodule(path)
     for name in packable_weights(module):
+        if f"{path}.{name}" in tensors:  # floats in the layout of transformers
+            continue
         parts = [f"{path}.{part}" for part in (("gate_proj", "up_proj") if name == "gate_up_proj" else (name,))]
         operands = [_joined(module, part) for part in zip(*(_take(tensors, part) for part in parts))]
         if module.has_bias:
@@ -207,5 +214,7 @@ def _change_layout(module: torch.nn.Module, name: str, tensors: dict[str, torch.
     """Change the tensor `name`, the weight of `module`, from mlx-lm's layout to that of transformers."""
     if isinstance(module, torch.nn.Conv1d):
         tensors[name] = tensors[name].mT.contiguous()  # from [outputs, size of the kernel, inputs]
+    elif type(module) is Conv1D and not tensors[name].dtype == torch.uint32:
+        tensors[name] = tensors[name].T.contiguous()  # from [outputs, inputs]
     elif type(module).__name__ in _OFFSET_NORMS:
         tensors[name] = tensors[name].float() - 1

@@ -58,11 +58,15 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
         if parts.keys() == {"weight"}:
             parts["weight"] = parts["weight"].to(dtype)
         tensors |= {f"{path}.{leaf}": tensor for leaf, tensor in parts.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in _UNUSED}
     if not any(name.endswith(".scales") for name in tensors):
-        return load_floats(model, config, _without_unused(model, tensors), dtype, folder)
+        return load_floats(model, config, tensors, dtype, folder)
     tensors = renamed(tensors, model)
     stack_experts(model, tensors)
-    return install_all(model, config, _without_unused(model, tensors), folder)
+    # Older versions of AutoGPTQ store zero biases for layers without a bias.
+    expected = model.state_dict()
+    tensors = {n: t for n, t in tensors.items() if n in expected or not n.endswith(".bias") or t.any()}
+    return install_all(model, config, tensors, folder)
 
 
 # The tensors of a weight in integers, in all formats.
@@ -70,20 +74,6 @@ _PARTS = (
     "qweight", "qzeros", "scales", "g_idx",
     "weight", *(f"weight_{name}" for name in ("packed", "scale", "zero_point", "shape", "g_idx")),
 )  # fmt: skip
-
-
-def _without_unused(model: PreTrainedModel, tensors: Tensors) -> Tensors:
-    """Return the tensors without those that the program does not need: `_UNUSED`, and zero biases.
-
-    Older versions of AutoGPTQ store zero biases for layers without a bias.
-    """
-    expected = model.state_dict()
-
-    def is_unused(name: str) -> bool:
-        leaf = name.rpartition(".")[2]
-        return name not in expected and (leaf in _UNUSED or leaf == "bias" and not tensors[name].any())
-
-    return {name: tensor for name, tensor in tensors.items() if not is_unused(name)}
 
 
 def _block_size(settings: dict) -> tuple[int, int] | None:
