@@ -60,7 +60,7 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
         tensors |= {f"{path}.{leaf}": tensor for leaf, tensor in parts.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in _UNUSED}
     if not any(name.endswith(".scales") for name in tensors):
-        return load_floats(model, config, tensors, dtype, folder)
+        return load_floats(model, tensors, dtype, folder)
     tensors = renamed(tensors, model)
     stack_experts(model, tensors)
     # Older versions of AutoGPTQ store zero biases for layers without a bias.

@@ -224,14 +224,14 @@ def _check_not_quantized(folder: Path) -> None:
 
 
 def load_floats(
-    model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], dtype: torch.dtype, folder: Path
+    model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype, folder: Path
 ) -> PreTrainedModel:
     """Return a model like `model` of `dtype` with `tensors`, none of which is packed, and the generation config.
 
     transformers converts the names and layouts of the tensors. Raises ValueError if they do not match the model.
     """
     model, info = type(model).from_pretrained(
-        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        None, config=model.config, state_dict=tensors, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
     _check_loaded(model, info, folder)
     _set_generation_config(model, folder)
@@ -269,9 +269,10 @@ def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedMod
     """
     config = AutoConfig.from_pretrained(folder)
     config = language_config(config, always=text_only)
-    for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
-        if hasattr(config, name):
-            delattr(config, name)
+    for part in (config, config.get_text_config()):
+        for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
+            if hasattr(part, name):
+                delattr(part, name)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config), config
 
