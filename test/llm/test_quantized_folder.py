@@ -6,9 +6,11 @@ import re
 import pytest
 import torch
 import transformers as hf
+from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.mtp import UnknownHead, load_mtp
 from executorch_mlx.llm.export.packed import MLXExperts, MLXLinear
+from executorch_mlx.llm.export.scale_search import Format, quantized
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
 
@@ -97,6 +99,22 @@ def float8_by_tensor(weight):
     return float8(weight, "weight_scale", (weight.abs().max() / 448).expand(weight.shape))
 
 
+def nvfp4(weight):
+    factor = weight.abs().max() / (6 * 448)
+    q, scales, _ = quantized(weight / factor, Format.of("nvfp4"), torch.float32)
+    return q.view(torch.uint8), scales.view(torch.float8_e4m3fn), factor, dequantize(q, scales, None, 16, 4, "nvfp4") * factor
+
+
+def nvfp4_of_modelopt(weight):
+    q, scales, factor, values = nvfp4(weight)
+    return {"weight": q, "weight_scale": scales, "weight_scale_2": factor, "input_scale": torch.ones(())}, values
+
+
+def compressed_nvfp4(weight):
+    q, scales, factor, values = nvfp4(weight)
+    return {"weight_packed": q, "weight_scale": scales, "weight_global_scale": 1 / factor.reshape(1)}, values
+
+
 BLOCK = [24, 48]  # the last blocks are smaller
 COMPRESSED = {"quant_method": "compressed-tensors"}
 # A function that quantizes a weight → the settings of its format, and whether the loaded weights are packed.
@@ -107,6 +125,8 @@ FORMATS = {
     compressed: (COMPRESSED | {"format": "pack-quantized"}, True),
     compressed_int8: (COMPRESSED | {"format": "int-quantized"}, True),
     compressed_float8: (COMPRESSED | {"format": "float-quantized"}, False),
+    nvfp4_of_modelopt: ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, True),
+    compressed_nvfp4: (COMPRESSED | {"format": "nvfp4-pack-quantized"}, True),
     float8_in_blocks: ({"quant_method": "fp8", "weight_block_size": BLOCK}, False),
     float8_by_tensor: ({"quant_method": "fp8", "activation_scheme": "static"}, False),  # AutoFP8
 }
@@ -140,7 +160,9 @@ def test_logits_equal_those_of_the_dequantized_weights(floats, quantize, tmp_pat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     packed = check_logits(floats, quantize, tmp_path)
-    assert packed == ({MLXLinear, MLXExperts} if FORMATS[quantize][1] else set())
+    # Packed experts have no factor for the whole weight.
+    expected = {MLXLinear} if "nvfp4" in quantize.__name__ else {MLXLinear, MLXExperts}
+    assert packed == (expected if FORMATS[quantize][1] else set())
 
 
 def check_logits(floats, quantize, folder, pattern="_proj.weight$", is_transposed=False):

@@ -1,7 +1,8 @@
-"""Loads checkpoints of GPTQ, AWQ and compressed-tensors, and those with FP8 weights.
+"""Loads checkpoints of GPTQ, AWQ and compressed-tensors, and those with FP8 or NVFP4 weights.
 
-Integers are kept, in MLX's packed format. The three formats with integers store a weight as scale * (q - zero), with a
-scale and a zero for each group of columns. In MLX, a weight is scale * q + bias. FP8 weights become floats.
+Integers and NVFP4 elements are kept, in MLX's packed format. The three formats with integers store a weight as
+scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias. FP8 weights
+become floats.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FP8_SCALES = ("_scale_inv", "_scale", "_weight_scale")
 # Tensors for activations and KV caches in 8 bits, which the program keeps in floats.
 _UNUSED = (
-    "input_scale", "input_zero_point", "activation_scale", "output_scale",
+    "input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale",
     *(f"{name}_{part}" for name in "qkv" for part in ("scale", "zero_point")),
 )  # fmt: skip
 
@@ -69,10 +70,10 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
     return install_all(model, config, tensors, folder)
 
 
-# The tensors of a weight in integers, in all formats.
+# The tensors of a weight that is kept, in all formats.
 _PARTS = (
     "qweight", "qzeros", "scales", "g_idx",
-    "weight", *(f"weight_{name}" for name in ("packed", "scale", "zero_point", "shape", "g_idx")),
+    "weight", *(f"weight_{name}" for name in ("packed", "scale", "zero_point", "shape", "g_idx", "scale_2", "global_scale")),
 )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def _block_size(settings: dict) -> tuple[int, int] | None:
 
 def _read_fp8(tensors: Tensors, block_size: tuple[int, int] | None, dtype: torch.dtype) -> None:
     """Replace the FP8 weights in `tensors` by floats, in place."""
-    for name in [name for name, tensor in tensors.items() if tensor.dtype in _FP8]:
+    for name in [n for n, tensor in tensors.items() if tensor.dtype in _FP8 and not n.endswith(_FP8_SCALES)]:
         scales = [tensors.pop(f"{name}{end}") for end in _FP8_SCALES if f"{name}{end}" in tensors]
         if len(scales) != 1:
             raise ValueError(f"{name}: got {tensors[name].dtype} and {len(scales)} scales, expected one")
@@ -173,7 +174,16 @@ def _packed_integers(t: Tensors, settings: dict) -> Tensors:
     return _in_mlx_format(t["weight_packed"], t["weight_scale"], zeros, t.get("weight_g_idx"), bits)
 
 
+def _nvfp4(t: Tensors, settings: dict) -> Tensors:
+    """Besides the scales, there is a factor for the whole weight: `weight_scale_2`, or its inverse."""
+    factor = t["weight_scale_2"] if "weight_scale_2" in t else 1 / t["weight_global_scale"]
+    words = t.get("weight_packed", t.get("weight")).contiguous().view(torch.uint32)
+    return {"weight": words, "scales": t["weight_scale"].view(torch.uint8), "factor": factor.float().reshape(())}
+
+
 def _integers_of_8_bits(t: Tensors, settings: dict) -> Tensors:
+    if "weight_scale_2" in t:
+        return _nvfp4(t, settings)
     weight, scales = t["weight"], t["weight_scale"]
     if weight.dtype != torch.int8:
         raise ValueError(f"got a weight of {weight.dtype}, expected {torch.int8}")
@@ -190,6 +200,7 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
     "gptq": ("qweight", _gptq),
     "awq": ("qweight", _awq),
     "pack-quantized": ("weight_packed", _packed_integers),
+    "nvfp4-pack-quantized": ("weight_packed", _nvfp4),
     **{kind: ("weight_scale", _integers_of_8_bits) for kind in (
         "float-quantized", "int-quantized", "naive-quantized",  # compressed-tensors
         "fp8", "mxfp8", "fbgemm_fp8", "modelopt",
@@ -198,7 +209,7 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
 
 
 def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | None:
-    """Return the name of a tensor that each weight in integers has, and the function that reads such a weight, or None."""
+    """Return the name of a tensor that each kept weight has, and the function that reads such a weight, or None."""
     kind = settings.get("quant_method")
     if kind == "awq" and settings.get("version", "gemm").lower() != "gemm":
         return None
