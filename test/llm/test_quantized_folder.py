@@ -95,6 +95,11 @@ def float8_in_blocks(weight):
     return float8(weight, "weight_scale_inv", scales)
 
 
+def compressed_float8_in_blocks(weight):
+    parts, values = float8_in_blocks(weight)
+    return {"weight": parts["weight"], "weight_scale": parts["weight_scale_inv"]}, values
+
+
 def float8_by_tensor(weight):
     return float8(weight, "weight_scale", (weight.abs().max() / 448).expand(weight.shape))
 
@@ -128,6 +133,8 @@ FORMATS = {
     nvfp4_of_modelopt: ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, True),
     compressed_nvfp4: (COMPRESSED | {"format": "nvfp4-pack-quantized"}, True),
     float8_in_blocks: ({"quant_method": "fp8", "weight_block_size": BLOCK}, False),
+    compressed_float8_in_blocks: (COMPRESSED | {
+        "format": "float-quantized", "config_groups": {"group_0": {"weights": {"block_structure": "24x48"}}}}, False),
     float8_by_tensor: ({"quant_method": "fp8", "activation_scheme": "static"}, False),  # AutoFP8
 }
 

@@ -45,12 +45,9 @@ class Tokenizer:
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
             return _convert(folder)
-        config = folder / "tokenizer_config.json"
-        return cls(
-            (folder / "tokenizer.json").read_text(encoding="utf-8"),
-            json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {},
-            template_in(folder),
-        )
+        path = folder / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return cls((folder / "tokenizer.json").read_text(encoding="utf-8"), config, template_in(folder, config))
 
     @cached_property
     def backend(self) -> tokenizers.Tokenizer:
@@ -116,17 +113,17 @@ class Tokenizer:
         return [*self.special_tokens.values(), *filter(None, map(_content, extra))]
 
 
-def template_in(folder: Path) -> str | None:
-    """Return the chat template that has a file of its own in `folder`, or None.
+def template_in(folder: Path, config: Mapping[str, Any] = {}) -> str | None:
+    """Return the chat template in `folder`, or None: that of a file, or that of `config`, the config of the tokenizer.
 
-    The older format is `chat_template.json`, of models for text and other media. transformers gives it to their
-    processors only.
+    Older models for text and other media have it in `chat_template.json`, which transformers gives to processors only.
     """
     if (path := folder / "chat_template.jinja").is_file():
         return path.read_text(encoding="utf-8")
-    if (path := folder / "chat_template.json").is_file():
-        return _template_of(json.loads(path.read_text(encoding="utf-8")))
-    return None
+    template = _template_of(config)
+    if template is None and (path := folder / "chat_template.json").is_file():
+        template = _template_of(json.loads(path.read_text(encoding="utf-8")))
+    return template
 
 
 def _template_of(config: Mapping[str, Any]) -> str | None:
@@ -162,4 +159,6 @@ def _convert(folder: Path) -> Tokenizer:
         AutoTokenizer.from_pretrained(folder).save_pretrained(converted, save_jinja_files=False)
         if not (Path(converted) / "tokenizer.json").is_file():
             raise ValueError(f"tokenizer: transformers cannot convert the files of {folder} to a tokenizer.json")
-        return Tokenizer.from_folder(converted)
+        tokenizer = Tokenizer.from_folder(converted)
+    tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
+    return tokenizer

@@ -26,7 +26,7 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FP8_SCALES = ("_scale_inv", "_scale", "_weight_scale")
 # Tensors for activations and KV caches in 8 bits, which the program keeps in floats.
 _UNUSED = (
-    "input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale",
+    "input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "kv_scale",
     *(f"{name}_{part}" for name in "qkv" for part in ("scale", "zero_point")),
 )  # fmt: skip
 
@@ -81,7 +81,8 @@ def _block_size(settings: dict) -> tuple[int, int] | None:
     """Return the rows and columns of the blocks of an FP8 weight that share a scale, or None if it is not stored."""
     groups = (settings.get("config_groups") or {}).values()
     sizes = [(group.get("weights") or {}).get("block_structure") for group in groups]
-    return next((tuple(size) for size in (settings.get("weight_block_size"), *sizes) if size), None)
+    size = next(filter(None, (settings.get("weight_block_size"), *sizes)), None)
+    return None if size is None else tuple(map(int, size.split("x") if isinstance(size, str) else size))
 
 
 def _read_fp8(tensors: Tensors, block_size: tuple[int, int] | None, dtype: torch.dtype) -> None:
