@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.gguf_blocks import packed_tensor
+from executorch_mlx.llm.export.gguf_blocks import EXACT, packed_tensor
 from executorch_mlx.llm.export.gguf_file import GGUFFile
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.weights import load_causal_lm
@@ -123,6 +123,7 @@ def _add(writer, name, values, type_):
         ("qwen2", Type.Q5_1),
         ("qwen3", Type.Q8_0),
         ("qwen3moe", Type.Q4_0),
+        ("qwen3moe", Type.MXFP4),
         ("gemma2", Type.Q8_0),
         ("gemma3", Type.Q4_1),
         ("phi3", Type.Q5_0),
@@ -169,12 +170,12 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     assert len(file.notes) == 1 and "tokenizer.ggml.pre: got deepseek-llm" in file.notes[0]
 
 
-@pytest.mark.parametrize("type_", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0], ids=lambda t: t.name)
+@pytest.mark.parametrize("type_", EXACT, ids=lambda t: t.name)
 def test_blocks_of_32_are_exact(type_, tmp_path):
     w = np.random.default_rng(0).normal(size=(48, 256)).astype(np.float32) * 0.05
     tensor = tensor_of(gguf.quantize(w, type_), type_, tmp_path)
     packing = packed_tensor(tensor)
-    values = dequantize(*packing.operands, 32, packing.bits).numpy()
+    values = dequantize(*packing.operands, *[None] * (3 - len(packing.operands)), 32, packing.bits, packing.mode).numpy()
     assert (values == gguf.dequantize(tensor.data, type_)).all() and packing.squared_error == 0
 
 

@@ -251,7 +251,7 @@ class GGUFFile:
                 inexact[type_] += packings
             operands = [self._ordered(torch.cat(part, -2) if len(parts) > 1 else part[0], name, model.config)
                         for part in zip(*(p.operands for p in packings))]
-            install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE)
+            install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE, mode=packings[0].mode)
             return
         values = self._ordered(torch.cat([float_tensor(part) for part in parts], -2) if len(parts) > 1
                                else float_tensor(parts[0]), name, model.config)
