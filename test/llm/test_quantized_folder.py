@@ -220,7 +220,7 @@ def test_modelopt_has_a_file_for_its_settings(floats, tmp_path):
     parts, dequantized[f"{path}.weight"] = float8_by_tensor(dequantized[f"{path}.weight"])
     stored = dequantized | {f"{path}.{leaf}": part for leaf, part in parts.items()}
     folder = write(tmp_path / "stored", stored, floats)
-    with pytest.raises(ValueError, match=f"{path}.weight: got F8_E4M3, but .*config.json has no quantization_config"):
+    with pytest.raises(ValueError, match=f"{path}.weight: got F8_E4M3, but config.json has no quantization_config"):
         load_causal_lm(folder)
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     got, expected = load_causal_lm(folder), load_causal_lm(write(tmp_path / "dequantized", dequantized, floats))

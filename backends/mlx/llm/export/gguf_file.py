@@ -15,8 +15,9 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, Packing, float_tensor, packed_tensor
+from .load_checks import shortened
 from .packed import MLXEmbedding, install, is_experts, packable_weights
-from .weights import compute_buffers, load_unpacked, shortened, tie
+from .weights import compute_buffers, load_unpacked, tie
 
 # The name of an architecture in GGUF → in transformers.
 ARCHITECTURES = {

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.quantizers.auto import AutoHfQuantizer
 
 from ...custom_ops.packing import FLOAT_MODES
+from .load_checks import check_loaded, check_quantization, shortened
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
@@ -133,10 +132,10 @@ def is_mlx(folder: str | Path) -> bool:
 
 def is_mxfp4(folder: str | Path) -> bool:
     """Whether the checkpoint in `folder` has MXFP4 weights, each as tensors `…_blocks` and `…_scales`, like gpt-oss."""
-    return _quantization_config(Path(folder)).get("quant_method") == "mxfp4"
+    return quantization_settings(Path(folder)).get("quant_method") == "mxfp4"
 
 
-def _quantization_config(folder: Path) -> dict:
+def quantization_settings(folder: Path) -> dict:
     """Return the settings of the quantization, or an empty dict. Their key `quant_method` names the kind."""
     config = _config(folder)
     # Configs for text and other media have the settings outside or in the part for text.
@@ -163,10 +162,10 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         return load_mlx(folder)
     from .quantized_folder import can_read, load_quantized
 
-    settings = _quantization_config(folder)
+    settings = quantization_settings(folder)
     if can_read(settings):
         return load_quantized(folder, settings, dtype)
-    return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, settings, dtype)
+    return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
 
 
 def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
@@ -189,15 +188,12 @@ def _is_causal(config: PretrainedConfig) -> bool:
     return type(config) in AutoModelForCausalLM._model_mapping
 
 
-def _load_hf(folder: Path, settings: dict, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load a Hugging Face folder. `settings` are those of its quantization.
+def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Load a Hugging Face folder.
 
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
-    if settings and not AutoHfQuantizer.supports_quant_method(settings):
-        raise ValueError(f"load_causal_lm: {folder}: quant_method: got {settings['quant_method']}, which is not supported")
-    if not settings:
-        _check_not_quantized(folder)
+    check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
     options = {}
     whole = AutoConfig.from_pretrained(folder)
     if (config := language_config(whole)) is not whole:
@@ -210,17 +206,8 @@ def _load_hf(folder: Path, settings: dict, dtype: torch.dtype | None) -> PreTrai
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
-    _check_loaded(model, info, folder)
+    check_loaded(model, info, f"load_causal_lm: {folder}")
     return model
-
-
-def _check_not_quantized(folder: Path) -> None:
-    """Raise ValueError if a tensor has 8-bit floats: transformers would cast them without their scales."""
-    for path in sorted(folder.glob("model*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():
-                if (kind := file.get_slice(name).get_dtype()).startswith("F8"):
-                    raise ValueError(f"{name}: got {kind}, but {folder / 'config.json'} has no quantization_config")
 
 
 def load_floats(
@@ -233,33 +220,9 @@ def load_floats(
     model, info = type(model).from_pretrained(
         None, config=model.config, state_dict=tensors, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
-    _check_loaded(model, info, folder)
+    check_loaded(model, info, f"load_causal_lm: {folder}")
     _set_generation_config(model, folder)
     return model
-
-
-def _check_loaded(model: PreTrainedModel, info: dict, folder: Path) -> None:
-    """Raise ValueError if transformers found tensors that do not match. `info` is its report."""
-    shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
-    modules = dict(model.named_modules())
-    unexpected = [name for name in info["unexpected_keys"] if _is_left_over(name, modules)]
-    problems = {"wrong shapes": shapes, "missing tensors": info["missing_keys"], "unexpected tensors": unexpected}
-    for problem, items in problems.items():
-        if items:
-            raise ValueError(f"load_causal_lm: {folder}: {problem} for {type(model).__name__}: {shortened(items)}")
-
-
-def _is_left_over(name: str, modules: dict[str, torch.nn.Module]) -> bool:
-    """Whether a tensor that transformers did not use belongs to one of `modules`, the modules of a model by their paths.
-
-    If the module has weights, the tensor is probably part of a quantization, such as a scale. transformers ignores some
-    biases on purpose.
-    """
-    path, _, leaf = name.rpartition(".")
-    module = modules.get(path)
-    if module is None or next(module.parameters(recurse=False), None) is None:
-        return False
-    return leaf != "bias" and not hasattr(module, leaf)
 
 
 def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedModel, PretrainedConfig]:
@@ -407,9 +370,3 @@ def compute_buffers(model: PreTrainedModel) -> None:
             if buffer.is_meta:
                 setattr(module, name, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()
-
-
-def shortened(items: Iterable[str]) -> str:
-    """Return the first five of the sorted items, separated by commas, and "…" if there are more."""
-    items = sorted(items)
-    return ", ".join(items[:5]) + (" …" if len(items) > 5 else "")

@@ -16,9 +16,10 @@ from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTra
 from ...llm.export.conversion import QUANTIZATIONS, convert_weights
 from ...llm.export.export import ExportedLLM, check_choice, check_group_size, check_tokenizer, load_tokenizer
 from ...llm.export.head_config import HeadConfig
+from ...llm.export.load_checks import check_loaded, check_quantization
 from ...llm.export.lowering import lower
 from ...llm.export.serialize import serialize
-from ...llm.export.weights import find_checkpoint, shortened
+from ...llm.export.weights import find_checkpoint, quantization_settings
 from ...program_caches import forget_programs
 from .check import check_program
 from .decoder import ProgramModel
@@ -138,16 +139,15 @@ def _has_extractor(folder: Path) -> bool:
 
 
 def _load_folder(folder: Path) -> PreTrainedModel:
+    where = f"export_speech: model: {folder}"
     try:
+        check_quantization(folder, quantization_settings(folder), where)
         model, info = AutoModelForSpeechSeq2Seq.from_pretrained(
             folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
         )
     except (SafetensorError, OSError, ImportError) as error:
-        raise ValueError(f"export_speech: model: {folder}: {error}") from error
-    shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
-    for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
-        if items:
-            raise ValueError(f"export_speech: model: {folder}: {problem}: {shortened(items)}")
+        raise ValueError(f"{where}: {error}") from error
+    check_loaded(model, info, where)
     _complete_generation_config(model, folder)
     return model
 
