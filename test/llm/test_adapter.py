@@ -55,7 +55,8 @@ def test_an_adapter_may_be_for_the_whole_model(folder, prefix, tmp_path):
 
 def test_an_adapter_with_other_names_is_refused(folder, tmp_path):
     write_adapter(tmp_path / "adapter", "model.decoder.")
-    with pytest.raises(ValueError, match="adapter does not fit LlamaForCausalLM: missing tensors: base_model.model.model.layers"):
+    message = "adapter does not fit LlamaForCausalLM: missing tensors: base_model.model.model.layers"
+    with pytest.raises(ValueError, match=message):
         merge_adapter(load_causal_lm(folder), tmp_path / "adapter", torch.float32)
 
 

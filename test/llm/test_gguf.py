@@ -43,7 +43,10 @@ TOKENS = torch.tensor([[5, 17, 100, 3, 77, 9, 150, 12, 60, 33, 2, 8]])
 
 
 def write_gguf(path, architecture, type_, parts=1, **metadata):
-    """Write a random model as llama.cpp stores it, in files of at most 20 tensors if `parts` is not 1. Return the model with the weights of the file, dequantized."""
+    """Write a random model as llama.cpp stores it. Return the model with the weights of the file, dequantized.
+
+    If `parts` is not 1, a file has at most 20 tensors.
+    """
     model_class, config = MODELS[architecture]
     torch.manual_seed(0)
     model = model_class(config).eval()

@@ -119,7 +119,7 @@ class GGUFFile:
             return None
         kind = self.value("tokenizer.ggml.pre")
         if self.value("tokenizer.ggml.model") == "gpt2" and kind not in _SPLITS:
-            self.notes.append(f"tokenizer.ggml.pre: got {kind}, which is unknown: texts may have other tokens than in training")
+            self.notes.append(f"tokenizer.ggml.pre: got {kind}, which is unknown: tokens may differ from those in training")
         # transformers prefers the files of a tokenizer in the same folder.
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / self.path.name).symlink_to(self.path.absolute())

@@ -226,7 +226,5 @@ def _change_layout(module: torch.nn.Module, name: str, tensors: dict[str, torch.
     """Change the tensor `name`, the weight of `module`, from mlx-lm's layout to that of transformers."""
     if isinstance(module, torch.nn.Conv1d):
         tensors[name] = tensors[name].mT.contiguous()  # from [outputs, size of the kernel, inputs]
-    elif type(module) is Conv1D and not tensors[name].dtype == torch.uint32:
-        tensors[name] = tensors[name].T.contiguous()  # from [outputs, inputs]
     elif type(module).__name__ in _OFFSET_NORMS:
         tensors[name] = tensors[name].float() - 1

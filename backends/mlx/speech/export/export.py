@@ -131,7 +131,7 @@ def _load(
 
 
 def _has_extractor(folder: Path) -> bool:
-    """Whether `folder` has the settings of a feature extractor: in a file of its own, or, from transformers 5, in another."""
+    """Whether `folder` has the settings of a feature extractor: in a file of their own, or in that of the processor."""
     if (folder / "preprocessor_config.json").is_file():
         return True
     path = folder / "processor_config.json"
