@@ -3,11 +3,12 @@
 import gguf
 import numpy as np
 import pytest
+import small_llm
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.gguf_blocks import packed_tensor
+from executorch_mlx.llm.export.gguf_blocks import EXACT, packed_tensor
 from executorch_mlx.llm.export.gguf_file import GGUFFile
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.weights import load_causal_lm
@@ -41,12 +42,15 @@ MODELS = {
 TOKENS = torch.tensor([[5, 17, 100, 3, 77, 9, 150, 12, 60, 33, 2, 8]])
 
 
-def write_gguf(path, architecture, type_, **metadata):
-    """Write a random model as llama.cpp stores it. Return the model with the weights of the file, dequantized."""
+def write_gguf(path, architecture, type_, parts=1, **metadata):
+    """Write a random model as llama.cpp stores it. Return the model with the weights of the file, dequantized.
+
+    If `parts` is not 1, a file has at most 20 tensors.
+    """
     model_class, config = MODELS[architecture]
     torch.manual_seed(0)
     model = model_class(config).eval()
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=0 if parts == 1 else 20)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -64,6 +68,8 @@ def write_gguf(path, architecture, type_, **metadata):
         writer.add_sliding_window(8)
     writer.add_eos_token_id(1)
     writer.add_uint32("tokenizer.ggml.eot_token_id", 7)
+    if architecture == "phi3":  # as for Phi-4
+        writer.add_sliding_window(0)
     for key, value in metadata.items():
         (writer.add_string if isinstance(value, str) else writer.add_float32)(f"{architecture}.{key}", value)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_hidden_layers)
@@ -120,6 +126,7 @@ def _add(writer, name, values, type_):
         ("qwen2", Type.Q5_1),
         ("qwen3", Type.Q8_0),
         ("qwen3moe", Type.Q4_0),
+        ("qwen3moe", Type.MXFP4),
         ("gemma2", Type.Q8_0),
         ("gemma3", Type.Q4_1),
         ("phi3", Type.Q5_0),
@@ -136,12 +143,42 @@ def test_logits_equal_those_of_the_dequantized_weights(architecture, type_, tmp_
     assert model.generation_config.eos_token_id == [1, 7]
 
 
-@pytest.mark.parametrize("type_", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0], ids=lambda t: t.name)
+def test_a_model_may_have_several_files(tmp_path):
+    reference = write_gguf(tmp_path / "m.gguf", "llama", Type.F32, parts=2)
+    first, last = sorted(tmp_path.iterdir())
+    for path in (first, last):
+        with torch.no_grad():
+            torch.testing.assert_close(load_causal_lm(path)(TOKENS).logits, reference(TOKENS).logits, rtol=1e-4, atol=1e-4)
+    last.unlink()
+    with pytest.raises(ValueError, match="m-00002-of-00002.gguf: this part of the model is missing"):
+        load_causal_lm(first)
+
+
+def test_the_tokenizer_is_that_of_the_file(tmp_path):
+    small_llm.tokenizer("a template of the folder").save_pretrained(tmp_path)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_string("tokenizer.chat_template", "{{ bos_token }}a template of the file")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("deepseek-llm")
+    writer.add_token_list(["<s>", "a", "b", "ab"])
+    writer.add_token_types([3, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    write_and_close(writer)
+    file = GGUFFile(tmp_path / "m.gguf")
+    tokenizer = file.tokenizer()
+    assert tokenizer.chat_template == "{{ bos_token }}a template of the file"
+    assert tokenizer.encode("aba", add_special_tokens=False) == [3, 1]
+    assert len(file.notes) == 1 and "tokenizer.ggml.pre: got deepseek-llm" in file.notes[0]
+
+
+@pytest.mark.parametrize("type_", EXACT, ids=lambda t: t.name)
 def test_blocks_of_32_are_exact(type_, tmp_path):
     w = np.random.default_rng(0).normal(size=(48, 256)).astype(np.float32) * 0.05
     tensor = tensor_of(gguf.quantize(w, type_), type_, tmp_path)
     packing = packed_tensor(tensor)
-    values = dequantize(*packing.operands, 32, packing.bits).numpy()
+    values = dequantize(*packing.operands, *[None] * (3 - len(packing.operands)), 32, packing.bits, packing.mode).numpy()
     assert (values == gguf.dequantize(tensor.data, type_)).all() and packing.squared_error == 0
 
 

@@ -1,13 +1,16 @@
 """Of a model for text and images, only the language model is loaded."""
 
 import json
+import re
 
 import pytest
 import torch
 import transformers as hf
+from executorch_mlx.custom_ops.packing import dequantize, quantize
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
+from test_quantized_folder import FORMATS, float8_by_tensor, gptq
 
 TEXT = dict(
     hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -19,14 +22,37 @@ VISION = dict(
 PROMPT = torch.tensor([[5, 17, 100, 3, 77, 9]])
 
 
-@pytest.fixture
-def folder(tmp_path):
-    torch.manual_seed(0)
-    config = hf.Mistral3Config(
+CONFIGS = {
+    "mistral3": lambda: hf.Mistral3Config(
         text_config=TEXT | dict(model_type="mistral"), vision_config=VISION | dict(model_type="pixtral"), image_token_index=199
-    )
-    hf.Mistral3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    ),
+    # The names of its tensors differ: `model.text_model` in place of `model.language_model`.
+    "smolvlm": lambda: hf.SmolVLMConfig(text_config=TEXT | dict(model_type="llama"), vision_config=VISION, image_token_id=199),
+    # Its outer config has no setting about tied weights.
+    "voxtral": lambda: hf.VoxtralConfig(
+        text_config=TEXT | dict(model_type="llama"), audio_token_id=199, audio_config=VISION | dict(num_mel_bins=16),
+    ),
+    # transformers has a causal language model for its outer config.
+    "qwen3_5": lambda: hf.Qwen3_5Config(
+        text_config=TEXT | dict(layer_types=["full_attention"]), vision_config=dict(depth=1, hidden_size=32, num_heads=2),
+        image_token_id=199, video_token_id=198, vision_start_token_id=197, vision_end_token_id=196,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=CONFIGS)
+def folder(request, tmp_path):
+    write(CONFIGS[request.param](), tmp_path)
     return tmp_path
+
+
+def write(config, folder):
+    torch.manual_seed(0)
+    whole_class(config)(config).save_pretrained(folder)
+
+
+def whole_class(config):
+    return getattr(hf, type(config).__name__.replace("Config", "ForConditionalGeneration"))
 
 
 def logits(model):
@@ -35,27 +61,41 @@ def logits(model):
 
 
 def test_logits_equal_those_of_the_whole_model(folder):
-    model = load_causal_lm(folder)
-    assert type(model) is hf.MistralForCausalLM
-    assert logits(model).equal(logits(hf.Mistral3ForConditionalGeneration.from_pretrained(folder)))
+    model, config = load_causal_lm(folder), hf.AutoConfig.from_pretrained(folder)
+    assert type(model) in (hf.MistralForCausalLM, hf.LlamaForCausalLM, hf.Qwen3_5ForCausalLM)
+    torch.testing.assert_close(logits(model), logits(whole_class(config).from_pretrained(folder)))
     assert survey(folder).obstacle is None
 
 
-def test_quantized_weights_are_dequantized(folder):
-    tensors = load_file(folder / "model.safetensors")
-    values = load_causal_lm(folder)
-    for name, weight in list(tensors.items()):
-        if "language_model" in name and name.endswith("_proj.weight"):
-            scale = weight.abs().max() / 448
-            tensors[name] = (weight / scale).to(torch.float8_e4m3fn)
-            tensors |= {f"{name}_scale_inv": scale}
-            own = values.get_parameter(name.removeprefix("language_model."))
-            own.data = tensors[name].float() * scale
+@pytest.mark.parametrize("quantize", [gptq, float8_by_tensor])
+def test_weights_may_be_quantized(folder, quantize):
+    tensors, values = load_file(folder / "model.safetensors"), load_causal_lm(folder)
+    for name in [name for name in tensors if re.search(r"(language|text)_model.*_proj\.weight", name)]:
+        parts, dequantized = quantize(tensors.pop(name))
+        tensors |= {f"{name.removesuffix('weight')}{leaf}": part.contiguous() for leaf, part in parts.items()}
+        values.get_parameter(re.sub(r"^.*(language|text)_model\.(model\.)?", "model.", name)).data = dequantized
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = dict(quant_method="fp8", activation_scheme="static", weight_block_size=None)
+    config["text_config"]["quantization_config"] = FORMATS[quantize][0]
     (folder / "config.json").write_text(json.dumps(config))
-    assert logits(load_causal_lm(folder, dtype=torch.float32)).equal(logits(values))
+    torch.testing.assert_close(logits(load_causal_lm(folder)), logits(values), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_output_projection_of_its_own_is_not_tied(is_packed, tmp_path):
+    """By default, the outer config of these models says that the output projection is tied."""
+    write(CONFIGS["mistral3"](), tmp_path)
+    assert hf.AutoConfig.from_pretrained(tmp_path).tie_word_embeddings
+    expected = load_causal_lm(tmp_path)
+    expected.lm_head.weight = torch.nn.Parameter(torch.randn_like(expected.lm_head.weight))
+    tensors = {f"language_model.{name}": tensor for name, tensor in expected.state_dict().items()}
+    if is_packed:
+        name = "language_model.model.embed_tokens"
+        packed = quantize(tensors[f"{name}.weight"], 8, 32)
+        tensors |= {f"{name}.{leaf}": tensor for leaf, tensor in zip(("weight", "scales", "biases"), packed)}
+        expected.model.embed_tokens.weight.data = dequantize(*packed, 32, 8)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "mlx"})
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
 
 
 def test_a_model_without_a_causal_language_model_is_refused(tmp_path):

@@ -1,9 +1,12 @@
 """`Tokenizer` gives the ids and the text that transformers gives."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import small_llm
+from executorch_mlx.llm.export import export_llm
+from executorch_mlx.llm.export.export import load_tokenizer
 from executorch_mlx.llm.tokenizer import Tokenizer
 from executorch_mlx.llm.tokens import token_bytes
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -121,6 +124,19 @@ def test_chat_template_of_a_folder(tmp_path):
     for template, text in (("{{ eos_token }}", "</s>"), (named, "three")):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
         assert Tokenizer.from_folder(tmp_path).chat_text(chat) == text
+
+
+def test_chat_template_of_a_processor(tmp_path):
+    """Older models for text and images have their template in a file that transformers gives to processors only."""
+    small_llm.tokenizer(None).save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ bos_token }}one"}))
+    assert Tokenizer.from_folder(tmp_path).chat_text([{"role": "user", "content": "x"}]) == "<s>one"
+    assert load_tokenizer(tmp_path).chat_template == "{{ bos_token }}one"
+
+
+def test_a_tokenizer_without_a_backend_is_refused():
+    with pytest.raises(ValueError, match="export_llm: tokenizer: got SimpleNamespace, expected one of the package tokenizers"):
+        export_llm(small_llm.DEMO, tokenizer=SimpleNamespace())
 
 
 def test_folder_without_a_tokenizer(tmp_path):

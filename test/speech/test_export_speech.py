@@ -7,8 +7,9 @@ from executorch_mlx.cli.main import main
 from executorch_mlx.llm.export import HeadConfig
 from executorch_mlx.speech import SpeechModel
 from executorch_mlx.speech.export import export_speech
+from safetensors.torch import load_file, save_file
 from small_speech import noise
-from transformers import WhisperFeatureExtractor
+from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 
 def test_the_export_command_recognises_a_checkpoint_and_quantizes_it(tmp_path, capsys):
@@ -45,6 +46,27 @@ def test_the_export_command_recognises_a_checkpoint_and_quantizes_it(tmp_path, c
 def test_what_cannot_be_exported_is_refused(make, options, message):
     with pytest.raises(ValueError, match=f"^export_speech: .*{message}"):
         export_speech(getattr(small_speech, make)(), **options)
+
+
+@pytest.mark.parametrize("save", [lambda e, folder: e.save_pretrained(folder),
+                                  lambda e, folder: WhisperProcessor(e, small_speech.tokenizer()).save_pretrained(folder)])
+def test_settings_of_the_checkpoint_are_checked(save, tmp_path):
+    """A processor stores the settings of its feature extractor in a file of its own."""
+    small_speech.whisper().save_pretrained(tmp_path)
+    save(WhisperFeatureExtractor(feature_size=16, dither=0.5), tmp_path)
+    with pytest.raises(ValueError, match="dither: got 0.5, expected 0.0"):
+        export_speech(tmp_path)
+
+
+def test_quantized_weights_are_refused(tmp_path):
+    """transformers would cast them without their scales."""
+    small_speech.whisper().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.encoder.layers.0.fc1.weight"
+    tensors |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(1)}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"export_speech: model: .*{name}: got F8_E4M3, but config.json has no quantization"):
+        export_speech(tmp_path)
 
 
 def test_other_models_are_refused(tmp_path):

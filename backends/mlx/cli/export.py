@@ -60,7 +60,7 @@ def _add_weights(add: Callable) -> None:
         help="int8 rounds the inputs of the quantized linear layers to 8 bits, which is faster on a CPU with "
              "--allow-extensions (default: %(default)s)")
     add("--adapter", type=Path, metavar="DIR",
-        help="merge the LoRA adapter in this peft folder")
+        help="merge the LoRA adapter in this folder of peft or mlx-lm")
 
 
 def _add_sizes(add: Callable) -> None:

@@ -31,7 +31,7 @@ class Tokenizer:
 
     def __init__(self, data: str, config: Mapping[str, Any] = {}, template: str | None = None):
         self._data, self._config = data, config
-        self.chat_template = template if template is not None else _template_in(config)
+        self.chat_template = template if template is not None else _template_of(config)
         named = {name: _content(config.get(name)) for name in NAMED_TOKENS}
         self.special_tokens: dict[str, str] = {name: token for name, token in named.items() if token is not None}
 
@@ -45,12 +45,9 @@ class Tokenizer:
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
             return _convert(folder)
-        config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-        return cls(
-            (folder / "tokenizer.json").read_text(encoding="utf-8"),
-            json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {},
-            template.read_text(encoding="utf-8") if template.is_file() else None,
-        )
+        path = folder / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return cls((folder / "tokenizer.json").read_text(encoding="utf-8"), config, template_in(folder, config))
 
     @cached_property
     def backend(self) -> tokenizers.Tokenizer:
@@ -116,7 +113,20 @@ class Tokenizer:
         return [*self.special_tokens.values(), *filter(None, map(_content, extra))]
 
 
-def _template_in(config: Mapping[str, Any]) -> str | None:
+def template_in(folder: Path, config: Mapping[str, Any] = {}) -> str | None:
+    """Return the chat template in `folder`, or None: that of a file, or that of `config`, the config of the tokenizer.
+
+    Older models for text and other media have it in `chat_template.json`, which transformers gives to processors only.
+    """
+    if (path := folder / "chat_template.jinja").is_file():
+        return path.read_text(encoding="utf-8")
+    template = _template_of(config)
+    if template is None and (path := folder / "chat_template.json").is_file():
+        template = _template_of(json.loads(path.read_text(encoding="utf-8")))
+    return template
+
+
+def _template_of(config: Mapping[str, Any]) -> str | None:
     """Return the chat template of a config, or None. A config has one template, or a list of named templates."""
     template = config.get("chat_template")
     if isinstance(template, list):
@@ -149,4 +159,6 @@ def _convert(folder: Path) -> Tokenizer:
         AutoTokenizer.from_pretrained(folder).save_pretrained(converted, save_jinja_files=False)
         if not (Path(converted) / "tokenizer.json").is_file():
             raise ValueError(f"tokenizer: transformers cannot convert the files of {folder} to a tokenizer.json")
-        return Tokenizer.from_folder(converted)
+        tokenizer = Tokenizer.from_folder(converted)
+    tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
+    return tokenizer

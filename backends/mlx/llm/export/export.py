@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import MtpModel
 
 from ...program_caches import forget_programs
+from ..tokenizer import template_in
 from .adapter import merge_adapter
 from .check import check_program
 from .conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
@@ -69,7 +70,7 @@ def export_llm(
     torchao's NVFP4 or MX weights, keep their format.
 
     - `tokenizer`: the tokenizer to store in the program; by default that of the checkpoint.
-    - `adapter`: a `peft` folder with a LoRA adapter to merge into the weights.
+    - `adapter`: a folder of `peft` or mlx-lm with a LoRA adapter to merge into the weights.
     - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a
       loaded model.
     - `quantize`: `int4` or `int8` in groups of `group_size` (32, 64 or 128; by default 32); `mixed`, which
@@ -104,9 +105,10 @@ def export_llm(
     """
     _check_precision(kv_bits, activations, tensor_parallel)
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
+    check_tokenizer(tokenizer)
     progress("load")
     uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits in (16, None)
-    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, uses_mtp)
+    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, quantize, uses_mtp)
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
@@ -213,7 +215,7 @@ def check_group_size(group_size: int | None, quantize: str, function: str = "exp
 
 
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, uses_mtp: bool
+    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, quantize: str, uses_mtp: bool
 ) -> tuple[PreTrainedModel, MtpModel | None, Any, torch.dtype | None, list[str]]:
     """Return the model with frozen weights, its head for multi-token prediction, its tokenizer, a dtype, and notes.
 
@@ -233,7 +235,10 @@ def _load(
             model, tokenizer, notes = _load_gguf(folder, tokenizer)
         else:
             tokenizer = tokenizer or load_tokenizer(folder)
-            model = load_causal_lm(folder)
+            if tokenizer is None:
+                notes.append(f"{folder} has no tokenizer: prompts and answers of the program are token ids")
+            # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
+            model = load_causal_lm(folder, dtype=dtype if quantize == "none" else None)
             if uses_mtp and not is_mlx(folder):
                 try:
                     mtp = load_mtp(model, folder)
@@ -256,9 +261,23 @@ def load_tokenizer(folder: Path) -> Any:
     if not any(folder.glob("tokenizer*")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:  # as transformers raises them
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if not hasattr(tokenizer, "backend_tokenizer") and (folder / "tokenizer.json").is_file():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # AutoTokenizer took that of mistral-common
+        tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
+    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:  # as transformers raises them
         raise ValueError(f"export_llm: tokenizer: cannot read the one in {folder}: {error!r}") from error
+    check_tokenizer(tokenizer)
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, function: str = "export_llm") -> None:
+    """Raise ValueError unless `tokenizer` is None or can be stored in a program."""
+    if tokenizer is not None and not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(
+            f"{function}: tokenizer: got {type(tokenizer).__name__}, expected one of the package tokenizers, with a "
+            "tokenizer.json"
+        )
 
 
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:

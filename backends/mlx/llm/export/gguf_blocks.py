@@ -2,7 +2,8 @@
 
 Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 store 32 integers with a scale, and a minimum or none. MLX's affine format with groups
 of 32 can express them exactly. Q4_K and Q5_K also have groups of 32, but their
-scales are products, which are rounded to float16. Other formats are dequantized and quantized again.
+scales are products, which are rounded to float16. MXFP4 is a format of MLX too, with another order of the elements. Other
+formats are dequantized and quantized again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GROUP_SIZE = 32
 # Formats whose values are read without a conversion → their dtype.
 FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 # Formats whose values are the same after the conversion.
-EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0)
+EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4)
 _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, to bound the peak memory
 
 
@@ -29,13 +30,15 @@ _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, 
 class Packing:
     """A packed weight, and the error of its conversion.
 
-    `operands` are the packed weight, the scales and the biases, as `custom_ops.packing` explains them. `squared_error`
+    `operands` are the packed weight, the scales and the biases, as `custom_ops.packing` explains them and `mode`, which
+    MXFP4 has without biases. `squared_error`
     is the sum of the squared errors of the values, `squared_norm` that of their squares. Both are 0 for the
     formats in `EXACT`.
     """
 
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    operands: tuple[torch.Tensor, ...]
     bits: int
+    mode: str = "affine"
     squared_error: float = 0.0
     squared_norm: float = 0.0
 
@@ -49,20 +52,25 @@ def float_tensor(tensor: gguf.ReaderTensor) -> torch.Tensor:
 
 
 def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
-    """Convert a quantized tensor [..., K], a few rows at a time. The scales and biases are float16."""
+    """Convert a quantized tensor [..., K], a few rows at a time. The scales and biases are float16, or uint8 for MXFP4."""
     shape, type_ = _shape(tensor), tensor.tensor_type
     rows = np.asarray(tensor.data).reshape(-1, tensor.data.shape[-1])
     bits = _bits(type_)
     count, columns = len(rows), shape[-1]
+    is_float = type_ == Type.MXFP4
     operands = (
         torch.empty(count, columns * bits // 32, dtype=torch.uint32),
-        *(torch.empty(count, columns // GROUP_SIZE, dtype=torch.float16) for _ in range(2)),
-    )
-    packing = Packing(tuple(t.unflatten(0, shape[:-1]) for t in operands), bits)
+        *(torch.empty(count, columns // GROUP_SIZE, dtype=dtype)
+          for dtype in ([torch.uint8] if is_float else [torch.float16] * 2)),
+    )  # fmt: skip
+    packing = Packing(tuple(t.unflatten(0, shape[:-1]) for t in operands), bits, "mxfp4" if is_float else "affine")
     step = max(1, _STEP_ELEMENTS // columns)
     for first in range(0, count, step):
         blocks = rows[first : first + step]
-        part = _packed_groups(blocks, type_) if type_ in _GROUP_READERS else _requantized(blocks, type_, bits)
+        if is_float:
+            part = _mxfp4(blocks)
+        else:
+            part = _packed_groups(blocks, type_) if type_ in _GROUP_READERS else _requantized(blocks, type_, bits)
         for whole, converted in zip(operands, part):
             whole[first : first + step] = converted
         if type_ not in EXACT:
@@ -88,6 +96,12 @@ def _bits(type_: Type) -> int:
 
 def _requantized(blocks: np.ndarray, type_: Type, bits: int):
     return fit(torch.from_numpy(gguf.dequantize(blocks, type_)), bits, GROUP_SIZE, torch.float16)
+
+
+def _mxfp4(blocks: np.ndarray):
+    """Return the packed rows and scales of `blocks`, rows of bytes: an exponent, then 32 elements."""
+    data = torch.from_numpy(np.array(blocks)).unflatten(-1, (-1, 17))
+    return pack(_nibbles(data[..., 1:]).flatten(-2), 4), data[..., 0]
 
 
 def _packed_groups(blocks: np.ndarray, type_: Type):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,9 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, Packing, float_tensor, packed_tensor
+from .load_checks import shortened
 from .packed import MLXEmbedding, install, is_experts, packable_weights
-from .weights import compute_buffers, load_unpacked, shortened, tie
+from .weights import compute_buffers, load_unpacked, tie
 
 # The name of an architecture in GGUF → in transformers.
 ARCHITECTURES = {
@@ -46,6 +48,12 @@ _CONFIG = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "rope.freq_base": "rope_theta",
 }
+# The rules that split text before byte pairs are merged, as GGUF names them, that transformers follows. For the others,
+# transformers takes those of GPT-2. smollm only adds that digits are separate, which its merges imply.
+_SPLITS = (
+    "dbrx", "deepseek-r1-qwen", "falcon3", "gpt-2", "gpt-4o", "llama-bpe", "llama-v3", "llama3", "pixtral", "qwen2",
+    "smaug-bpe", "smollm", "tekken",
+)  # fmt: skip
 # A special token: its name in the config of transformers → its name in GGUF.
 _TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 # The number of layers of the models with 27 billion weights. These models derive the scale of the queries from
@@ -53,24 +61,42 @@ _TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 
 
+def _parts(path: Path) -> list[Path]:
+    """Return the files of the model in `path`, by the names that llama.cpp gives to the parts of a model."""
+    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        return [path]
+    return [path.with_name(f"{match[1]}-{i + 1:05}-of-{match[2]}.gguf") for i in range(int(match[2]))]
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(path, "c")  # copy-on-write: PyTorch warns about read-only memory
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: this part of the model is missing") from error
+    except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:  # as `gguf` raises them
+        raise ValueError(f"{path}: damaged or not a GGUF file: {error!r}") from error
+
+
 @dataclass
 class GGUFFile:
-    """An open GGUF file, memory-mapped.
+    """An open GGUF file, memory-mapped. If the file is one of several parts of a model, all parts are open.
 
-    After `load`, `notes` has a line about each format that MLX lacks, with the error of the conversion.
-    Raises ValueError if the file is damaged or its architecture is not one of `ARCHITECTURES`.
+    After `load`, `notes` has a line about each format that MLX lacks, with the error of the conversion. After
+    `tokenizer`, it also says if texts may have other tokens than in llama.cpp.
+    Raises ValueError if a file is damaged or missing, or if the architecture is not one of `ARCHITECTURES`.
     """
 
     path: Path
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        self.path = Path(self.path)
-        try:
-            # "c" is copy-on-write: PyTorch warns about read-only memory.
-            self.reader = gguf.GGUFReader(self.path, "c")
-        except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:  # as `gguf` raises them
-            raise ValueError(f"{self.path}: damaged or not a GGUF file: {error!r}") from error
+        paths = _parts(Path(self.path))
+        readers = [_open(path) for path in paths]
+        self.path, self.reader = paths[0], readers[0]  # with the metadata
+        self.tensors = [tensor for reader in readers for tensor in reader.tensors]
+        if (count := self.value("split.count", 1)) > 1 and count != len(readers):
+            raise ValueError(f"{self.path}: got {len(readers)} of {count} parts, expected their original names")
         self.architecture = self.value("general.architecture")
         experts = " with experts" if self.architecture != "qwen3moe" and self.get("expert_count") else ""
         if self.architecture not in ARCHITECTURES or experts:
@@ -91,7 +117,13 @@ class GGUFFile:
         """Return the tokenizer with its chat template, or None if the file has none."""
         if self.value("tokenizer.ggml.tokens") is None:
             return None
-        return AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name)
+        kind = self.value("tokenizer.ggml.pre")
+        if self.value("tokenizer.ggml.model") == "gpt2" and kind not in _SPLITS:
+            self.notes.append(f"tokenizer.ggml.pre: got {kind}, which is unknown: tokens may differ from those in training")
+        # transformers prefers the files of a tokenizer in the same folder.
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / self.path.name).symlink_to(self.path.absolute())
+            return AutoTokenizer.from_pretrained(folder, gguf_file=self.path.name)
 
     def load(self) -> PreTrainedModel:
         """Return the model. Weights in a quantized format are packed, and other weights keep their dtype.
@@ -125,16 +157,17 @@ class GGUFFile:
                 values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
         if self.architecture == "qwen3moe":
             values["norm_topk_prob"] = True
-        embedding = next((t for t in self.reader.tensors if t.name == "token_embd.weight"), None)
+        embedding = next((t for t in self.tensors if t.name == "token_embd.weight"), None)
         if embedding is None or values["num_hidden_layers"] is None:
             raise ValueError(f"{self.path}: expected a tensor token_embd.weight and {self.architecture}.block_count")
         config = AutoConfig.for_model(
             ARCHITECTURES[self.architecture],
             vocab_size=int(embedding.shape[1]),
-            tie_word_embeddings=all(t.name != "output.weight" for t in self.reader.tensors),
+            tie_word_embeddings=all(t.name != "output.weight" for t in self.tensors),
             # Also set if None, because the default ids of a config class are those of one particular model.
             **{f"{name}_token_id": self.value(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS.items()},
-            **{name: value for name, value in values.items() if value is not None},
+            # 0 stands for None, as for the sliding window of Phi-4.
+            **{name: value or None for name, value in values.items() if value is not None},
         )
         self._set_rope(config)
         return config
@@ -145,7 +178,7 @@ class GGUFFile:
         rotated = self.get("rope.dimension_count")
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         kind = self.get("rope.scaling.type", "none")
-        names = [t.name for t in self.reader.tensors if t.name.startswith("rope_factors")]
+        names = [t.name for t in self.tensors if t.name.startswith("rope_factors")]
         if kind not in ("none", "linear") or names or (rotated or width) != width:
             got = names[0] if names else f"rope.scaling.type {kind}, rope.dimension_count {rotated}"
             raise ValueError(
@@ -163,7 +196,7 @@ class GGUFFile:
         """Install all tensors, and return the divisors of the rotary divisors, or None."""
         names, unpacked, inexact, unknown = self._names(model), {}, defaultdict(list), []
         divisors, gates = None, {}
-        for tensor in self.reader.tensors:
+        for tensor in self.tensors:
             name = names.get(tensor.name)
             if tensor.name == "rope_freqs.weight":
                 divisors = float_tensor(tensor).float()
@@ -178,7 +211,7 @@ class GGUFFile:
             self._install_tensor(model, name, [parts["gate"], parts["up"]], unpacked, inexact)
         if unknown:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
-        tie(model, model.config)
+        tie(model, model.config, unpacked)
         load_unpacked(model, unpacked)
         for type_, packings in inexact.items():
             error = (sum(p.squared_error for p in packings) / max(sum(p.squared_norm for p in packings), 1e-30)) ** 0.5
@@ -219,7 +252,7 @@ class GGUFFile:
                 inexact[type_] += packings
             operands = [self._ordered(torch.cat(part, -2) if len(parts) > 1 else part[0], name, model.config)
                         for part in zip(*(p.operands for p in packings))]
-            install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE)
+            install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE, mode=packings[0].mode)
             return
         values = self._ordered(torch.cat([float_tensor(part) for part in parts], -2) if len(parts) > 1
                                else float_tensor(parts[0]), name, model.config)

@@ -10,13 +10,16 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
+from transformers.pytorch_utils import Conv1D
 
 from ...custom_ops.packing import FLOAT_MODES, dequantize
-from .packed import install, is_experts, packable_weights
+from .packed import MLXLinear, install, is_experts, is_linear, packable_weights, use_linear_layer
 from .weights import OPERANDS, empty_model, finish, read_tensors, submodule
 
 # The prefix of the tensors that belong to the language model, in a checkpoint for text and other media.
 _LANGUAGE_MODEL = "language_model."
+# The tensors of a packed weight. Only checkpoints that mlx-lm did not write have a factor for the whole weight.
+_PARTS = (*OPERANDS, "factor")
 # A pattern in mlx-lm's name of a tensor → its replacement in transformers, for all models and for models of one kind.
 _RENAMED = {
     r"\.switch_mlp\.fc1\.": ".experts.up_proj.",
@@ -67,7 +70,7 @@ def install_all(
 ) -> PreTrainedModel:
     """Load `tensors` into `model`, and return it.
 
-    A packed layer has a weight, scales and biases, and experts have `gate_proj`, `up_proj` and `down_proj`.
+    A packed layer has a weight, scales, biases and maybe a factor; experts have `gate_proj`, `up_proj` and `down_proj`.
     """
     for path in sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".scales")}):
         if ".experts." not in path:
@@ -93,20 +96,22 @@ def stack_experts(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
 
 def renamed(tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return the tensors by their names in transformers, without those that `model` ignores."""
-    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    ignored, expected = model._keys_to_ignore_on_load_unexpected or (), model.state_dict()
     patterns = _RENAMED | _RENAMED_IN.get(model.config.model_type, {})
     renamings = [r for r in get_model_conversion_mapping(model) if isinstance(r, WeightRenaming)]
     renamed = {}
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
-        # The scales and biases of a weight are renamed like the weight.
-        name = f"{path}.weight" if leaf in OPERANDS else name
+        # The other parts of a weight are renamed like the weight.
+        name = f"{path}.weight" if leaf in _PARTS else name
         for pattern, replacement in patterns.items():
             name = re.sub(pattern, replacement, name)
         for renaming in renamings:
             name, _ = renaming.rename_source_key(name)
-        if not any(re.search(pattern, name) for pattern in ignored):
-            renamed[name.removesuffix("weight") + leaf if leaf in OPERANDS else name] = tensor
+        if name in expected or not any(re.search(pattern, name) for pattern in ignored):
+            if leaf in _PARTS and name.endswith(".weight"):  # the experts of transformers lack this ending
+                name = name.removesuffix("weight") + leaf
+            renamed[name] = tensor
     return renamed
 
 
@@ -132,8 +137,11 @@ def _join_latent_projections(model: PreTrainedModel, tensors: dict[str, torch.Te
 
 def _float_weight(tensors: dict[str, torch.Tensor], path: str, columns: int) -> torch.Tensor:
     """Remove a weight, which may be packed, from `tensors`, and return it as floats."""
-    operands = _take(tensors, path)
-    return operands[0] if operands[1] is None else dequantize(*operands, **_quantization(operands, columns, path))
+    factor, operands = tensors.pop(f"{path}.factor", None), _take(tensors, path)
+    if operands[1] is None:
+        return operands[0]
+    weight = dequantize(*operands, **_quantization(operands, columns, path))
+    return weight if factor is None else weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
 
 
 def _take(tensors: dict[str, torch.Tensor], path: str) -> list[torch.Tensor | None]:
@@ -162,18 +170,25 @@ def _quantization(operands: list[torch.Tensor | None], columns: int, path: str) 
 def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
     """Replace the layer at `path` by a packed layer with the tensors of the checkpoint.
 
-    If the layer cannot be packed, such as a router, its weight is dequantized and put into `tensors`.
+    If the layer cannot be packed, such as a router, its weight is dequantized and put into `tensors`. The same holds for a
+    weight with a factor in another layer than a linear one.
     Removes the packed tensors from `tensors`.
     """
     module = submodule(model, path, f"{path}.weight")
-    operands = _take(tensors, path)
-    quantization = _quantization(operands, module.weight.shape[-1], path)
-    if not packable_weights(module):
-        tensors[f"{path}.weight"] = dequantize(*operands, **quantization)
+    if type(module) is Conv1D:
+        module = use_linear_layer(model, path)
+    columns = module.weight.shape[-1]
+    if not packable_weights(module) or f"{path}.factor" in tensors and not is_linear(module):
+        tensors[f"{path}.weight"] = _float_weight(tensors, path, columns)
         return
+    factor, operands = tensors.pop(f"{path}.factor", None), _take(tensors, path)
+    quantization = _quantization(operands, columns, path)
+    if factor is not None:
+        quantization["factor"] = factor
     packed = install(model, path, "weight", *operands, **quantization)
-    if getattr(packed, "bias", None) is not None:
-        packed.bias = torch.nn.Parameter(tensors.pop(f"{path}.bias"), requires_grad=False)
+    # A layer may have a bias in the checkpoint alone. A bias that is missing there is found with the other tensors.
+    if isinstance(packed, MLXLinear) and (bias := tensors.pop(f"{path}.bias", None)) is not None:
+        packed.bias = torch.nn.Parameter(bias, requires_grad=False)
 
 
 def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
@@ -183,15 +198,20 @@ def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch
     """
     module = model.get_submodule(path)
     for name in packable_weights(module):
+        if f"{path}.{name}" in tensors:  # floats in the layout of transformers
+            continue
         parts = [f"{path}.{part}" for part in (("gate_proj", "up_proj") if name == "gate_up_proj" else (name,))]
+        rows = getattr(module, name)
+        columns = rows.shape[-2 if module.is_transposed else -1]
+        for part in parts:
+            if f"{part}.factor" in tensors:  # packed experts have none
+                tensors[f"{part}.weight"] = _float_weight(tensors, part, columns)
         operands = [_joined(module, part) for part in zip(*(_take(tensors, part) for part in parts))]
         if module.has_bias:
             tensors[f"{path}.{name}_bias"] = _joined(module, [tensors.pop(f"{part}.bias", None) for part in parts])
         if operands[1] is None:
             tensors[f"{path}.{name}"] = operands[0].mT if module.is_transposed else operands[0]
             continue
-        rows = getattr(module, name)
-        columns = rows.shape[-2 if module.is_transposed else -1]
         install(model, path, name, *operands, **_quantization(operands, columns, f"{path}.{name}"))
 
 

@@ -16,8 +16,9 @@ from transformers.modeling_utils import LoadStateDictConfig
 from .attention import use_cached_attention
 from .cache import KVCache, lazy_zeros
 from .latent import absorb
+from .load_checks import shortened
 from .observe import STATE_KINDS, observe
-from .weights import compute_dtype, shortened
+from .weights import compute_dtype
 
 
 class UnknownHead(Exception):

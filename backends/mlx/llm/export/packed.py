@@ -218,10 +218,17 @@ def use_linear_layers(model: torch.nn.Module) -> None:
     """Replace each Conv1D of transformers, as in GPT-2, in place by the linear layer that computes the same."""
     for path, module in list(model.named_modules()):
         if type(module) is Conv1D:
-            layer = torch.nn.Linear(*module.weight.shape, bias=False, device="meta")
-            layer.weight = _frozen(module.weight.data.T.contiguous())
-            layer.bias = module.bias
-            model.set_submodule(path, layer)
+            use_linear_layer(model, path)
+
+
+def use_linear_layer(model: torch.nn.Module, path: str) -> torch.nn.Linear:
+    """Replace the Conv1D of transformers at `path`, in place, by a linear layer. Return that layer."""
+    conv = model.get_submodule(path)
+    layer = torch.nn.Linear(*conv.weight.shape, bias=False, device="meta")
+    layer.weight = _frozen(conv.weight.data.T.contiguous())
+    layer.bias = conv.bias
+    model.set_submodule(path, layer)
+    return layer
 
 
 def is_embedding(module: torch.nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
 from pathlib import Path
 
 import torch
@@ -12,14 +12,15 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
+from .load_checks import check_loaded, check_quantization, shortened
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
+_MODELOPT = "hf_quant_config.json"  # the settings of a quantization by NVIDIA's Model Optimizer
 # A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
 _LANGUAGE_MODEL_NAMES = {
-    r"^language_model\.lm_head\.": "lm_head.",
-    r"^language_model\.model\.": "model.",
-    r"^model\.language_model\.": "model.",
+    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
 
 
@@ -73,9 +74,15 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
     Buffers keep their dtype: `model.to(dtype)` would also round the buffers that the model computes from
     its config, such as rotary frequencies. If `dtype` is float32, the scales and biases of packed weights keep their
     dtype too: half precision makes them smaller, and kernels compute the products in float32 anyway.
+
+    Raises ValueError for a parameter of 8 bits: its values lack a scale, which only its module knows.
     """
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_floating_point() and parameter.itemsize == 1 and not isinstance(module, Packed):
+                raise ValueError(
+                    f"{path}.{name}: got {parameter.dtype} in {type(module).__name__}, expected at least 16 bits"
+                )
             is_kept = isinstance(module, Packed) and name in OPERANDS and dtype == torch.float32
             if parameter.is_floating_point() and not is_kept:
                 parameter.data = parameter.data.to(dtype)
@@ -125,15 +132,23 @@ def is_mlx(folder: str | Path) -> bool:
 
 def is_mxfp4(folder: str | Path) -> bool:
     """Whether the checkpoint in `folder` has MXFP4 weights, each as tensors `…_blocks` and `…_scales`, like gpt-oss."""
-    return _quantization_config(Path(folder)).get("quant_method") == "mxfp4"
+    return quantization_settings(Path(folder)).get("quant_method") == "mxfp4"
 
 
-def _quantization_config(folder: Path) -> dict:
-    return _config(folder).get("quantization_config") or {}
+def quantization_settings(folder: Path) -> dict:
+    """Return the settings of the quantization, or an empty dict. Their key `quant_method` names the kind."""
+    config = _config(folder)
+    # Configs for text and other media have the settings outside or in the part for text.
+    for part in (config, config.get("text_config") or {}):
+        if settings := part.get("quantization_config"):
+            return settings
+    if (folder / _MODELOPT).is_file():
+        return {"quant_method": "modelopt"} | _config(folder, _MODELOPT).get("quantization", {})
+    return {}
 
 
-def _config(folder: Path) -> dict:
-    path = folder / "config.json"
+def _config(folder: Path, name: str = "config.json") -> dict:
+    path = folder / name
     try:
         return json.loads(path.read_text())
     except ValueError as error:
@@ -145,10 +160,11 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         from .mlx_folder import load_mlx
 
         return load_mlx(folder)
-    from .integer_folder import has_integers, load_integers
+    from .quantized_folder import can_read, load_quantized
 
-    if has_integers(_quantization_config(folder)):
-        return load_integers(folder)
+    settings = quantization_settings(folder)
+    if can_read(settings):
+        return load_quantized(folder, settings, dtype)
     return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
 
 
@@ -162,7 +178,7 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
     if text is config or not always and (_is_causal(config) or not _is_causal(text)):
         return config
     # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
-    text.tie_word_embeddings = bool(text.tie_word_embeddings or config.tie_word_embeddings)
+    text.tie_word_embeddings = any(getattr(part, "tie_word_embeddings", False) for part in (text, config))
     if hasattr(config, "quantization_config"):
         text.quantization_config = config.quantization_config
     return text
@@ -177,6 +193,7 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
+    check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
     options = {}
     whole = AutoConfig.from_pretrained(folder)
     if (config := language_config(whole)) is not whole:
@@ -189,10 +206,22 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
-    shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
-    for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
-        if items:
-            raise ValueError(f"load_causal_lm: {folder}: {problem} for {type(model).__name__}: {shortened(items)}")
+    check_loaded(model, info, f"load_causal_lm: {folder}")
+    return model
+
+
+def load_floats(
+    model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype, folder: Path
+) -> PreTrainedModel:
+    """Return a model like `model` of `dtype` with `tensors`, none of which is packed, and the generation config.
+
+    transformers converts the names and layouts of the tensors. Raises ValueError if they do not match the model.
+    """
+    model, info = type(model).from_pretrained(
+        None, config=model.config, state_dict=tensors, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    check_loaded(model, info, f"load_causal_lm: {folder}")
+    _set_generation_config(model, folder)
     return model
 
 
@@ -203,9 +232,10 @@ def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedMod
     """
     config = AutoConfig.from_pretrained(folder)
     config = language_config(config, always=text_only)
-    for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
-        if hasattr(config, name):
-            delattr(config, name)
+    for part in (config, config.get_text_config()):
+        for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
+            if hasattr(part, name):
+                delattr(part, name)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config), config
 
@@ -249,12 +279,16 @@ def finish(
     model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], folder: Path
 ) -> PreTrainedModel:
     """Load the tensors that are not packed and the generation config into `model`, and return it."""
-    tie(model, config)
+    tie(model, config, tensors)
     load_unpacked(model, tensors)
     compute_buffers(model)
+    _set_generation_config(model, folder)
+    return model
+
+
+def _set_generation_config(model: PreTrainedModel, folder: Path) -> None:
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -266,6 +300,22 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def language_tensors(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of the language model `model` by their names in it.
+
+    `tensors` may be those of a whole model for text and other media, of which `model` is a part.
+    """
+    part, whole = {}, "|".join(_LANGUAGE_MODEL_NAMES)
+    if any(re.search(whole, name) for name in model.state_dict()) or not any(re.search(whole, name) for name in tensors):
+        return tensors
+    for name, tensor in tensors.items():
+        if name.startswith("lm_head.") or re.search(whole, name):
+            for pattern, replacement in _LANGUAGE_MODEL_NAMES.items():
+                name = re.sub(pattern, replacement, name)
+            part[name] = tensor
+    return part
+
+
 def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module:
     """Return the module of `model` to which `tensor` belongs. Raises ValueError if there is none at `path`."""
     try:
@@ -274,11 +324,13 @@ def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module
         raise ValueError(f"{tensor}: {type(model).__name__} has no module {path}") from error
 
 
-def tie(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Make a tied output projection use the packed weight of the embedding."""
+def tie(model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Make a tied output projection use the packed weight of the embedding, unless `tensors` has a weight for it."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if config.tie_word_embeddings and isinstance(embedding, Packed) and not isinstance(head, Packed):
         (path,) = (path for path, module in model.named_modules() if module is head)
+        if f"{path}.weight" in tensors:
+            return
         *operands, group_size, bits, mode = embedding.packed_arguments()
         install(model, path, "weight", *operands, group_size=group_size, bits=bits, mode=mode)
 
@@ -294,9 +346,11 @@ def load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
     if wrong:
         raise ValueError(f"load_causal_lm: wrong shapes for {type(model).__name__}: {shortened(wrong)}")
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+    missing = {name for name, t in model.state_dict().items() if t.is_meta}
     if not any(isinstance(m, Packed) for m in (model.get_input_embeddings(), model.get_output_embeddings())):
-        model.tie_weights()
-    missing = [name for name, t in model.state_dict().items() if t.is_meta]
+        # Configs often say that weights are tied that are not. With the missing names, weights with tensors of their own
+        # stay as they are.
+        model.tie_weights(missing_keys=missing)
     unexpected = [name for name in unexpected if not name.endswith("rotary_emb.inv_freq")]
     for problem, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
@@ -316,9 +370,3 @@ def compute_buffers(model: PreTrainedModel) -> None:
             if buffer.is_meta:
                 setattr(module, name, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()
-
-
-def shortened(items: Iterable[str]) -> str:
-    """Return the first five of the sorted items, separated by commas, and "…" if there are more."""
-    items = sorted(items)
-    return ", ".join(items[:5]) + (" …" if len(items) > 5 else "")

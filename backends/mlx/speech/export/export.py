@@ -14,11 +14,12 @@ from safetensors import SafetensorError
 from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
 from ...llm.export.conversion import QUANTIZATIONS, convert_weights
-from ...llm.export.export import ExportedLLM, check_choice, check_group_size, load_tokenizer
+from ...llm.export.export import ExportedLLM, check_choice, check_group_size, check_tokenizer, load_tokenizer
 from ...llm.export.head_config import HeadConfig
+from ...llm.export.load_checks import check_loaded, check_quantization
 from ...llm.export.lowering import lower
 from ...llm.export.serialize import serialize
-from ...llm.export.weights import find_checkpoint, shortened
+from ...llm.export.weights import find_checkpoint, quantization_settings
 from ...program_caches import forget_programs
 from .check import check_program
 from .decoder import ProgramModel
@@ -75,6 +76,7 @@ def export_speech(
     Raises ValueError, with the name of the argument in the message.
     """
     _check_arguments(quantize, group_size, max_seconds, head)
+    check_tokenizer(tokenizer, "export_speech")
     head = replace(head, allowed_tokens=True)
     progress("load")
     model, tokenizer, feature_extractor, dtype = _load(model, tokenizer, feature_extractor, dtype)
@@ -122,23 +124,30 @@ def _load(
         raise ValueError(f"export_speech: model: {error}") from error
     if not is_speech(folder):
         raise ValueError(f"export_speech: model: {folder}: got another model, expected {', '.join(FAMILIES)}")
-    if extractor is None and (folder / "preprocessor_config.json").is_file():
+    if extractor is None and _has_extractor(folder):
         extractor = AutoFeatureExtractor.from_pretrained(folder)
     loaded = _load_folder(folder)
     return loaded.eval().requires_grad_(False), tokenizer or load_tokenizer(folder), extractor, dtype or torch.float32
 
 
+def _has_extractor(folder: Path) -> bool:
+    """Whether `folder` has the settings of a feature extractor: in a file of their own, or in that of the processor."""
+    if (folder / "preprocessor_config.json").is_file():
+        return True
+    path = folder / "processor_config.json"
+    return path.is_file() and "feature_extractor" in _read_json(path)
+
+
 def _load_folder(folder: Path) -> PreTrainedModel:
+    where = f"export_speech: model: {folder}"
     try:
+        check_quantization(folder, quantization_settings(folder), where)
         model, info = AutoModelForSpeechSeq2Seq.from_pretrained(
             folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
         )
     except (SafetensorError, OSError, ImportError) as error:
-        raise ValueError(f"export_speech: model: {folder}: {error}") from error
-    shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
-    for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
-        if items:
-            raise ValueError(f"export_speech: model: {folder}: {problem}: {shortened(items)}")
+        raise ValueError(f"{where}: {error}") from error
+    check_loaded(model, info, where)
     _complete_generation_config(model, folder)
     return model
 
@@ -148,13 +157,16 @@ def _complete_generation_config(model: PreTrainedModel, folder: Path) -> None:
     path = folder / "generation_config.json"
     if not path.is_file():
         return
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
-    for name, value in stored.items():
+    for name, value in _read_json(path).items():
         if getattr(model.generation_config, name, None) is None:
             setattr(model.generation_config, name, value)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
 
 
 def _family(model: PreTrainedModel, extractor: Any, seconds: float) -> Family:

@@ -1,0 +1,58 @@
+"""Checks of what transformers does with a checkpoint: it only warns about tensors that it ignores or initializes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.quantizers.auto import AutoHfQuantizer
+
+
+def check_quantization(folder: Path, settings: dict, where: str) -> None:
+    """Raise ValueError, beginning with `where`, if transformers would load the weights in `folder` without their scales.
+
+    It ignores unknown quantizations, and casts 8-bit floats for which there are no settings. `settings` are those of
+    `quantization_settings`.
+    """
+    if settings:
+        if not AutoHfQuantizer.supports_quant_method(settings):
+            raise ValueError(f"{where}: quant_method: got {settings['quant_method']}, which is not supported")
+        return
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                if (kind := file.get_slice(name).get_dtype()).startswith("F8"):
+                    raise ValueError(f"{where}: {name}: got {kind}, but config.json has no quantization_config")
+
+
+def check_loaded(model: PreTrainedModel, info: dict, where: str) -> None:
+    """Raise ValueError, beginning with `where`, if transformers found tensors that do not match. `info` is its report."""
+    shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
+    modules = dict(model.named_modules())
+    unexpected = [name for name in info["unexpected_keys"] if _is_left_over(name, modules)]
+    problems = {"wrong shapes": shapes, "missing tensors": info["missing_keys"], "unexpected tensors": unexpected}
+    for problem, items in problems.items():
+        if items:
+            raise ValueError(f"{where}: {problem} for {type(model).__name__}: {shortened(items)}")
+
+
+def _is_left_over(name: str, modules: dict[str, torch.nn.Module]) -> bool:
+    """Whether a tensor that transformers did not use belongs to one of `modules`, the modules of a model by their paths.
+
+    If the module has weights, the tensor is probably part of a quantization, such as a scale. transformers ignores some
+    biases on purpose.
+    """
+    path, _, leaf = name.rpartition(".")
+    module = modules.get(path)
+    if module is None or next(module.parameters(recurse=False), None) is None:
+        return False
+    return leaf != "bias" and not hasattr(module, leaf)
+
+
+def shortened(items: Iterable[str]) -> str:
+    """Return the first five of the sorted items, separated by commas, and "…" if there are more."""
+    items = sorted(items)
+    return ", ".join(items[:5]) + (" …" if len(items) > 5 else "")
