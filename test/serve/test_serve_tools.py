@@ -229,6 +229,8 @@ def test_forced_calls_follow_the_schema(client):
             assert call.function.name in (("get_weather",) if choice is named else ("get_weather", "now"))
             if call.function.name == "get_weather":
                 assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
+    several = [chat(client, tool_choice="required", seed=seed, max_tokens=400).choices[0] for seed in range(2)]
+    assert max(len(choice.message.tool_calls) for choice in several) > 1  # with a line feed between them
     one = chat(client, tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=150).choices[0]
     assert len(one.message.tool_calls) == 1
 
@@ -254,8 +256,9 @@ def test_reasoning_effort_reaches_the_template(client, server, says):
 def test_strict_functions_constrain_calls_and_not_text(client):
     pytest.importorskip("xgrammar")
     strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
-    answer = chat(client, tools=strict, max_tokens=20, seed=5)
-    assert answer.choices[0].message.content and answer.usage.completion_tokens <= 20
+    answers = [chat(client, tools=strict, max_tokens=20, seed=seed) for seed in (0, 5)]
+    assert [answer.usage.completion_tokens for answer in answers] == [20, 20]  # nothing ends the text early
+    assert "\n" in answers[0].choices[0].message.content
 
 
 def test_tools_and_a_schema(client):
