@@ -261,6 +261,18 @@ def test_strict_functions_constrain_calls_and_not_text(client):
     assert "\n" in answers[0].choices[0].message.content
 
 
+def test_calls_whose_tags_are_special_tokens_follow_the_schema(chat_program):
+    pytest.importorskip("xgrammar")
+    strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
+    begin = {"logit_bias": {"500": 5}}  # <tool_call>, after some text
+    with scripted(chat_program, TEMPLATE, ("<tool_call>", "</tool_call>")) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            for fields in ({"tool_choice": "required"}, begin):
+                message = chat(client, tools=strict, max_tokens=200, **fields).choices[0].message
+                arguments = json.loads(message.tool_calls[0].function.arguments)
+                assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
+
+
 def test_tools_and_a_schema(client):
     pytest.importorskip("xgrammar")
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}

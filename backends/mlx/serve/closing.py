@@ -18,6 +18,11 @@ MAX_ROUNDS = 256  # how often a search takes a symbol of a low rank at the same 
 MAX_SEARCH = 4096  # the number of symbols that a search for an end tries
 
 
+def marker_bytes(id: int) -> bytes:
+    """Return bytes for a token without text. They occur in no text, and xgrammar allows no token without bytes."""
+    return b"\xff<%d>" % id
+
+
 class Closer:
     """Finds an end of an answer: the stop id, or in a text of JSON quotes, closing brackets, commas and digits first.
 
@@ -39,7 +44,8 @@ class Closer:
     def _compiler(self) -> Any:
         import xgrammar
 
-        symbols = [bytes([byte]) for byte in range(256)] + [b""] * len(self._special)
+        symbols = [bytes([byte]) for byte in range(256)]
+        symbols += [b"" if symbol in self._stops else marker_bytes(symbol) for symbol in self._special]
         info = xgrammar.TokenizerInfo(
             symbols, xgrammar.VocabType.RAW, vocab_size=len(symbols), stop_token_ids=[*self._stops]
         )
@@ -58,7 +64,10 @@ class Closer:
             return structure
         if structure.get("type") == "token":
             return structure | {"token": self._symbol_of[structure["token"]]}
-        return {key: self._with_symbols(value) for key, value in structure.items()}
+        changed = {key: self._with_symbols(value) for key, value in structure.items()}
+        for key in {"trigger_tokens", "exclude_tokens"} & structure.keys():
+            changed[key] = [self._symbol_of[token] for token in structure[key]]
+        return changed
 
     def symbols(self, token: int) -> list[int]:
         """Return the symbols of a token."""

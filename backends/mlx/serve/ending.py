@@ -184,9 +184,9 @@ def _ends(matcher: Any, symbols: list[int]) -> bool:
 
 
 def _repeat(matcher: Any, symbol: int, end: list[int]) -> tuple[int, bool]:
-    """Return how often a symbol may be repeated, at most REPEATED times, and whether `end` may follow."""
+    """Return how often a byte may be repeated, at most REPEATED times, and whether `end` may follow."""
     count = 0
-    while count < REPEATED and not matcher.is_terminated() and matcher.accept_token(symbol):
+    while count < REPEATED and symbol < 256 and matcher.accept_token(symbol):
         count += 1
     result = count, _ends(matcher, end)
     matcher.rollback(count)

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .closing import CACHE_BYTES, Closer
+from .closing import CACHE_BYTES, Closer, marker_bytes
 from .ending import Ending
 from .formats.harmony import MESSAGE, Harmony
 from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_schema, reason
@@ -101,10 +101,19 @@ class Grammars:
     def _optional_calls(self, body: ChatRequest) -> dict[str, Any]:
         """Return the structure of text that may contain calls, whose arguments then follow the schemas."""
         trigger, tags = self._model.format.trigger, []
+        (first,) = self._literal(trigger)
         for function in body.functions:
             begin, end = self._model.format.call_template(function.name)
-            tags.append({"type": "tag", "begin": begin, "content": self._arguments(body, function), "end": end})
-        return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+            *content, last = self._arguments(body, function), *self._literal(end)
+            if first["type"] == "token":
+                begin, content = first, [*self._literal(begin.removeprefix(trigger)), *content]
+            end = last if last["type"] == "token" else last["value"]
+            tags.append({"type": "tag", "begin": begin, "content": _sequence(content), "end": end})
+        if first["type"] != "token":
+            return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+        others = [*self._model.marker_tokens.keys() - self._model.llm.eos_ids - {first["token"]}]
+        ids = {"trigger_tokens": [first["token"]], "exclude_tokens": others}
+        return {"type": "token_triggered_tags", "tags": tags, **ids}
 
     def _call(self, body: ChatRequest, function: Function) -> list[dict[str, Any]]:
         begin, end = self._model.format.call_template(function.name)
@@ -146,16 +155,19 @@ class Grammars:
     @cached_property
     def tokens(self) -> list[bytes]:
         """The bytes of all tokens. Special tokens have none."""
-        llm = self._model.llm
-        return [llm.token_bytes(token) for token in range(llm.program.vocab_size)]
+        llm, special = self._model.llm, self._model.special_tokens
+        return [b"" if token in special else llm.token_bytes(token) for token in range(llm.program.vocab_size)]
 
     @cached_property
     def _compiler(self) -> Any:
         import xgrammar
 
         llm = self._model.llm
+        tokens = [*self.tokens]
+        for id in self._model.marker_tokens.keys() - llm.eos_ids:
+            tokens[id] = marker_bytes(id)
         info = xgrammar.TokenizerInfo(
-            self.tokens, xgrammar.VocabType.RAW, vocab_size=llm.program.vocab_size, stop_token_ids=sorted(llm.eos_ids)
+            tokens, xgrammar.VocabType.RAW, vocab_size=llm.program.vocab_size, stop_token_ids=sorted(llm.eos_ids)
         )
         return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
 
