@@ -154,6 +154,10 @@ ZOD = [
         {"pattern": "^a{2,3}$"},
         {"format": "date"},
         {"format": "json-pointer"},
+        record(
+            id={"type": "integer", "format": "int32", "maximum": 9}, key={"type": "string", "format": "byte"},
+            secret={"type": "string", "format": "password", "maxLength": 3}, on={"type": "boolean", "format": "flag"},
+        ),
         {"pattern": r'^"\\?[a"]*$'},
         {"maxItems": 1},
         {"propertyNames": {"pattern": "^a$"}},
