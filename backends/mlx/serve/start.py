@@ -171,6 +171,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
     messages = [template_message(message) for message in body.messages]
+    if "message.thinking" in model.template:  # gpt-oss's name for it
+        messages = [_with_thinking(message) for message in messages]
     functions = [function.model_dump(exclude_none=True, exclude={"strict"}) for function in body.functions]
     options = dict(body.chat_template_kwargs or {})
     if "tools" in model.template:
@@ -193,6 +195,13 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     except ValueError as error:
         field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
         raise ApiError(str(error), param=field) from error
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its reasoning as `thinking`, which gpt-oss's template rejects beside content and calls."""
+    if "reasoning_content" not in message or message["content"] and "tool_calls" in message:
+        return message
+    return message | {"thinking": message["reasoning_content"]}
 
 
 def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
