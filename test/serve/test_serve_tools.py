@@ -444,7 +444,9 @@ def test_log_probabilities(client, server):
     assert [entry.logprob for entry in streamed] == [entry.logprob for entry in entries]
     answer = client.completions.create(model=NAME, prompt=["Return", "The"], n=2, max_tokens=3, logprobs=2, seed=1)
     assert [len(choice.logprobs.tokens) for choice in answer.choices] == [3] * 4
-    assert answer.choices[0].logprobs.text_offset[0] == 0 and len(answer.choices[0].logprobs.top_logprobs[0]) == 2
+    assert answer.choices[0].logprobs.text_offset[0] == 0
+    for token, top in zip(answer.choices[0].logprobs.tokens, answer.choices[0].logprobs.top_logprobs):
+        assert token in top and len(top) in (2, 3)  # the two most likely tokens, and the drawn one
 
 
 def test_names_and_places_of_tokens_that_are_parts_of_characters(client, server, says):
@@ -469,7 +471,7 @@ def test_names_and_places_of_tokens_that_are_parts_of_characters(client, server,
         position += len(piece)
         pieces.append(piece)
     assert b"".join(pieces) == data and any(token.startswith("bytes:\\x") for token in given.tokens)
-    assert {len(top) for top in given.top_logprobs} == {20}
+    assert {len(top) for top in given.top_logprobs} <= {20, 21}
     chunks = [chunk.choices[0].logprobs for chunk in client.completions.create(**fields, stream=True)]
     assert [offset for chunk in chunks if chunk for offset in chunk.text_offset] == given.text_offset
     assert [token for chunk in chunks if chunk for token in chunk.tokens] == given.tokens
@@ -534,7 +536,7 @@ def test_echo_with_log_probabilities(program, request):
     assert given.tokens[1 : len(ids)] == names and whole.text.startswith(text) and given.top_logprobs[0] is None
     assert given.token_logprobs[: len(ids)] == pytest.approx([None, *score.logprobs], abs=1e-4)
     for top, pairs in zip(given.top_logprobs[1:], score.top_logprobs):
-        assert [*top.values()] == pytest.approx([value for _, value in pairs], abs=1e-4)
+        assert [*top.values()][:2] == pytest.approx([value for _, value in pairs], abs=1e-4)
     # The draws are greedy: each token of the answer is the first of the most likely ones.
     answer = range(len(ids), len(ids) + 3)
     assert [max(given.top_logprobs[i], key=given.top_logprobs[i].get) for i in answer] == given.tokens[len(ids) :]

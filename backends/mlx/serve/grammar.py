@@ -275,10 +275,12 @@ def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _repaired(grammar: str) -> str:
-    """Return a grammar of xgrammar without two defects.
+    """Return a grammar of xgrammar without three defects.
 
     xgrammar reads a hexadecimal digit after \\xHH as a part of the escape: \\u00HH replaces it. In strings with a
-    length, it admits control characters, which JSON strings do not have.
+    length, it admits control characters, which JSON strings do not have. In numbers, it admits any exponent; one of more
+    than two digits can make a number too large for a double, which parsers read as infinity.
     """
     grammar = re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
-    return grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]")
+    grammar = grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]")
+    return re.sub(r"(\[eE\] \w+ \w+)\{1, -1\}", r"\1{1, 2}", grammar)
