@@ -47,6 +47,8 @@ ANSWERS = {
     "hermes parameters": ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', {"calls": [F]}),
     "hermes string arguments": (
         "hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', {"calls": [F]}),
+    "hermes NaN": ("hermes", CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"'), {
+        "content": CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"')}),
     "qwen xml": ("hermes", QWEN_XML, {"calls": [("f", {"a": 3, "b": "x\ny"})]}),
     "no call": ("hermes", "a <tool_call>b</tool_call> c", {"content": "a <tool_call>b</tool_call> c"}),
     "call of no object": ("hermes", "<tool_call>[1]</tool_call>", {"content": "<tool_call>[1]</tool_call>"}),
