@@ -552,6 +552,17 @@ def test_echo_with_log_probabilities(program, request):
     assert joined == pytest.approx(given.token_logprobs, abs=1e-4)
 
 
+def test_deadline_ends_the_computation_of_an_echo(chat_program):
+    """Here, each token of the prompts takes a call."""
+    import httpx
+
+    body = {"model": NAME, "prompt": [[5] * 900] * 16, "echo": True, "logprobs": 1, "max_tokens": 0}
+    with served.serve(chat_program, request_seconds=0.5) as server:
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 504
+        server.app.state.service.models.loaded[NAME].scoring_threads.shutdown()  # waits for it
+        assert 0 < server.llm.stats.requests < 16 * 900
+
+
 def test_echo_of_a_model_that_cannot_score_returns_400(mask_program):
     with served.serve(mask_program) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         with pytest.raises(openai.BadRequestError, match="export it with --logprobs") as caught:

@@ -13,8 +13,9 @@ from typing import Any
 
 from ..llm import BusyError, Generation
 from ..llm.scoring import can_score
-from .answer import Answer, Choice, Delta, NoTokens, Offsets, token_logprob
+from .answer import Answer, Choice, NoTokens
 from .chat_request import ChatRequest, template_message
+from .echo import Echo
 from .errors import ApiError, request_error
 from .grammar import GrammarError
 from .model import ServedModel
@@ -77,31 +78,22 @@ def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
         raise ApiError(str(error).replace("text", field, 1), param=field) from error
 
 
-def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], ids: list[int]) -> Delta:
-    """Return the delta that repeats a prompt, whose token ids are `ids`. Raises ApiError."""
+def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], ids: list[int]) -> Echo:
+    """Return the `Echo` of a prompt, whose token ids are `ids`. Raises ApiError."""
     text = _text(model, prompt, "echo")
     if body.logprobs is None:
-        return Delta(text=text)
+        return Echo(model, text, ids, None)
     if not can_score(model.llm.program):
         message = (
             f"echo: got true with logprobs, but the model {model.name!r} cannot compute the log probabilities of a "
             "prompt: export it with --logprobs and without --no-speculation, or with --outputs logits or both"
         )
         raise ApiError(message, param="echo", code="unsupported_parameter")
-    values: list[tuple[float | None, Sequence[tuple[int, float]]]] = [(None, ())]
-    if ids[1:]:
-        try:
-            (score,) = model.llm.score(ids[:1], [ids[1:]], logprobs=body.logprobs)
-        except (ValueError, RuntimeError) as error:
-            raise request_error(error, "prompt") from error
-        values += zip(score.logprobs, score.top_logprobs)
-    # The tokens may have a space before the text, which some tokenizers add.
-    excess = max(0, len(model.llm.text(ids)) - len(text))
-    offsets, entries = Offsets(-excess), []
-    for id, (logprob, top) in zip(ids, values, strict=True):
-        offset = max(0, offsets.take(model.llm.token_bytes(id)))
-        entries.append(token_logprob(model, id, logprob, top, offset))
-    return Delta(text=text, logprobs=entries)
+    try:
+        model.llm.score(ids[:1], [], logprobs=body.logprobs)  # raises for a number that the model does not return
+    except ValueError as error:
+        raise request_error(error, "prompt") from error
+    return Echo(model, text, ids, body.logprobs)
 
 
 def _starts(
