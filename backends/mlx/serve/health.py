@@ -27,10 +27,9 @@ class Health:
     def stalled(self) -> dict[str, float]:
         """Return the models whose engine is stalled, and for how many seconds."""
         now, seen = time.monotonic(), {}
-        for name, model in self._models.loaded.items():
-            stats = model.llm.stats
+        for name, stats in self._models.stats().items():
             is_idle = stats.running + stats.waiting == 0
-            numbers = (id(model), stats.requests, stats.steps, stats.generated_tokens, stats.busy_seconds)
+            numbers = (stats.requests, stats.steps, stats.generated_tokens, stats.busy_seconds)
             before, since = self._seen.get(name, (None, now))
             seen[name] = (numbers, now if is_idle or numbers != before else since)
         self._seen = seen
@@ -40,7 +39,7 @@ class Health:
     def report(self) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of `/health`."""
         stalled = self.stalled()
-        stats = [model.llm.stats for model in self._models.loaded.values()]
+        stats = self._models.stats().values()
         body: dict[str, Any] = {
             "status": "stalled" if stalled else "ok",
             "running": sum(entry.running for entry in stats),

@@ -76,7 +76,7 @@ class _EngineCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats = {name: model.llm.stats for name, model in self._models.loaded.items()}
+        stats = self._models.stats()
         for field, (grows, text) in ENGINE_FIELDS.items():
             family = CounterMetricFamily if grows else GaugeMetricFamily
             metric = family(f"{PREFIX}_engine_{field}", text, labels=["model"])
