@@ -120,8 +120,8 @@ class LMEvalModel(TemplateLM):
         room = self.llm.program.max_context_len - count
         if room < 1:
             raise ValueError(
-                f"max_gen_toks: got {count}, expected less than the context of {self.llm.program.max_context_len} tokens, "
-                "which also holds the prompt"
+                f"max_gen_toks: got {count}, expected less than the context of {self.llm.program.max_context_len} "
+                "tokens, which also holds the prompt"
             )
         prompt = self.tok_encode(context)[-room:]
         stop = [until] if isinstance(until, str) else [text for text in until if text]
