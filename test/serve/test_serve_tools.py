@@ -418,6 +418,31 @@ def test_template_without_tools_gets_instructions(chat_program):
     assert "<tool_response>\nrain\n</tool_response>" in server.prompts[1] and CALL in server.prompts[1]
 
 
+def test_template_without_system_messages_gets_instructions(chat_program):
+    """As that of Gemma 2."""
+    reject = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    with scripted(chat_program, reject + small_llm.TEMPLATE) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = CALL
+            assert chat(client).choices[0].message.tool_calls[0].function.name == "get_weather"
+    assert server.prompts[0].startswith("You can call") and server.prompts[0].endswith(f"\n\n{MESSAGES[0]['content']}\n")
+
+
+def test_template_for_one_call_gets_one(chat_program):
+    """As that of Llama 3.1, which rejects a message with several calls."""
+    pytest.importorskip("xgrammar")
+    reject = (
+        "{% for message in messages if message.tool_calls and message.tool_calls | length > 1 %}"
+        "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endfor %}"
+    )
+    with scripted(chat_program, reject + TEMPLATE) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            choices = [chat(client, tool_choice="required", seed=seed, max_tokens=300).choices[0] for seed in range(3)]
+            server.text = f"{CALL}\n{CALL}"
+            choices.append(chat(client).choices[0])
+    assert [len(choice.message.tool_calls) for choice in choices] == [1] * 4
+
+
 def test_choices_draw_with_different_seeds(client):
     answer = chat(client, tools=[], n=3, max_tokens=6, logprobs=True, top_logprobs=2)
     texts = [choice.message.content for choice in answer.choices]

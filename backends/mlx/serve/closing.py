@@ -141,7 +141,7 @@ _POSITION = re.compile(r"rule_start_pos=\w+")
 
 
 def relative_rules(matcher: Any) -> str:
-    """Return the places in the rules of the grammar at which the parser is. A rule that begins here begins at `last`."""
+    """Return the places in the rules of the grammar at which the parser is. Rules that begin here begin at `last`."""
     text = matcher._debug_print_internal_state()  # xgrammar has no other access to the state
     head, _, places = text.partition("Last step")
     count = int(re.search(r"\d+", head)[0])

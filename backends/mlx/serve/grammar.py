@@ -48,6 +48,7 @@ class Grammars:
         Raises GrammarError.
         """
         forced, parallel = body.forced_functions, body.parallel_tool_calls is not False
+        parallel = parallel and not self._model.format.has_one_call
         is_text = False
         if body.schema is not None or forced:
             param = "response_format" if body.schema is not None else "tool_choice"
@@ -278,8 +279,8 @@ def _repaired(grammar: str) -> str:
     """Return a grammar of xgrammar without three defects.
 
     xgrammar reads a hexadecimal digit after \\xHH as a part of the escape: \\u00HH replaces it. In strings with a
-    length, it admits control characters, which JSON strings do not have. In numbers, it admits any exponent; one of more
-    than two digits can make a number too large for a double, which parsers read as infinity.
+    length, it admits control characters, which JSON strings do not have. In numbers, it admits any exponent. One of
+    more than two digits can make a number too large for a double, which parsers read as infinity.
     """
     grammar = re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
     grammar = grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]")

@@ -57,6 +57,15 @@ class ServedModel:
         return name.encode() if name is not None else self.llm.token_bytes(token)
 
     @cached_property
+    def takes_system_message(self) -> bool:
+        """Whether the chat template shows a system message to the model. That of Gemma 2 rejects it."""
+        messages = [{"role": "system", "content": "<|instructions|>"}, {"role": "user", "content": "Hi"}]
+        try:
+            return messages[0]["content"] in self.llm.tokenizer.chat_text(messages)
+        except ValueError:
+            return False
+
+    @cached_property
     def scoring_threads(self) -> ThreadPoolExecutor:
         """The threads that compute log probabilities of prompts."""
         return ThreadPoolExecutor(self.llm.rows, thread_name_prefix="score")

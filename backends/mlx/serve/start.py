@@ -47,6 +47,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     body.check_fields()
     prompt = chat_prompt(model, body)
     functions = {function.name: function.parameters for function in body.functions}
+    one_call = body.parallel_tool_calls is False or model.format.has_one_call
     try:
         constraint = model.grammars.for_chat(body, prompt.opening)
     except GrammarError as error:
@@ -57,7 +58,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
         choices.append(
             Choice(
                 index, model, start, model.format.parser(functions, prompt.opening),
-                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and body.parallel_tool_calls is False,
+                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and one_call,
             )
         )  # fmt: skip
     return _started(Answer(model, choices))
@@ -173,7 +174,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     else:
         messages = _without_tool_messages(model, messages)
         if functions:
-            messages = _with_system_text(messages, model.format.instructions(functions))
+            messages = _with_instructions(model, messages, model.format.instructions(functions))
     if body.reasoning_effort is not None:
         if "reasoning_effort" not in model.template:
             message = f"reasoning_effort: the chat template of {model.name!r} has no use for it, expected null"
@@ -214,9 +215,14 @@ def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -
     return written
 
 
-def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return the messages with `text` at the end of the system message, or in a new one if there is none."""
-    if messages[0]["role"] not in ("system", "developer"):
+def _with_instructions(model: ServedModel, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return the messages with `text` at the end of the system message, or in a new one if there is none.
+
+    If the template takes no system message, the text is at the beginning of the first message.
+    """
+    first, *others = messages
+    if first["role"] in ("system", "developer"):
+        return [first | {"content": f"{first['content']}\n\n{text}"}, *others]
+    if model.takes_system_message:
         return [{"role": "system", "content": text}, *messages]
-    first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
-    return [first, *messages[1:]]
+    return [first | {"content": f"{text}\n\n{first['content']}"}, *others]
