@@ -50,6 +50,7 @@ class Ending:
         self._places: defaultdict[str, list[_Place]] = defaultdict(list)  # by their rules
         self._place: _Place | None = None  # that of the answer, if the last tokens were checked
         self._last = 0  # the last symbol of the answer
+        self._run: tuple[_Place, Any, tuple[Any, list[_Place]]] | None = None  # the last result of `_reached`
         self._steps = self._searches = 0  # what is left of MAX_STEPS and MAX_ENDS
 
     def accept(self, token: int) -> None:
@@ -79,6 +80,7 @@ class Ending:
         bits = numpy.unpackbits(mask.view(numpy.uint8), bitorder="little").view(bool)
         ids = numpy.flatnonzero(bits)
         bits[ids] = self._fit(place, ids, left - 1, knows_all=spare <= GROWTH)
+        bits[end[0]] = True
         mask[:] = numpy.packbits(bits, bitorder="little").view(numpy.int32)
         return 0
 
@@ -90,10 +92,26 @@ class Ending:
         """
         import numpy
 
-        data, offsets, lengths = self._closer.symbols_of_tokens
         self._follow(start)
+        at, places = self._reached(start, ids)
+        fits = numpy.full(len(places) + 1, not knows_all)  # the last one is for unknown places
+        for number in _distinct(at[at >= 0], len(places)):
+            if (end := self._end(places[number])) is not None:
+                fits[number] = len(end) <= room
+        return fits[at]
+
+    def _reached(self, start: _Place, ids: Any) -> tuple[Any, list[_Place]]:
+        """Run tokens over the grammar. Return the number of the place that each reaches, and the places.
+
+        The number is -1 if the place is not known.
+        """
+        import numpy
+
+        if self._run is not None and self._run[0] is start and numpy.array_equal(self._run[1], ids):
+            return self._run[2]  # within a string, the place stays the same
+        data, offsets, lengths = self._closer.symbols_of_tokens
         size, places, numbers = self._closer.symbol_count, [start], {id(start): 0}
-        at = numpy.zeros(len(ids), dtype=numpy.int64)  # for each token, the number of its place, -1 if it is not known
+        at = numpy.zeros(len(ids), dtype=numpy.int64)
         active = numpy.arange(len(ids))
         for column in range(int(lengths[ids].max(initial=0))):
             active = active[(lengths[ids[active]] > column) & (at[active] >= 0)]
@@ -105,19 +123,18 @@ class Ending:
                     places.append(place)
                 after[pair] = -1 if place is None else numbers[id(place)]
             at[active] = after[pairs]
-        fits = numpy.full(len(places) + 1, not knows_all)  # the last one is for unknown places
-        for number in _distinct(at[at >= 0], len(places)):
-            if (end := self._end(places[number])) is not None:
-                fits[number] = len(end) <= room
-        return fits[at]
+        self._run = start, ids, (at, places)
+        return at, places
 
     def _follow(self, start: _Place) -> None:
         """Make sure that the first token of the end of `start` fits, whatever end was found for the place after it."""
         first, *others = start.end_tokens
         symbols = self._closer.symbols(first)
-        place = start
+        place: _Place | None = start
         for symbol in symbols:
             place = self._step(place, symbol)
+            if place is None:  # an earlier place on the way was taken for another one
+                return
         if (end := self._end(place)) is None or len(end) > len(others):
             place.end, place.end_tokens, place.is_searched = start.end[len(symbols) :], others, True
 
