@@ -89,6 +89,14 @@ def test_rolling_log_likelihood(model, data):
     assert samples[0]["filtered_resps"][0] == pytest.approx(expected, rel=1e-4)
 
 
+def test_answer_as_long_as_the_context_is_refused(model, data):
+    from lm_eval.api.instance import Instance
+
+    request = Instance("generate_until", {}, ("Return the", {"max_gen_toks": small_llm.CONTEXT}), 0)
+    with pytest.raises(ValueError, match=r"max_gen_toks: got 1024, expected less than the context of 1024 tokens"):
+        model.generate_until([request])
+
+
 def test_model_without_a_tokenizer_is_refused(logits_program):
     from executorch_mlx.llm.lm_eval import LMEvalModel
 

@@ -49,6 +49,9 @@ def test_chat_stream(client, llm):
     assert usage.choices == [] and usage.usage.completion_tokens == 12
     assert all(chunk.to_dict()["usage"] is None for chunk in [*texts, last])
     assert len({chunk.id for chunk in chunks}) == 1
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [chunk.usage.completion_tokens for chunk in chat(client, stream=True, stream_options=options)]
+    assert counts == sorted(counts) and counts[-1] == 12 and len({*counts}) > 5
 
 
 # Name: (parameters of the OpenAI API, parameters that only this server takes).
@@ -117,7 +120,7 @@ def test_temperature_defaults_to_one(client, llm):
 def test_fields_may_have_values_without_effect(client, llm):
     fields = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": False}
     fields |= {"top_logprobs": 0, "extra_body": {"ignore_eos": None, "priority": None, "other": None}}
-    fields["messages"] = [message | {"cache_control": None} for message in MESSAGES]
+    fields["messages"] = [message | {"cache_control": None, "type": "text"} for message in MESSAGES]
     (choice,) = chat(client, metadata={"a": "b"}, parallel_tool_calls=True, **fields).choices
     expected = llm.chat(MESSAGES, max_new_tokens=12).result()
     assert (choice.message.content, choice.finish_reason) == (expected.text, "length") and expected.text

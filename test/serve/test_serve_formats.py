@@ -47,6 +47,20 @@ ANSWERS = {
     "hermes parameters": ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', {"calls": [F]}),
     "hermes string arguments": (
         "hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', {"calls": [F]}),
+    "hermes NaN": ("hermes", CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"'), {
+        "content": CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"')}),
+    "glm": (
+        "glm", "I look.<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>"
+        "<arg_value>x\ny</arg_value></tool_call><tool_call>get_weather</tool_call>",
+        {"content": "I look.", "calls": [("f", {"a": 1, "b": "x\ny"}), ("get_weather", {})]}),
+    "deepseek": (
+        "deepseek", 'Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        {"content": "Hi", "calls": [F, ("f", {})]}),
+    "deepseek v3": (
+        "deepseek-v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', {"calls": [F]}),
+    "lfm2": ("lfm2", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Hi", {"content": "Hi", "calls": [F]}),
     "qwen xml": ("hermes", QWEN_XML, {"calls": [("f", {"a": 3, "b": "x\ny"})]}),
     "no call": ("hermes", "a <tool_call>b</tool_call> c", {"content": "a <tool_call>b</tool_call> c"}),
     "call of no object": ("hermes", "<tool_call>[1]</tool_call>", {"content": "<tool_call>[1]</tool_call>"}),
@@ -162,6 +176,10 @@ TEMPLATES = {
     "<start_of_turn>model": "gemma",
     "<start_of_turn> <start_function_call>": "gemma-tags",
     "<|channel|> <|message|>": "harmony",
+    "<tool_call> <arg_key>": "glm",
+    "<｜tool▁calls▁begin｜>": "deepseek",
+    "<｜tool▁calls▁begin｜> ```json": "deepseek-v3",
+    "<|tool_list_start|>": "lfm2",
 }
 
 
@@ -170,3 +188,8 @@ def test_format_of_a_template(template, name):
     assert detect(template, lambda token: False).name == name
     assert detect(template, lambda token: False, "mistral").name == "mistral"
     assert detect("", {"[TOOL_CALLS]"}.__contains__).name == "mistral"
+
+
+def test_unknown_format_of_a_template_with_tools_is_logged(caplog):
+    assert detect("{{ tools }}", lambda token: False).name == "hermes"
+    assert "the format of calls in the chat template is unknown" in caplog.text

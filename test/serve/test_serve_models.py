@@ -47,6 +47,10 @@ def test_models_are_loaded_on_demand_within_the_budget(paths):
         assert texts[0] == texts[1] == texts[2] and [*models.loaded] == ["first"]
         error = complete(url, "third").json()["error"]
         assert error["message"] == "the model 'third' does not exist; this server has 'first', 'second'"
+        # What other models allocated during a load makes a size too large, until the model is loaded alone.
+        models._entries["second"].size = 9 * model_bytes
+        assert complete(url, "second").status_code == 200 and models._entries["second"].size <= model_bytes
+        assert complete(url, "first").status_code == 200
         # A model is not unloaded while a request uses it, so the other model has no room.
         models._entries["first"].users += 1
         response = complete(url, "second")

@@ -142,8 +142,24 @@ def test_sampling_parameters_reach_the_model(client, server):
 def test_fields_that_have_no_effect(client, server):
     server.text = "Hello."
     reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "abc", "other": None}
-    fields = {"reasoning": {"effort": None, "generate_summary": None}, "ignore_eos": None, "priority": None}
+    fields = {"reasoning": {"effort": None, "summary": "detailed"}, "ignore_eos": None, "priority": None}
     assert create(client, input=[HELLO, reasoning, HELLO], extra_body=fields).output_text == "Hello."
+
+
+def test_reasoning_that_comes_back_reaches_the_template(chat_program):
+    """Between calls. gpt-oss's template calls it `thinking`."""
+    template = "{% for message in messages %}[{{ message.role }}]{{ message.thinking }}{% endfor %}{# tools #}"
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+
+    def thought(text):
+        return {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    items = [HELLO, thought("one"), call, result, thought("two"), {"role": "assistant", "content": "x"}, thought("3")]
+    with scripted(chat_program, template) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            create(client, input=[*items, HELLO], max_output_tokens=1)
+    assert server.prompts[-1] == "[user][assistant]one[tool][assistant]two[user]"
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,10 @@ ZOD = [
         {"pattern": "^a{2,3}$"},
         {"format": "date"},
         {"format": "json-pointer"},
+        record(
+            id={"type": "integer", "format": "int32", "maximum": 9}, key={"type": "string", "format": "byte"},
+            secret={"type": "string", "format": "password", "maxLength": 3}, on={"type": "boolean", "format": "flag"},
+        ),
         {"pattern": r'^"\\?[a"]*$'},
         {"maxItems": 1},
         {"propertyNames": {"pattern": "^a$"}},
@@ -206,6 +210,27 @@ def test_patterns_without_an_early_end_are_completed(client, schema):
     for choice in ask(client, schema, n=6, seed=5, max_tokens=60).choices:
         assert choice.finish_reason == "stop", choice.message.content
         jsonschema.validate(json.loads(choice.message.content), schema, format_checker=jsonschema.FormatChecker())
+
+
+def test_model_chooses_near_the_limit(client):
+    """As long as all values fit, `max_tokens` does not change which one is drawn. Then the shorter ones remain."""
+    labels = enum_of("a", "bbbbbbbbbbbb")
+
+    def answers(count: int) -> list[str]:
+        return [ask(client, labels, seed=seed, max_tokens=count).choices[0].message.content for seed in range(12)]
+
+    assert answers(16) == answers(200) and {*answers(16)} == {'"a"', '"bbbbbbbbbbbb"'}
+    assert {*answers(6)} == {'"a"'}
+    person = record(name=STRING, age=INTEGER, member={"type": "boolean"})
+    for seed in range(4):  # the shortest form has 24 tokens
+        choice = ask(client, person, seed=seed, max_tokens=29).choices[0]
+        assert choice.finish_reason == "stop" and len(json.loads(choice.message.content)["name"]) > 2
+
+
+def test_strings_with_a_length_have_no_control_characters(client):
+    text = {"type": "string", "minLength": 1, "maxLength": 90}
+    for choice in ask(client, text, n=4, seed=1, max_tokens=100).choices:
+        assert 0 < len(json.loads(choice.message.content)) <= 90
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,8 @@ def test_forced_calls_follow_the_schema(client):
             assert call.function.name in (("get_weather",) if choice is named else ("get_weather", "now"))
             if call.function.name == "get_weather":
                 assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
+    several = [chat(client, tool_choice="required", seed=seed, max_tokens=400).choices[0] for seed in range(2)]
+    assert max(len(choice.message.tool_calls) for choice in several) > 1  # with a line feed between them
     one = chat(client, tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=150).choices[0]
     assert len(one.message.tool_calls) == 1
 
@@ -254,8 +256,21 @@ def test_reasoning_effort_reaches_the_template(client, server, says):
 def test_strict_functions_constrain_calls_and_not_text(client):
     pytest.importorskip("xgrammar")
     strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
-    answer = chat(client, tools=strict, max_tokens=20, seed=5)
-    assert answer.choices[0].message.content and answer.usage.completion_tokens <= 20
+    answers = [chat(client, tools=strict, max_tokens=20, seed=seed) for seed in (0, 5)]
+    assert [answer.usage.completion_tokens for answer in answers] == [20, 20]  # nothing ends the text early
+    assert "\n" in answers[0].choices[0].message.content
+
+
+def test_calls_whose_tags_are_special_tokens_follow_the_schema(chat_program):
+    pytest.importorskip("xgrammar")
+    strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
+    begin = {"logit_bias": {"500": 5}}  # <tool_call>, after some text
+    with scripted(chat_program, TEMPLATE, ("<tool_call>", "</tool_call>")) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            for fields in ({"tool_choice": "required"}, begin):
+                message = chat(client, tools=strict, max_tokens=200, **fields).choices[0].message
+                arguments = json.loads(message.tool_calls[0].function.arguments)
+                assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
 
 
 def test_tools_and_a_schema(client):
@@ -403,6 +418,31 @@ def test_template_without_tools_gets_instructions(chat_program):
     assert "<tool_response>\nrain\n</tool_response>" in server.prompts[1] and CALL in server.prompts[1]
 
 
+def test_template_without_system_messages_gets_instructions(chat_program):
+    """As that of Gemma 2."""
+    reject = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    with scripted(chat_program, reject + small_llm.TEMPLATE) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = CALL
+            assert chat(client).choices[0].message.tool_calls[0].function.name == "get_weather"
+    assert server.prompts[0].startswith("You can call") and server.prompts[0].endswith(f"\n\n{MESSAGES[0]['content']}\n")
+
+
+def test_template_for_one_call_gets_one(chat_program):
+    """As that of Llama 3.1, which rejects a message with several calls."""
+    pytest.importorskip("xgrammar")
+    reject = (
+        "{% for message in messages if message.tool_calls and message.tool_calls | length > 1 %}"
+        "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endfor %}"
+    )
+    with scripted(chat_program, reject + TEMPLATE) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            choices = [chat(client, tool_choice="required", seed=seed, max_tokens=300).choices[0] for seed in range(3)]
+            server.text = f"{CALL}\n{CALL}"
+            choices.append(chat(client).choices[0])
+    assert [len(choice.message.tool_calls) for choice in choices] == [1] * 4
+
+
 def test_choices_draw_with_different_seeds(client):
     answer = chat(client, tools=[], n=3, max_tokens=6, logprobs=True, top_logprobs=2)
     texts = [choice.message.content for choice in answer.choices]
@@ -429,7 +469,9 @@ def test_log_probabilities(client, server):
     assert [entry.logprob for entry in streamed] == [entry.logprob for entry in entries]
     answer = client.completions.create(model=NAME, prompt=["Return", "The"], n=2, max_tokens=3, logprobs=2, seed=1)
     assert [len(choice.logprobs.tokens) for choice in answer.choices] == [3] * 4
-    assert answer.choices[0].logprobs.text_offset[0] == 0 and len(answer.choices[0].logprobs.top_logprobs[0]) == 2
+    assert answer.choices[0].logprobs.text_offset[0] == 0
+    for token, top in zip(answer.choices[0].logprobs.tokens, answer.choices[0].logprobs.top_logprobs):
+        assert token in top and len(top) in (2, 3)  # the two most likely tokens, and the drawn one
 
 
 def test_names_and_places_of_tokens_that_are_parts_of_characters(client, server, says):
@@ -454,7 +496,7 @@ def test_names_and_places_of_tokens_that_are_parts_of_characters(client, server,
         position += len(piece)
         pieces.append(piece)
     assert b"".join(pieces) == data and any(token.startswith("bytes:\\x") for token in given.tokens)
-    assert {len(top) for top in given.top_logprobs} == {20}
+    assert {len(top) for top in given.top_logprobs} <= {20, 21}
     chunks = [chunk.choices[0].logprobs for chunk in client.completions.create(**fields, stream=True)]
     assert [offset for chunk in chunks if chunk for offset in chunk.text_offset] == given.text_offset
     assert [token for chunk in chunks if chunk for token in chunk.tokens] == given.tokens
@@ -519,7 +561,7 @@ def test_echo_with_log_probabilities(program, request):
     assert given.tokens[1 : len(ids)] == names and whole.text.startswith(text) and given.top_logprobs[0] is None
     assert given.token_logprobs[: len(ids)] == pytest.approx([None, *score.logprobs], abs=1e-4)
     for top, pairs in zip(given.top_logprobs[1:], score.top_logprobs):
-        assert [*top.values()] == pytest.approx([value for _, value in pairs], abs=1e-4)
+        assert [*top.values()][:2] == pytest.approx([value for _, value in pairs], abs=1e-4)
     # The draws are greedy: each token of the answer is the first of the most likely ones.
     answer = range(len(ids), len(ids) + 3)
     assert [max(given.top_logprobs[i], key=given.top_logprobs[i].get) for i in answer] == given.tokens[len(ids) :]
@@ -533,6 +575,17 @@ def test_echo_with_log_probabilities(program, request):
     assert "".join(piece.text for piece in pieces) == whole.text
     joined = [value for piece in pieces if piece.logprobs for value in piece.logprobs.token_logprobs]
     assert joined == pytest.approx(given.token_logprobs, abs=1e-4)
+
+
+def test_deadline_ends_the_computation_of_an_echo(chat_program):
+    """Here, each token of the prompts takes a call."""
+    import httpx
+
+    body = {"model": NAME, "prompt": [[5] * 900] * 16, "echo": True, "logprobs": 1, "max_tokens": 0}
+    with served.serve(chat_program, request_seconds=0.5) as server:
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 504
+        server.app.state.service.models.loaded[NAME].scoring_threads.shutdown()  # waits for it
+        assert 0 < server.llm.stats.requests < 16 * 900
 
 
 def test_echo_of_a_model_that_cannot_score_returns_400(mask_program):

@@ -217,6 +217,8 @@ def test_errors_name_the_argument(whisper, moonshine, tmp_path, capsys, logits_p
         whisper.model.generate(samples * numpy.nan, language="de")
     with pytest.raises(ValueError, match=r"sound: got shape \[2, 500\], expected samples \[N\]"):
         whisper.model.generate(samples.reshape(2, -1), language="de")
+    with pytest.raises(ValueError, match="sound: got samples of int16, expected floating-point numbers from -1 to 1"):
+        whisper.model.generate((samples * 32767).astype(numpy.int16), language="de")
     with pytest.raises(SettingError, match="volume: unknown, expected max_new_tokens, temperature"):
         whisper.model.generate(samples, language="de", volume=11)
     with pytest.raises(SettingError, match="samples: got 0, expected 1 to 16000"):

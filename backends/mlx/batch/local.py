@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from ..llm import LLM
-from ..serve import create_app
+from ..serve import Settings, create_app
 from ..serve.in_process import post, running
-from .request_file import Request
+from .request_file import MAX_LINE, Request
 from .run import http_answer
 
 
@@ -32,7 +32,7 @@ class LocalWorker:
 @asynccontextmanager
 async def local_worker(llm: LLM, name: str) -> AsyncIterator[LocalWorker]:
     """A context manager: yields a worker that answers with `llm`. `name` is the name of the model in the requests."""
-    async with running(create_app(llm, name=name)) as app:
+    async with running(create_app(llm, name=name, settings=Settings(max_body_bytes=MAX_LINE))) as app:
         yield LocalWorker(app, queue_width(llm.rows))
 
 

@@ -89,8 +89,8 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--tool-format", metavar="FORMAT",
-        help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags or harmony (default: the "
-        "format of the chat template)",
+        help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags, harmony, glm, deepseek, "
+        "deepseek-v3 or lfm2 (default: the format of the chat template)",
     )  # fmt: skip
 
 

@@ -117,7 +117,12 @@ class LMEvalModel(TemplateLM):
             parameters.setdefault("temperature", 1.0)  # the default of transformers
         else:
             parameters = {}
-        room = max(self.llm.program.max_context_len - count, 1)
+        room = self.llm.program.max_context_len - count
+        if room < 1:
+            raise ValueError(
+                f"max_gen_toks: got {count}, expected less than the context of {self.llm.program.max_context_len} "
+                "tokens, which also holds the prompt"
+            )
         prompt = self.tok_encode(context)[-room:]
         stop = [until] if isinstance(until, str) else [text for text in until if text]
         return self.llm.generate(prompt, max_new_tokens=count, stop=stop, **parameters)

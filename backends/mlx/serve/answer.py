@@ -10,13 +10,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..llm import BusyError, Generation, Metrics, Token
 from .errors import ApiError, server_error
 from .formats.base import REASONING, Parser
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT, Part
 from .model import ServedModel, text_of
+
+if TYPE_CHECKING:
+    from .echo import Echo
 
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # OpenAI's names of finish reasons
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
@@ -203,7 +206,7 @@ class Choice:
         *,
         wants_logprobs: bool = False,
         one_call: bool = False,
-        echo: Delta | None = None,
+        echo: Echo | None = None,
     ):
         self.index, self.total, self.wants_logprobs = index, Total(), wants_logprobs
         self.reasoning_tokens, self.first_token_at = 0, None
@@ -227,15 +230,20 @@ class Choice:
 
     def cancel(self) -> None:
         """End the choice, as at the shutdown of the server: `deltas` raises ApiError."""
-        self._is_cancelled = True
+        self._end()
         if self.generation is not None:
             self.generation.cancel()
 
     def close(self) -> None:
         """End the choice. Its deltas are no longer read."""
-        self._is_cancelled = True
+        self._end()
         if self.generation is not None:
             self.generation.close()
+
+    def _end(self) -> None:
+        self._is_cancelled = True
+        if self._echo is not None:
+            self._echo.cancel()
 
     @property
     def metrics(self) -> Metrics:
@@ -244,7 +252,7 @@ class Choice:
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
         if self._echo is not None:
-            yield self._note(self._echo)
+            yield self._note(await self._echo.delta())
         async with aclosing(self._all_deltas()) as deltas:
             async for delta in deltas:
                 # A second call can begin without a CALL_END of the first, whose text then had another form.

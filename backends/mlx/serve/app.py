@@ -29,6 +29,7 @@ from .start import start_chat, start_completion
 from .tokenize_request import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 PAGE = Path(__file__).parent / "page"
+LARGE_BODY = 64 * 1024  # bytes; a larger body is parsed on another thread, so that other requests need not wait
 
 
 def create_app(
@@ -68,7 +69,8 @@ def create_app(
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        return strict_json.parse(await self.body())
+        body = await self.body()
+        return await asyncio.to_thread(strict_json.parse, body) if len(body) > LARGE_BODY else strict_json.parse(body)
 
 
 class _Route(APIRoute):

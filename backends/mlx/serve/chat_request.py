@@ -84,19 +84,23 @@ class MessageToolCall(Strict):
     index: int | None = None  # the index of the call in a stream; some clients send it back
 
 
-class SystemMessage(Strict):
+class ChatMessage(Strict):
+    type: Literal["text", "message"] | None = None  # lm-eval sends it; it has no effect
+
+
+class SystemMessage(ChatMessage):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
 
 
-class UserMessage(Strict):
+class UserMessage(ChatMessage):
     role: Literal["user"]
     content: Content
     name: str | None = None
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(ChatMessage):
     """An answer, as clients send it back."""
 
     role: Literal["assistant"]
@@ -109,7 +113,11 @@ class AssistantMessage(Strict):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    parsed: Any = None  # the openai package adds it to structured answers
+    # Clients add these to answers that they send back: the openai package, LiteLLM and OpenRouter's clients.
+    parsed: Any = None
+    provider_specific_fields: Any = None
+    thinking_blocks: Any = None
+    reasoning_details: Any = None
 
     @model_validator(mode="after")
     def _has_content(self) -> AssistantMessage:
@@ -119,7 +127,7 @@ class AssistantMessage(Strict):
         return self
 
 
-class ToolMessage(Strict):
+class ToolMessage(ChatMessage):
     role: Literal["tool"]
     content: Content
     tool_call_id: str = Field(min_length=1, max_length=256)

@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 # The ranks of symbols. Symbols of a lower rank end JSON sooner. Stop ids have the rank 0.
@@ -18,6 +18,11 @@ MAX_ROUNDS = 256  # how often a search takes a symbol of a low rank at the same 
 MAX_SEARCH = 4096  # the number of symbols that a search for an end tries
 
 
+def marker_bytes(id: int) -> bytes:
+    """Return bytes for a token without text. They occur in no text, and xgrammar allows no token without bytes."""
+    return b"\xff<%d>" % id
+
+
 class Closer:
     """Finds an end of an answer: the stop id, or in a text of JSON quotes, closing brackets, commas and digits first.
 
@@ -26,36 +31,21 @@ class Closer:
     """
 
     def __init__(self, tokens: Sequence[bytes], stop_ids: Collection[int], markers: Collection[int] = ()):
-        import numpy
-
         special = [*sorted(stop_ids), *sorted({*markers} - {*stop_ids})]
         self._special = dict(enumerate(special, 256))
         self._symbol_of = {id: symbol for symbol, id in self._special.items()}
         self._stops = range(256, 256 + len(stop_ids))
-        self._ranks = [_rank(symbol) for symbol in range(256)] + [
-            STOP if symbol in self._stops else OTHER for symbol in self._special
-        ]
+        self._ranks = (
+            *map(_rank, range(256)), *(STOP if symbol in self._stops else OTHER for symbol in self._special)
+        )  # fmt: skip
         self._tokens = tokens
-        size = -(-len(tokens) // 32) * 32
-        has_control = numpy.zeros(size, dtype=bool)
-        for id, token in enumerate(tokens):
-            has_control[id] = any(byte < 0x20 for byte in token)
-        self._printable = numpy.packbits(~has_control, bitorder="little").view(numpy.int32)
-
-    def remove_control(self, mask: Any) -> None:
-        """Clear the bits of tokens with control characters in `mask`, int32 `[words]`, if other tokens are left.
-
-        JSON strings have no such characters, but xgrammar admits them in strings with a length or pattern.
-        """
-        printable = mask & self._printable
-        if printable.any():
-            mask[:] = printable
 
     @cached_property
     def _compiler(self) -> Any:
         import xgrammar
 
-        symbols = [bytes([byte]) for byte in range(256)] + [b""] * len(self._special)
+        symbols = [bytes([byte]) for byte in range(256)]
+        symbols += [b"" if symbol in self._stops else marker_bytes(symbol) for symbol in self._special]
         info = xgrammar.TokenizerInfo(
             symbols, xgrammar.VocabType.RAW, vocab_size=len(symbols), stop_token_ids=[*self._stops]
         )
@@ -74,11 +64,31 @@ class Closer:
             return structure
         if structure.get("type") == "token":
             return structure | {"token": self._symbol_of[structure["token"]]}
-        return {key: self._with_symbols(value) for key, value in structure.items()}
+        changed = {key: self._with_symbols(value) for key, value in structure.items()}
+        for key in {"trigger_tokens", "exclude_tokens"} & structure.keys():
+            changed[key] = [self._symbol_of[token] for token in structure[key]]
+        return changed
 
     def symbols(self, token: int) -> list[int]:
         """Return the symbols of a token."""
         return [self._symbol_of[token]] if token in self._symbol_of else [*self._tokens[token]]
+
+    @property
+    def symbol_count(self) -> int:
+        return 256 + len(self._special)
+
+    @cached_property
+    def symbols_of_tokens(self) -> tuple[Any, Any, Any]:
+        """The symbols of all tokens in one array, and for each token the offset and the number of its symbols."""
+        import numpy
+
+        texts = [b"\0" if id in self._symbol_of else text for id, text in enumerate(self._tokens)]
+        lengths = numpy.array([*map(len, texts)])
+        offsets = numpy.cumsum(lengths) - lengths
+        data = numpy.frombuffer(b"".join(texts), dtype=numpy.uint8).astype(numpy.uint16)
+        for id, symbol in self._symbol_of.items():
+            data[offsets[id]] = symbol
+        return data, offsets, lengths
 
     def end(self, matcher: Any, limit: int = MAX_END) -> list[int] | None:
         """Return at most `limit` symbols that end the answer, or None if the search finds none.
@@ -130,6 +140,14 @@ class Closer:
 _POSITION = re.compile(r"rule_start_pos=\w+")
 
 
+def relative_rules(matcher: Any) -> str:
+    """Return the places in the rules of the grammar at which the parser is. Rules that begin here begin at `last`."""
+    text = matcher._debug_print_internal_state()  # xgrammar has no other access to the state
+    head, _, places = text.partition("Last step")
+    count = int(re.search(r"\d+", head)[0])
+    return places.replace(f"rule_start_pos={count - 1},", "rule_start_pos=last,")  # as in each round of a repetition
+
+
 @dataclass(frozen=True)
 class _State:
     """A state of a search.
@@ -146,11 +164,7 @@ class _State:
 
     @cached_property
     def rules(self) -> str:
-        """The places in the rules of the grammar at which the parser is."""
-        text = self.matcher._debug_print_internal_state()  # xgrammar has no other access to the state
-        head, _, rules = text.partition("Last step")
-        count = int(re.search(r"\d+", head)[0])
-        return rules.replace(f"rule_start_pos={count - 1},", "rule_start_pos=last,")  # as in each round of a repetition
+        return relative_rules(self.matcher)
 
     @cached_property
     def key(self) -> tuple[str, int]:
@@ -169,12 +183,11 @@ class _Search:
     other symbols may come.
     """
 
-    def __init__(self, ranks: Sequence[int], highest: int, opens: bool):
+    def __init__(self, ranks: tuple[int, ...], highest: int, opens: bool):
         import numpy
 
         self._ranks, self._highest, self._opens, self._left = ranks, highest, opens, MAX_SEARCH
         self._mask = numpy.zeros((1, -(-len(ranks) // 32)), dtype=numpy.int32)
-        self._nexts: dict[tuple[bytes, bool], tuple[int, ...]] = {}
         self._useful: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def start(self, matcher: Any) -> _State:
@@ -222,22 +235,18 @@ class _Search:
         if matcher.is_terminated():
             return _State(matcher, (), symbols, before)
         matcher.fill_next_token_bitmask(self._mask)
-        mask = self._mask.tobytes(), bool(symbols) and symbols[-1] in OPENING
-        if mask not in self._nexts:
-            self._nexts[mask] = self._next(*mask)
-        return _State(matcher, self._nexts[mask], symbols, before)
+        is_open = bool(symbols) and symbols[-1] in OPENING
+        return _State(matcher, _sorted(self._mask.tobytes(), self._ranks, is_open), symbols, before)
 
-    def _next(self, mask: bytes, is_open: bool) -> tuple[int, ...]:
-        """Return the symbols of a mask, those of the lowest ranks first."""
-        allowed = [symbol for symbol in range(len(self._ranks)) if mask[symbol // 8] >> symbol % 8 & 1]
-        printable = [symbol for symbol in allowed if symbol >= 0x20]
-        # After an opening bracket, a quote would begin a new value.
-        swapped = {QUOTE: BRACKET, BRACKET: QUOTE} if is_open else {}
 
-        def order(symbol: int) -> int:
-            return swapped.get(self._ranks[symbol], self._ranks[symbol])
-
-        return tuple(sorted(printable or allowed, key=order))
+@lru_cache(4096)
+def _sorted(mask: bytes, ranks: tuple[int, ...], is_open: bool) -> tuple[int, ...]:
+    """Return the symbols of a mask, those of the lowest ranks first."""
+    allowed = [symbol for symbol in range(len(ranks)) if mask[symbol // 8] >> symbol % 8 & 1]
+    printable = [symbol for symbol in allowed if symbol >= 0x20]
+    # After an opening bracket, a quote would begin a new value.
+    swapped = {QUOTE: BRACKET, BRACKET: QUOTE} if is_open else {}
+    return tuple(sorted(printable or allowed, key=lambda symbol: swapped.get(ranks[symbol], ranks[symbol])))
 
 
 def _rank(byte: int) -> int:

@@ -13,8 +13,8 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..llm.scoring import allow_only
-from .closing import CACHE_BYTES, Closer
+from .closing import CACHE_BYTES, Closer, marker_bytes
+from .ending import Ending
 from .formats.harmony import MESSAGE, Harmony
 from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_schema, reason
 from .pattern import with_rules
@@ -48,6 +48,8 @@ class Grammars:
         Raises GrammarError.
         """
         forced, parallel = body.forced_functions, body.parallel_tool_calls is not False
+        parallel = parallel and not self._model.format.has_one_call
+        is_text = False
         if body.schema is not None or forced:
             param = "response_format" if body.schema is not None else "tool_choice"
             self._check_support(param)
@@ -55,7 +57,7 @@ class Grammars:
             if body.schema is not None and not forced:
                 structure = self._schema_or_calls(body.schema, structure)
         elif any(function.strict for function in body.functions) and self._can_constrain and self._model.format.trigger:
-            param, structure = "tools", self._optional_calls(body)
+            param, structure, is_text = "tools", self._optional_calls(body), True
         else:
             return None
         if body.ignore_eos:
@@ -63,7 +65,7 @@ class Grammars:
             raise GrammarError(message, "ignore_eos")
         with self._lock:
             compiled = self._compile(structure, param)
-        return Constraint(self._model, self.closer, *compiled, self._reasoning(opening))
+        return Constraint(self._model, self.closer, *compiled, self._reasoning(opening), is_text)
 
     @property
     def _can_constrain(self) -> bool:
@@ -100,10 +102,19 @@ class Grammars:
     def _optional_calls(self, body: ChatRequest) -> dict[str, Any]:
         """Return the structure of text that may contain calls, whose arguments then follow the schemas."""
         trigger, tags = self._model.format.trigger, []
+        (first,) = self._literal(trigger)
         for function in body.functions:
             begin, end = self._model.format.call_template(function.name)
-            tags.append({"type": "tag", "begin": begin, "content": self._arguments(body, function), "end": end})
-        return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+            *content, last = self._arguments(body, function), *self._literal(end)
+            if first["type"] == "token":
+                begin, content = first, [*self._literal(begin.removeprefix(trigger)), *content]
+            end = last if last["type"] == "token" else last["value"]
+            tags.append({"type": "tag", "begin": begin, "content": _sequence(content), "end": end})
+        if first["type"] != "token":
+            return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+        others = [*self._model.marker_tokens.keys() - self._model.llm.eos_ids - {first["token"]}]
+        ids = {"trigger_tokens": [first["token"]], "exclude_tokens": others}
+        return {"type": "token_triggered_tags", "tags": tags, **ids}
 
     def _call(self, body: ChatRequest, function: Function) -> list[dict[str, Any]]:
         begin, end = self._model.format.call_template(function.name)
@@ -125,7 +136,7 @@ class Grammars:
             raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
         except RuntimeError as error:
             raise GrammarError(f"{field}: {reason(error)}", field, "invalid_json_schema") from error
-        return {"type": "grammar", "grammar": with_rules(_long_escapes(str(grammar)))}
+        return {"type": "grammar", "grammar": with_rules(_repaired(str(grammar)))}
 
     def _literal(self, text: str) -> list[dict[str, Any]]:
         """Return the elements of a structure for a text. The names of special tokens in it stand for these tokens."""
@@ -145,16 +156,19 @@ class Grammars:
     @cached_property
     def tokens(self) -> list[bytes]:
         """The bytes of all tokens. Special tokens have none."""
-        llm = self._model.llm
-        return [llm.token_bytes(token) for token in range(llm.program.vocab_size)]
+        llm, special = self._model.llm, self._model.special_tokens
+        return [b"" if token in special else llm.token_bytes(token) for token in range(llm.program.vocab_size)]
 
     @cached_property
     def _compiler(self) -> Any:
         import xgrammar
 
         llm = self._model.llm
+        tokens = [*self.tokens]
+        for id in self._model.marker_tokens.keys() - llm.eos_ids:
+            tokens[id] = marker_bytes(id)
         info = xgrammar.TokenizerInfo(
-            self.tokens, xgrammar.VocabType.RAW, vocab_size=llm.program.vocab_size, stop_token_ids=sorted(llm.eos_ids)
+            tokens, xgrammar.VocabType.RAW, vocab_size=llm.program.vocab_size, stop_token_ids=sorted(llm.eos_ids)
         )
         return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
 
@@ -198,6 +212,7 @@ class Constraint:
 
     - `compiled`, `of_symbols`: see `Grammars._compile`.
     - `reasoning`: see `Grammars._reasoning`.
+    - `is_text`: see `Ending`.
     """
 
     def __init__(
@@ -207,9 +222,10 @@ class Constraint:
         compiled: Any,
         of_symbols: Any,
         reasoning: tuple[int | None, int | None, bool],
+        is_text: bool,
     ):
         self._model, self._closer, self._reasoning = model, closer, reasoning
-        self._compiled, self._of_symbols = compiled, of_symbols
+        self._compiled, self._of_symbols, self._is_text = compiled, of_symbols, is_text
 
     def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
         """Return a function for one answer, for the argument `allowed_tokens` of `LLM.generate`.
@@ -223,15 +239,15 @@ class Constraint:
         program = self._model.llm.program
         room = program.max_context_len - prompt_tokens + 1
         budget = room if max_new_tokens is None else min(room, max_new_tokens)
-        next_look = 0  # the length of the answer at which to find an end again
-        end: dict[int, int] = {}  # the tokens of the end by position, once the answer has to end
+        next_check = 0  # the length of the answer at which to check again whether its end fits
         open_id, close_id, is_reasoning = self._reasoning
-        matcher, of_symbols = map(xgrammar.GrammarMatcher, (self._compiled, self._of_symbols))
+        matcher = xgrammar.GrammarMatcher(self._compiled)
+        ending = Ending(self._closer, xgrammar.GrammarMatcher(self._of_symbols), self._is_text)
         mask = numpy.empty((1, -(-program.vocab_size // 32)), dtype=numpy.int32)
         seen = 0
 
         def allowed(answer: Sequence[int]) -> Any:
-            nonlocal seen, is_reasoning, next_look, end
+            nonlocal seen, is_reasoning, next_check
             for index in range(seen, len(answer)):
                 token = answer[index]
                 if is_reasoning:
@@ -241,23 +257,14 @@ class Constraint:
                 elif not matcher.accept_token(token):
                     raise RuntimeError(f"the grammar does not allow token {token} of the answer")
                 else:
-                    for symbol in self._closer.symbols(token):
-                        of_symbols.accept_token(symbol)
+                    ending.accept(token)
             seen = len(answer)
             if is_reasoning:
                 return None
             matcher.fill_next_token_bitmask(mask)
-            self._closer.remove_control(mask[0])
-            if len(answer) >= next_look and not end:
-                left = budget - len(answer)
-                found = self._closer.tokens(self._closer.end(of_symbols) or []) or []
-                # With a margin, because the end can take more tokens before the next look.
-                if len(found) <= left <= 1.25 * len(found) + 16:
-                    end = dict(enumerate(found, len(answer)))
-                next_look = len(answer) + max(1, (left - len(found)) // 8)
-            if len(answer) in end:
-                mask[0] = allow_only(program.vocab_size, [end[len(answer)]])
-            elif not answer and open_id is not None:  # the answer may begin with reasoning
+            if len(answer) >= next_check:
+                next_check = len(answer) + ending.restrict(mask[0], budget - len(answer))
+            if not answer and open_id is not None and next_check:  # the answer may begin with reasoning
                 mask.view(numpy.uint32)[0, open_id // 32] |= numpy.uint32(1 << open_id % 32)
             return mask
 
@@ -268,9 +275,13 @@ def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
 
 
-def _long_escapes(grammar: str) -> str:
-    """Return a grammar with its escapes \\xHH written as \\u00HH.
+def _repaired(grammar: str) -> str:
+    """Return a grammar of xgrammar without three defects.
 
-    xgrammar reads a hexadecimal digit after \\xHH as a part of the escape.
+    xgrammar reads a hexadecimal digit after \\xHH as a part of the escape: \\u00HH replaces it. In strings with a
+    length, it admits control characters, which JSON strings do not have. In numbers, it admits any exponent. One of
+    more than two digits can make a number too large for a double, which parsers read as infinity.
     """
-    return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
+    grammar = re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
+    grammar = grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]")
+    return re.sub(r"(\[eE\] \w+ \w+)\{1, -1\}", r"\1{1, 2}", grammar)

@@ -60,6 +60,8 @@ FORMATS = {
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference",
     "uri-template", "json-pointer", "relative-json-pointer",
 }  # fmt: skip
+# Formats of OpenAPI, which only say how programs store a value.
+STORAGE_FORMATS = {"int32", "int64", "float", "double", "password", "byte", "binary"}
 
 
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -149,7 +151,7 @@ def _mapped(schema: dict[str, Any], change: Callable[[Any, str, str], Any]) -> d
             result[key] = {stand_in(name): part for name, part in parts.items()} if is_by_pattern else parts
         elif key == "pattern":
             result[key] = stand_in(value)
-        elif key == "format" and "pattern" in schema:
+        elif key == "format" and _is_annotation(schema):
             continue
         elif key == "format" and value in FORMAT_PATTERNS:
             result["pattern"] = stand_in(FORMAT_PATTERNS[value])
@@ -183,11 +185,18 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
         raise SchemaError(f"{path}.enum: expected a list of values")
     if "format" in schema and not isinstance(schema["format"], str):
         raise SchemaError(f"{path}.format: got {type(schema['format']).__name__}, expected a string")
-    # By default, `format` is an annotation in JSON Schema. zod writes it, with names of its own, beside each pattern.
-    if "format" in schema and "pattern" not in schema and schema["format"] not in FORMATS:
+    has_format = "format" in schema and not _is_annotation(schema)
+    if has_format and schema["format"] not in FORMATS:
         raise SchemaError(f"{path}.format: got {schema['format']!r}, expected one of {', '.join(sorted(FORMATS))}")
-    if {"pattern", "format"} & schema.keys() and {"minLength", "maxLength"} & schema.keys():
+    if ("pattern" in schema or has_format) and {"minLength", "maxLength"} & schema.keys():
         raise SchemaError(f"{path}: lengths together with pattern or format are not supported")
+
+
+def _is_annotation(schema: dict[str, Any]) -> bool:
+    """Return whether the `format` of a schema does not restrict its values, as it does by default in JSON Schema."""
+    if "pattern" in schema or schema["format"] in STORAGE_FORMATS:  # zod has names of its own beside each pattern
+        return True
+    return "type" in schema and not _admits(schema["type"], "string")
 
 
 def _check_pattern(pattern: Any, place: str) -> None:

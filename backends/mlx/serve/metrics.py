@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .answer import Answer
@@ -38,9 +38,6 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(models))
         labels = {"labelnames": ("model",), "registry": self._registry}
-        self.requests = Counter(
-            f"{PREFIX}_http_requests", "HTTP requests", ("path", "status"), registry=self._registry
-        )  # fmt: skip
         self._first_token = Histogram(
             f"{PREFIX}_time_to_first_token_seconds", "from the request to the first token",
             buckets=TIME_BUCKETS, **labels,
@@ -79,7 +76,7 @@ class _EngineCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats = {model.name: values for model, values in self._models.stats().items()}
+        stats = self._models.stats()
         for field, (grows, text) in ENGINE_FIELDS.items():
             family = CounterMetricFamily if grows else GaugeMetricFamily
             metric = family(f"{PREFIX}_engine_{field}", text, labels=["model"])

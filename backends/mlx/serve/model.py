@@ -6,6 +6,7 @@ import random
 import string
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -54,6 +55,20 @@ class ServedModel:
         """Return the bytes of a token. For a special token, these are the bytes of its name."""
         name = self.special_tokens.get(token)
         return name.encode() if name is not None else self.llm.token_bytes(token)
+
+    @cached_property
+    def takes_system_message(self) -> bool:
+        """Whether the chat template shows a system message to the model. That of Gemma 2 rejects it."""
+        messages = [{"role": "system", "content": "<|instructions|>"}, {"role": "user", "content": "Hi"}]
+        try:
+            return messages[0]["content"] in self.llm.tokenizer.chat_text(messages)
+        except ValueError:
+            return False
+
+    @cached_property
+    def scoring_threads(self) -> ThreadPoolExecutor:
+        """The threads that compute log probabilities of prompts."""
+        return ThreadPoolExecutor(self.llm.rows, thread_name_prefix="score")
 
     def call_id(self) -> str:
         """Return a new id for a tool call."""

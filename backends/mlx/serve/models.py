@@ -19,21 +19,25 @@ from .model import ServedModel
 class Entry:
     """A model: how to load it, and its state.
 
-    - `size`: the memory that the model takes, in bytes. Until the model is loaded for the first time, it is the size of
-      its file.
+    - `size`: the memory that the model took when it was last loaded, in bytes. Until then, it is the size of its file.
+      Other models that ran at that time can make it too large.
     - `users`: the number of requests that use the model.
     - `created`: the Unix time in seconds at which the server got the model.
     """
 
     name: str
     load: Callable[[], LLM]
-    size: int
+    file_size: int
     tool_format: str | None = None
     model: ServedModel | None = None
     users: int = 0
     last_used: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
     description: dict[str, Any] = field(default_factory=dict)
+    size: int = 0
+
+    def __post_init__(self):
+        self.size = self.file_size
 
 
 class Models:
@@ -89,10 +93,10 @@ class Models:
         """The models that are in memory, by name."""
         return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
 
-    def stats(self) -> dict[ServedModel, EngineStats]:
-        """Return what the engines of the loaded models do."""
-        with self._mutex:  # no model is unloaded meanwhile
-            return {model: model.llm.stats for model in self.loaded.values()}
+    def stats(self) -> dict[str, EngineStats]:
+        """Return the numbers of the engines of the loaded models, by name. No model is unloaded meanwhile."""
+        with self._mutex:
+            return {name: model.llm.stats for name, model in self.loaded.items()}
 
     def descriptions(self) -> list[dict[str, Any]]:
         """Return the objects of `/v1/models`."""
@@ -167,22 +171,26 @@ class Models:
             raise server_error(f"the model {entry.name!r} cannot be loaded: {error}", 503) from error
 
     def _make_room(self, entry: Entry) -> bool:
-        """Unload other models until `entry` fits into the budget. Return whether it fits."""
+        """Unload other models until `entry` fits into the budget. Return whether it fits.
+
+        A model always fits if no other is loaded: each fitted at the start, and its size can be wrong.
+        """
         if self._budget is None:
             return True
         unused = [other for other in self._unused() if other is not entry]
-        while (
-            taken := sum(e.size for e in self._entries.values() if e.model is not None or e is entry)
-        ) > self._budget:
+        while True:
+            others = [other for other in self._entries.values() if other.model is not None and other is not entry]
+            if not others or entry.size + sum(other.size for other in others) <= self._budget:
+                return True
             if not unused:
                 return False
             self._unload_unused(unused.pop(0))
-        return taken <= self._budget
 
     def _load(self, entry: Entry) -> None:
         before = memory.get_active_memory()
         model = ServedModel(entry.load(), entry.name, entry.tool_format)
-        entry.size = max(entry.size, memory.get_active_memory() - before)
+        # Less than the file if another model was freed meanwhile.
+        entry.size = max(entry.file_size, memory.get_active_memory() - before)
         entry.description, entry.last_used = model.description(), time.monotonic()
         entry.model = model
 

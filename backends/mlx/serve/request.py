@@ -76,6 +76,7 @@ SamplingFields = create_model(
 
 class StreamOptions(Strict):
     include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False  # with include_usage: in each chunk, as other servers know it
     include_obfuscation: bool | None = False  # OpenAI's padding of events, which this server never sends
 
 
@@ -127,6 +128,10 @@ class GenerationRequest(SamplingFields):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options.continuous_usage_stats)
 
     def check_fields(self) -> None:
         """Raise ApiError for an unsupported or unknown field."""

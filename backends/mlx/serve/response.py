@@ -35,6 +35,7 @@ class CompletionFormat:
 
     def __init__(self, answer: Answer, body: GenerationRequest):
         self._answer, self._includes_usage = answer, body.include_usage
+        self._has_continuous_usage = body.has_continuous_usage
         self._common = {
             "id": f"{self.id_prefix}-{answer.id}",
             "created": answer.created,
@@ -74,7 +75,9 @@ class CompletionFormat:
 
     def _chunk(self, choice: Choice, value: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         chunk = self._object(self.chunk_type, [{"index": choice.index, **value, "finish_reason": finish}])
-        return chunk | {"usage": None} if self._includes_usage else chunk
+        if not self._includes_usage:
+            return chunk
+        return chunk | {"usage": usage(self._answer) if self._has_continuous_usage else None}
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         logprobs = self._logprobs(choice.total.logprobs) if choice.wants_logprobs else None
@@ -85,7 +88,8 @@ class CompletionFormat:
         return {
             "tokens": [token_name(entry.bytes) for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [None if entry.logprob is None else top_by_name(entry.top) for entry in entries],
+            # As in OpenAI's API, with the token itself, even if it is not one of the most likely ones.
+            "top_logprobs": [None if entry.logprob is None else top_by_name([*entry.top, entry]) for entry in entries],
             "text_offset": [entry.offset for entry in entries],
         }
 

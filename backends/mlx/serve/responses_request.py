@@ -42,12 +42,17 @@ class InputResult(InputItemBase):
 
 
 class InputReasoning(InputItemBase):
-    """Reasoning of an earlier answer. It is accepted and ignored, as chat templates drop earlier reasoning."""
+    """Reasoning of an earlier answer, before its message or calls. Chat templates keep it between calls."""
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None
     content: list[Any] | None = None
     encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        parts = [part for part in self.content or self.summary or () if isinstance(part, dict)]
+        return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 class InputReference(Strict):
@@ -104,7 +109,9 @@ class ResponseAllowedTools(Strict):
 
 class Reasoning(Strict):
     effort: ReasoningEffort | None = None
-    summary: Literal["auto"] | None = None  # no effect: an answer has the whole reasoning, and no summary
+    # No effect: an answer has the whole reasoning, and no summary.
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
 
 
 class PlainText(Strict):
@@ -207,7 +214,11 @@ class ResponsesRequest(SamplingFields, Strict):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
+        reasoning = ""  # before the next item
         for item in self.input:
+            if isinstance(item, InputReasoning):
+                reasoning += item.text
+                continue
             if isinstance(item, InputMessage):
                 messages.append({"role": item.role, "content": item.content})
             elif isinstance(item, InputResult):
@@ -218,9 +229,12 @@ class ResponsesRequest(SamplingFields, Strict):
                     "type": "function",
                     "function": {"name": item.name, "arguments": item.arguments},
                 }
-                if not (messages and messages[-1]["role"] == "assistant"):
+                if reasoning or not (messages and messages[-1]["role"] == "assistant"):
                     messages.append({"role": "assistant", "content": None, "tool_calls": []})
                 messages[-1].setdefault("tool_calls", []).append(call)
+            if reasoning and messages[-1]["role"] == "assistant":
+                messages[-1]["reasoning_content"] = reasoning
+            reasoning = ""
         if not messages:
             raise ApiError("input: got no message", param="input")
         return messages

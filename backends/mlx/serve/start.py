@@ -13,8 +13,9 @@ from typing import Any
 
 from ..llm import BusyError, Generation
 from ..llm.scoring import can_score
-from .answer import Answer, Choice, Delta, NoTokens, Offsets, token_logprob
+from .answer import Answer, Choice, NoTokens
 from .chat_request import ChatRequest, template_message
+from .echo import Echo
 from .errors import ApiError, request_error
 from .grammar import GrammarError
 from .model import ServedModel
@@ -46,6 +47,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     body.check_fields()
     prompt = chat_prompt(model, body)
     functions = {function.name: function.parameters for function in body.functions}
+    one_call = body.parallel_tool_calls is False or model.format.has_one_call
     try:
         constraint = model.grammars.for_chat(body, prompt.opening)
     except GrammarError as error:
@@ -56,7 +58,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
         choices.append(
             Choice(
                 index, model, start, model.format.parser(functions, prompt.opening),
-                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and body.parallel_tool_calls is False,
+                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and one_call,
             )
         )  # fmt: skip
     return _started(Answer(model, choices))
@@ -77,31 +79,22 @@ def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
         raise ApiError(str(error).replace("text", field, 1), param=field) from error
 
 
-def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], ids: list[int]) -> Delta:
-    """Return the delta that repeats a prompt, whose token ids are `ids`. Raises ApiError."""
+def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], ids: list[int]) -> Echo:
+    """Return the `Echo` of a prompt, whose token ids are `ids`. Raises ApiError."""
     text = _text(model, prompt, "echo")
     if body.logprobs is None:
-        return Delta(text=text)
+        return Echo(model, text, ids, None)
     if not can_score(model.llm.program):
         message = (
             f"echo: got true with logprobs, but the model {model.name!r} cannot compute the log probabilities of a "
             "prompt: export it with --logprobs and without --no-speculation, or with --outputs logits or both"
         )
         raise ApiError(message, param="echo", code="unsupported_parameter")
-    values: list[tuple[float | None, Sequence[tuple[int, float]]]] = [(None, ())]
-    if ids[1:]:
-        try:
-            (score,) = model.llm.score(ids[:1], [ids[1:]], logprobs=body.logprobs)
-        except (ValueError, RuntimeError) as error:
-            raise request_error(error, "prompt") from error
-        values += zip(score.logprobs, score.top_logprobs)
-    # The tokens may have a space before the text, which some tokenizers add.
-    excess = max(0, len(model.llm.text(ids)) - len(text))
-    offsets, entries = Offsets(-excess), []
-    for id, (logprob, top) in zip(ids, values, strict=True):
-        offset = max(0, offsets.take(model.llm.token_bytes(id)))
-        entries.append(token_logprob(model, id, logprob, top, offset))
-    return Delta(text=text, logprobs=entries)
+    try:
+        model.llm.score(ids[:1], [], logprobs=body.logprobs)  # raises for a number that the model does not return
+    except ValueError as error:
+        raise request_error(error, "prompt") from error
+    return Echo(model, text, ids, body.logprobs)
 
 
 def _starts(
@@ -171,6 +164,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
     messages = [template_message(message) for message in body.messages]
+    if "message.thinking" in model.template:  # gpt-oss's name for it
+        messages = [_with_thinking(message) for message in messages]
     functions = [function.model_dump(exclude_none=True, exclude={"strict"}) for function in body.functions]
     options = dict(body.chat_template_kwargs or {})
     if "tools" in model.template:
@@ -179,7 +174,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     else:
         messages = _without_tool_messages(model, messages)
         if functions:
-            messages = _with_system_text(messages, model.format.instructions(functions))
+            messages = _with_instructions(model, messages, model.format.instructions(functions))
     if body.reasoning_effort is not None:
         if "reasoning_effort" not in model.template:
             message = f"reasoning_effort: the chat template of {model.name!r} has no use for it, expected null"
@@ -193,6 +188,13 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     except ValueError as error:
         field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
         raise ApiError(str(error), param=field) from error
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its reasoning as `thinking`, which gpt-oss's template rejects beside content and calls."""
+    if "reasoning_content" not in message or message["content"] and "tool_calls" in message:
+        return message
+    return message | {"thinking": message["reasoning_content"]}
 
 
 def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -213,9 +215,14 @@ def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -
     return written
 
 
-def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return the messages with `text` at the end of the system message, or in a new one if there is none."""
-    if messages[0]["role"] not in ("system", "developer"):
+def _with_instructions(model: ServedModel, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return the messages with `text` at the end of the system message, or in a new one if there is none.
+
+    If the template takes no system message, the text is at the beginning of the first message.
+    """
+    first, *others = messages
+    if first["role"] in ("system", "developer"):
+        return [first | {"content": f"{first['content']}\n\n{text}"}, *others]
+    if model.takes_system_message:
         return [{"role": "system", "content": text}, *messages]
-    first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
-    return [first, *messages[1:]]
+    return [first | {"content": f"{text}\n\n{first['content']}"}, *others]

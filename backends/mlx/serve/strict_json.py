@@ -35,23 +35,36 @@ def parse(body: bytes) -> Any:
 
 def check(value: Any) -> None:
     """Raise ApiError for a lone surrogate, a number that is not finite or has more than 64 bits, or deep nesting."""
+    if (problem := _problem(value)) is not None:
+        raise _error((), problem)
     waiting: list[tuple[tuple, Any]] = [((), value)]
-    while waiting:
+    while waiting:  # only arrays and objects, as there may be very many other values
         path, value = waiting.pop()
-        if len(path) > MAX_DEPTH:
+        if not isinstance(value, (dict, list)):
+            continue
+        if value and len(path) >= MAX_DEPTH:
             raise _error(path[:3], TOO_DEEP)
-        if isinstance(value, dict):
-            for key in value:
-                _check_string(path, key)
-            waiting += [((*path, key), item) for key, item in value.items()]
-        elif isinstance(value, list):
-            waiting += [((*path, index), item) for index, item in enumerate(value)]
-        elif isinstance(value, str):
-            _check_string(path, value)
-        elif isinstance(value, float) and value - value != 0:
-            raise _error(path, "expected a finite number")
-        elif isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
-            raise _error(path, "expected an integer of 64 bits")
+        if isinstance(value, dict) and (problem := next(filter(None, map(_problem, value)), None)):
+            raise _error(path, problem)
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, (dict, list)):
+                waiting.append(((*path, key), item))
+            elif (problem := _problem(item)) is not None:
+                raise _error((*path, key), problem)
+
+
+def _problem(value: Any) -> str | None:
+    """Return what is wrong with a value that is no array and no object, or None."""
+    if isinstance(value, int):
+        return None if MIN_INTEGER <= value <= MAX_INTEGER else "expected an integer of 64 bits"
+    if isinstance(value, float):
+        return None if value - value == 0 else "expected a finite number"
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return f"character {error.start} is a lone surrogate, expected Unicode text"
+    return None
 
 
 def depth(value: Any) -> int:
@@ -62,13 +75,6 @@ def depth(value: Any) -> int:
         parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list)))
         level = [*chain.from_iterable(parts)]
     return count
-
-
-def _check_string(path: tuple, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise _error(path, f"character {error.start} is a lone surrogate, expected Unicode text") from error
 
 
 def _error(path: tuple, message: str) -> ApiError:

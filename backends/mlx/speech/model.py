@@ -76,7 +76,7 @@ class SpeechModel:
     ) -> Iterator[Segment]:
         """Yield the segments of a sound of any length, each as soon as it is complete.
 
-        - `sound`: a file, as `read_audio` reads it, or samples `[N]` at `sample_rate`.
+        - `sound`: a file, as `read_audio` reads it, or samples `[N]` at `sample_rate`, from -1 to 1.
         - `language`: the spoken language as a code, such as `de`, or an English name. By default it is detected in the
           first window.
         - `task`: `transcribe`, or `translate` to English.
@@ -185,7 +185,10 @@ class SpeechModel:
 
         if isinstance(sound, (str, Path)):
             return read_audio(sound, self.sample_rate)
-        samples = numpy.ascontiguousarray(sound, dtype=numpy.float32)
+        samples = numpy.asarray(sound)
+        if not numpy.issubdtype(samples.dtype, numpy.floating):
+            raise ValueError(f"sound: got samples of {samples.dtype}, expected floating-point numbers from -1 to 1")
+        samples = numpy.ascontiguousarray(samples, dtype=numpy.float32)
         if samples.ndim != 1:
             raise ValueError(f"sound: got shape {list(samples.shape)}, expected samples [N]")
         return samples

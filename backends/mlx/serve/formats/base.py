@@ -171,9 +171,12 @@ class AnswerFormat:
     """How a family of models writes tool calls and reasoning. `name` selects the format on the command line.
 
     - `reasoning`: the sections with reasoning.
+
+    `has_one_call`: the chat template rejects an answer with several calls, so the answer ends after the first.
     """
 
     name = ""
+    has_one_call = False
 
     def __init__(self, reasoning: Sequence[Section] = ()):
         self.reasoning = tuple(reasoning)

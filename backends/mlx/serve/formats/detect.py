@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from .base import REASONING, AnswerFormat, Section
+from .deepseek import START, DeepSeek, DeepSeekV3
 from .gemma import Gemma, GemmaTags
+from .glm import KEY, Glm
 from .harmony import Harmony
 from .hermes import Hermes
+from .lfm2 import Lfm2
 from .llama import PYTHON_TAG, Llama
 from .mistral import Mistral, MistralNamed
 
+log = logging.getLogger("executorch_mlx.serve")
 FORMATS: dict[str, type[AnswerFormat]] = {
-    format.name: format for format in (Hermes, Llama, Mistral, MistralNamed, Gemma, GemmaTags, Harmony)
+    format.name: format
+    for format in (
+        Hermes, Llama, Mistral, MistralNamed, Gemma, GemmaTags, Harmony, Glm, DeepSeek, DeepSeekV3, Lfm2
+    )  # fmt: skip
 }
 # The tags of reasoning, by a text that only the chat templates of models with these tags contain.
 THINK = {
@@ -30,14 +38,26 @@ def detect(template: str, has_token: Callable[[str], bool], name: str | None = N
     - `name`: the name of the format, if the caller knows it. Raises KeyError for an unknown name.
     """
     reasoning = [section for text, section in THINK.items() if text in template]
-    return FORMATS[name or _name(template, has_token)](reasoning)
+    name = name or _name(template, has_token)
+    if name is None and "tools" in template:
+        log.warning("the format of calls in the chat template is unknown: calls are read as in the format hermes")
+    format = FORMATS[name or Hermes.name](reasoning)
+    format.has_one_call = "only supports single tool-calls" in template  # the error of Llama's templates for several
+    return format
 
 
-def _name(template: str, has_token: Callable[[str], bool]) -> str:
+def _name(template: str, has_token: Callable[[str], bool]) -> str | None:
+    """Return the name of the format, or None if nothing tells."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Harmony.name
     if "[TOOL_CALLS]" in template or has_token("[TOOL_CALLS]"):
         return MistralNamed.name if "[ARGS]" in template or has_token("[ARGS]") else Mistral.name
+    if START in template:
+        return DeepSeekV3.name if "```json" in template else DeepSeek.name
+    if "<|tool_call_start|>" in template or "<|tool_list_start|>" in template:
+        return Lfm2.name
+    if KEY in template:
+        return Glm.name
     if "<start_function_call>" in template or "<|tool_call>" in template:
         return GemmaTags.name
     if "<tool_call>" in template:
@@ -46,4 +66,4 @@ def _name(template: str, has_token: Callable[[str], bool]) -> str:
         return Gemma.name
     if PYTHON_TAG in template or has_token(PYTHON_TAG):
         return Llama.name
-    return Hermes.name
+    return None

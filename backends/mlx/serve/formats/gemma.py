@@ -25,7 +25,6 @@ class Gemma(AnswerFormat):
     """Gemma 3, whose chat template has no tools."""
 
     name = "gemma"
-    trigger = "```tool_call"
 
     def call_sections(self) -> Sequence[Section]:
         return (

@@ -62,7 +62,7 @@ def _read_xml(reader: CallReader) -> Reading[None]:
         key = _xml_name((yield from reader.take_until(">")))
         reader.write(f"{before}{json_text(key)}: ")
         before = ", "
-        yield from _xml_value(reader, reader.is_text(key))
+        yield from tagged_value(reader, reader.is_text(key), VALUE_END)
     reader.write("" if before == ", " else "{")
     reader.end()
 
@@ -73,26 +73,26 @@ def _xml_name(text: str) -> str:
     return text
 
 
-def _xml_value(reader: CallReader, is_text: bool) -> Reading[None]:
-    """Read a value and its closing tag. With `is_text`, or if the value is not JSON, it becomes a JSON string.
+def tagged_value(reader: CallReader, is_text: bool, end: str) -> Reading[None]:
+    """Read a value and its closing tag `end`. With `is_text`, or if the value is not JSON, it becomes a JSON string.
 
     Such a string goes out as it comes.
     """
     while not reader.ahead:
-        yield from reader.more(VALUE_END)
+        yield from reader.more(end)
     if reader.next_char == "\n":
         reader.position += 1
-    while not is_text and (length := reader.ahead.find(VALUE_END)) < 0:
-        is_text = not _may_be_json(reader.ahead[: len(reader.ahead) - overlap(reader.ahead, VALUE_END)])
+    while not is_text and (length := reader.ahead.find(end)) < 0:
+        is_text = not _may_be_json(reader.ahead[: len(reader.ahead) - overlap(reader.ahead, end)])
         if not is_text:
-            yield from reader.more(VALUE_END)
+            yield from reader.more(end)
     if is_text:
         reader.write('"')
-        yield from reader.send_string_until(("\n" + VALUE_END, VALUE_END))
+        yield from reader.send_string_until(("\n" + end, end))
         reader.write('"')
     else:
         reader.write(json_or_text(reader.ahead[:length].removesuffix("\n")))
-        reader.position += length + len(VALUE_END)
+        reader.position += length + len(end)
     reader.send()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from .reader import CallReader, Reading
+from .reader import CallReader, Reading, parse_json
 
 ARGUMENT_KEYS = {"arguments", "parameters"}
 CALL_KEYS = {"name", "function", "type", "id", *ARGUMENT_KEYS}
@@ -41,12 +39,12 @@ def _members(reader: CallReader, is_bare: bool) -> Reading[None]:
     if not reader.has_begun:
         if is_bare and not ARGUMENT_KEYS & given.keys():
             raise ValueError("got no arguments, expected an object")
-        reader.begin(json.loads(given.get("name", "null")))
+        reader.begin(parse_json(given.get("name", "null")))
         _write_arguments(reader, given.get("arguments", given.get("parameters", "{}")))
 
 
 def _member(reader: CallReader, given: dict[str, str], is_bare: bool) -> Reading[None]:
-    key = json.loads((yield from reader.json_value()))
+    key = parse_json((yield from reader.json_value()))
     if not isinstance(key, str):
         raise ValueError(f"got the key {key!r}, expected a string")
     if is_bare and key not in CALL_KEYS:
@@ -55,7 +53,7 @@ def _member(reader: CallReader, given: dict[str, str], is_bare: bool) -> Reading
     if key == "function" and (yield from reader.peek()) == "{":
         yield from _members(reader, is_bare)
     elif key in ARGUMENT_KEYS and (reader.has_begun or "name" in given and not ARGUMENT_KEYS & given.keys()):
-        yield from read_arguments(reader, json.loads(given.get("name", "null")))
+        yield from read_arguments(reader, parse_json(given.get("name", "null")))
     else:
         given[key] = yield from reader.json_value()
         if key == "name" and reader.has_begun:
@@ -72,10 +70,10 @@ def read_arguments(reader: CallReader, name: object) -> Reading[None]:
 
 
 def _write_arguments(reader: CallReader, text: str) -> None:
-    arguments = json.loads(text)
+    arguments = parse_json(text)
     if isinstance(arguments, str):
         text = arguments.strip() or "{}"
-        arguments = json.loads(text)
+        arguments = parse_json(text)
     if not isinstance(arguments, dict):
         raise ValueError(f"got {type(arguments).__name__} as arguments, expected an object")
     text.encode()  # a lone surrogate is a ValueError

@@ -168,7 +168,7 @@ class CallReader:
         if (yield from self.peek()) in ('"', "{", "["):
             return (yield from self._bracketed(sends))
         word = yield from self.take_while(_WORD)
-        json.loads(word)
+        parse_json(word)
         return word
 
     def _bracketed(self, sends: bool) -> Reading[str]:
@@ -195,7 +195,7 @@ class CallReader:
             self.position = scanned - 1
             self.write(self._text[written : self.position])
             self.send()
-        json.loads(self._text[begin:scanned])
+        parse_json(self._text[begin:scanned])
         self.position = scanned
         return self.since(begin)
 
@@ -275,14 +275,19 @@ def json_text(value: Any) -> str:
     return text
 
 
-def json_or_text(text: str) -> str:
-    """Return `text` if it is JSON, and otherwise the JSON string with it."""
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError if it is not valid."""
 
     def refuse(constant: str) -> None:  # NaN and Infinity, which Python reads
         raise ValueError(f"got {constant}, which is no JSON")
 
+    return json.loads(text, parse_constant=refuse)
+
+
+def json_or_text(text: str) -> str:
+    """Return `text` if it is JSON, and otherwise the JSON string with it."""
     try:
-        json.loads(text, parse_constant=refuse)
+        parse_json(text)
     except ValueError:
         return json_text(text)
     return text.strip()
