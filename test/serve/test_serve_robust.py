@@ -33,6 +33,7 @@ def until(condition) -> None:
         ('"temperature": NaN', "temperature", "expected a finite number"),
         ('"temperature": 1e999', "temperature", "expected a finite number"),
         ('"top_p": -Infinity', "top_p", "expected a finite number"),
+        (f'"user": "{"a" * 70_000}", "top_p": 1e999', "top_p", "expected a finite number"),  # a large body
         (f'"seed": {2**64}', "seed", "expected an integer of 64 bits"),
         (r'"prompt": "\ud800"', "prompt", "character 0 is a lone surrogate, expected Unicode text"),
         (

@@ -326,6 +326,17 @@ def test_pattern_admits_no_other_texts(pattern):
     assert found > 0
 
 
+@pytest.mark.parametrize("text, is_valid", [("-1.5e99", True), ("1e+7", True), ("1e999", False)])
+def test_numbers_are_not_too_large_for_a_double(text, is_valid):
+    import xgrammar
+    from executorch_mlx.serve.grammar import _repaired
+
+    grammar = _repaired(str(xgrammar.Grammar.from_json_schema('{"type": "number"}', any_whitespace=False)))
+    tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(tokens, max_threads=1).compile_grammar(xgrammar.Grammar.from_ebnf(grammar))
+    assert all(map(xgrammar.GrammarMatcher(compiled).accept_token, [*text.encode(), 256])) == is_valid
+
+
 def test_model_without_masks_refuses_a_schema(batch_program):
     import served
 
