@@ -62,7 +62,8 @@ def main(url: str, model: str) -> None:
     response = client.responses.create(model=model, input="Hello", max_output_tokens=20)
     print("response:", response.output_text)
     tool = {"type": "function", **WEATHER["function"]}
-    with client.responses.stream(model=model, input="Hello", tools=[tool], tool_choice="required") as stream:
+    one_call = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with client.responses.stream(model=model, input="Hello", **one_call) as stream:
         pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
         item = stream.get_final_response().output[0]
     assert "".join(pieces) == item.arguments and json.loads(item.arguments).keys() == {"city"}

@@ -34,7 +34,7 @@ def random_head(tmp_path_factory):
     head = HeadConfig(penalties=16, logprobs=1, allowed_tokens=True)
     exported = export_llm(folder, max_context_len=CONTEXT, chunk=CHUNK, head=head)
     assert exported.report.refused == () and exported.methods == ("forward", "verify", "draft", "rewind")
-    assert exported.notes == ()
+    assert [note for note in exported.notes if "has no tokenizer" not in note] == []
     exported.save(folder / "model.pte")
     return folder
 
