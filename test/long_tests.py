@@ -62,6 +62,7 @@ SHORT_FORM: dict[str, list[str]] = {
     "llm/test_state_families.py::test_a_quantized_model_answers_like_one_with_the_dequantized_weights": ["mamba2-*"],
     "llm/test_state_families.py::test_an_exported_model": [],
     "llm/test_state_mtp.py::test_answers_that_end_inside_a_draft": [],
+    "llm/test_state_mtp.py::test_draft_model_with_states_goes_back_behind_wrong_guesses": [],
     "llm/test_state_mtp.py::test_log_probabilities_and_scores": [],
     "llm/test_state_mtp.py::test_rewind_in_the_program": [],
     "llm/test_state_mtp.py::test_right_guesses_are_accepted": [],
@@ -74,7 +75,8 @@ SHORT_FORM: dict[str, list[str]] = {
     "ops/test_quant.py::test_linear": ["*-32-*float32", "*-row-*float32", "*-64-*bfloat16"],
     "ops/test_quantized_cache.py::test_portable_program": [
         "mlx::quantized_attention", "mlx::quantized_attention/ring, rows", "mlx::quantized_attention/rotated, dynamic"],
-    "ops/test_special.py::test_op_row": ["not i0", "not lgamma", "not special_erfcx", "not special_i1*"],
+    "ops/test_special.py::test_op_row": [
+        "not digamma", "not i0", "not lgamma", "not special_erfcx", "not special_i0e", "not special_i1*"],
     "packaging/test_import_effects.py::test_import_changes_no_global_state": [],
     "packaging/test_import_effects.py::test_import_prints_nothing": ["llm.export.export_llm"],
     "partitioner/test_partitioner.py::test_cumulative_operator_over_a_dynamic_dimension": ["cumprod"],
@@ -88,6 +90,7 @@ SHORT_FORM: dict[str, list[str]] = {
     "runtime/test_output_copies.py::test_number_of_torch_threads_stays": [],
     "runtime/test_recurrences.py::test_layers": ["*-50-9", "*-200-1"],
     "runtime/test_recurrences.py::test_number_of_threads_does_not_matter": [],
+    "runtime/test_robust.py::test_damaging_instructions_are_errors": ["not empty_scan*"],
     "runtime/test_robust.py::test_programs_that_ran_and_were_unloaded_leave_no_threads_or_memory": [],
     "runtime/test_token_recurrences.py::test_the_number_of_threads_does_not_matter": [],
     "serve/test_serve_command.py::test_draft_model_changes_no_answer": [],

@@ -208,11 +208,13 @@ void quantized_tile(
 }
 
 // Returns the number of rows of the matrix, which are columns of the result, in a tile with `rows` rows of x.
-constexpr int quantized_columns(int rows) {
+// Integers of 8 bits take the fewest registers to unpack.
+constexpr int quantized_columns(int rows, int bits) {
 #if defined(__AVX512F__)
+  (void)bits;
   return rows <= 4 ? 4 : 3;
 #else
-  return rows == 1 ? 3 : rows <= 4 ? 2 : 1;
+  return rows == 1 ? (bits == 8 ? 4 : 3) : rows <= 4 ? 2 : 1;
 #endif
 }
 
@@ -232,7 +234,7 @@ void quantized_rows(
     constexpr int Bits = decltype(bits)::value;
     if constexpr (kSmallTileRows < kMaxQuantizedRows) {
       if (m > kSmallTileRows && m * int64_t{q.k} > kCachedElements) {
-        return for_bands<quantized_columns(kSmallTileRows)>(first, last, [&](auto bands, int row, int between) {
+        return for_bands<quantized_columns(kSmallTileRows, Bits)>(first, last, [&](auto bands, int row, int between) {
           for_row_tiles<kSmallTileRows>(m, [&](auto rows, int x_row) {
             quantized_tile<Bits, decltype(rows)::value, decltype(bands)::value>(
                 q, arranged + x_row * ldx, ldx, row, between, y + x_row * ldy, ldy);
@@ -242,7 +244,7 @@ void quantized_rows(
     }
     call_with_constant<kMaxQuantizedRows>(m, [&](auto rows) {
       constexpr int M = decltype(rows)::value;
-      for_bands<quantized_columns(M)>(first, last, [&](auto bands, int row, int between) {
+      for_bands<quantized_columns(M, Bits)>(first, last, [&](auto bands, int row, int between) {
         quantized_tile<Bits, M, decltype(bands)::value>(q, arranged, ldx, row, between, y, ldy);
       });
     });
