@@ -2,7 +2,6 @@
 
 import ctypes
 import signal
-import sys
 from pathlib import Path
 
 import long_tests

@@ -169,7 +169,9 @@ def test_processes_on_one_machine_share_it(monkeypatch):
     threads = str(max(1, _processors() // 2))
     assert [each["OMP_NUM_THREADS"] for each in _environments(hosts, uses_nccl=False)] == [threads] * 2
     assert [each["CUDA_VISIBLE_DEVICES"] for each in _environments(hosts, uses_nccl=True)] == ["5", "7"]
-    with pytest.raises(ValueError, match="hosts: got 3 processes for this machine, expected at most 2, the number of GPUs"):
+    with pytest.raises(
+        ValueError, match="hosts: got 3 processes for this machine, expected at most 2, the number of GPUs"
+    ):
         _environments([*hosts, "localhost"], uses_nccl=True)
 
 

@@ -65,7 +65,10 @@ def test_token_without_a_probability_scores_minus_infinity(tmp_path):
         assert [score.logprob for score in scores] == [-torch.inf, -torch.inf, -torch.inf, 0]
         assert [score.is_greedy for score in scores] == [False, False, False, True]
         assert [scores[0].top_logprobs[0][i][0] for i in range(2)] == [9, 255]
-        impossible, possible = Classifier(llm.program, {"a": [7], "b": [8]}), Classifier(llm.program, {"a": [7], "b": [9]})
+        impossible, possible = (
+            Classifier(llm.program, {"a": [7], "b": [8]}),
+            Classifier(llm.program, {"a": [7], "b": [9]}),
+        )
         assert "each has a probability of 0" in str(impossible.classify([5]).error)
         assert possible.classify([5]).probabilities == {"a": 0, "b": 1}
 

@@ -32,7 +32,9 @@ def folder(tmp_path):
 
 def write_adapter(folder, prefix):
     """Write an adapter whose names begin with `prefix`, and return the logits of the adapted model."""
-    adapted = get_peft_model(load_causal_lm(folder.parent / "model"), LoraConfig(r=2, target_modules=["q_proj", "up_proj"]))
+    adapted = get_peft_model(
+        load_causal_lm(folder.parent / "model"), LoraConfig(r=2, target_modules=["q_proj", "up_proj"])
+    )
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3)

@@ -185,7 +185,11 @@ def test_close_while_other_threads_call(chat_program):
                 call()
 
     with LLM.load(chat_program) as llm:
-        calls = [lambda: llm.generate(PROMPTS[0], max_new_tokens=1).result(), lambda: llm.stats, lambda: llm.score([5], [[6]])]
+        calls = [
+            lambda: llm.generate(PROMPTS[0], max_new_tokens=1).result(),
+            lambda: llm.stats,
+            lambda: llm.score([5], [[6]]),
+        ]
         with ThreadPoolExecutor() as pool:
             users = [pool.submit(use, call) for call in calls * 2]
             wait_until(lambda: llm.stats.requests > 10)
@@ -201,7 +205,9 @@ def test_engine_options_may_be_numbers_of_numpy(chat_program):
         assert len(llm.score([5], [[6]], logprobs=np.int64(2))[0].top_logprobs[0]) == 2
 
 
-@pytest.mark.parametrize("option", [{"queue_limit": 2**64}, {"chunk": 2**64}, {"queue_limit": -1}, {"chunk": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "option", [{"queue_limit": 2**64}, {"chunk": 2**64}, {"queue_limit": -1}, {"chunk": 1.5}], ids=str
+)
 def test_engine_options_out_of_range_are_refused(chat_program, option):
     with pytest.raises(SettingError, match=f"{[*option][0]}: got"):
         LLM.load(chat_program, **option)

@@ -148,7 +148,9 @@ def test_a_model_may_have_several_files(tmp_path):
     first, last = sorted(tmp_path.iterdir())
     for path in (first, last):
         with torch.no_grad():
-            torch.testing.assert_close(load_causal_lm(path)(TOKENS).logits, reference(TOKENS).logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                load_causal_lm(path)(TOKENS).logits, reference(TOKENS).logits, rtol=1e-4, atol=1e-4
+            )
     last.unlink()
     with pytest.raises(ValueError, match="m-00002-of-00002.gguf: this part of the model is missing"):
         load_causal_lm(first)
@@ -178,7 +180,9 @@ def test_blocks_of_32_are_exact(type_, tmp_path):
     w = np.random.default_rng(0).normal(size=(48, 256)).astype(np.float32) * 0.05
     tensor = tensor_of(gguf.quantize(w, type_), type_, tmp_path)
     packing = packed_tensor(tensor)
-    values = dequantize(*packing.operands, *[None] * (3 - len(packing.operands)), 32, packing.bits, packing.mode).numpy()
+    values = dequantize(
+        *packing.operands, *[None] * (3 - len(packing.operands)), 32, packing.bits, packing.mode
+    ).numpy()
     assert (values == gguf.dequantize(tensor.data, type_)).all() and packing.squared_error == 0
 
 

@@ -107,7 +107,12 @@ def float8_by_tensor(weight):
 def nvfp4(weight):
     factor = weight.abs().max() / (6 * 448)
     q, scales, _ = quantized(weight / factor, Format.of("nvfp4"), torch.float32)
-    return q.view(torch.uint8), scales.view(torch.float8_e4m3fn), factor, dequantize(q, scales, None, 16, 4, "nvfp4") * factor
+    return (
+        q.view(torch.uint8),
+        scales.view(torch.float8_e4m3fn),
+        factor,
+        dequantize(q, scales, None, 16, 4, "nvfp4") * factor,
+    )
 
 
 def nvfp4_of_modelopt(weight):
@@ -155,7 +160,9 @@ def floats(tmp_path_factory):
 
 def write(folder, tensors, floats, **settings):
     folder.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
     config = json.loads((floats / "config.json").read_text()) | settings
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -239,7 +246,9 @@ def test_a_quantization_that_cannot_be_read_is_refused(floats, settings, leaf, m
     if leaf:
         tensors[f"model.layers.0.mlp.up_proj.{leaf}"] = torch.ones(1)
     with pytest.raises(ValueError, match=message):
-        load_causal_lm(write(tmp_path / "stored", tensors, floats, **{"quantization_config": settings} if settings else {}))
+        load_causal_lm(
+            write(tmp_path / "stored", tensors, floats, **{"quantization_config": settings} if settings else {})
+        )
 
 
 def test_a_quantized_head_for_multi_token_prediction_is_left_out(floats, tmp_path):

@@ -145,5 +145,7 @@ def test_an_adapter_that_does_not_fit_is_refused(folder, tmp_path):
     small = hf.LlamaForCausalLM.from_pretrained(folder)
     prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     get_peft_model(small, prefix).save_pretrained(tmp_path / "prefix")
-    with pytest.raises(ValueError, match="prefix does not fit LlamaForCausalLM: got kind PREFIX_TUNING, expected one to merge"):
+    with pytest.raises(
+        ValueError, match="prefix does not fit LlamaForCausalLM: got kind PREFIX_TUNING, expected one to merge"
+    ):
         export_llm(folder, adapter=tmp_path / "prefix")

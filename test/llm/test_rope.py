@@ -12,7 +12,11 @@ SMALL = dict(
     max_position_embeddings=80, pad_token_id=0,
 )  # fmt: skip
 LONGROPE = dict(
-    rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=40, short_factor=[1.0] * 6, long_factor=[2.0] * 6
+    rope_type="longrope",
+    rope_theta=10000.0,
+    original_max_position_embeddings=40,
+    short_factor=[1.0] * 6,
+    long_factor=[2.0] * 6,
 )
 DYNAMIC = dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0)
 PLAIN = dict(rope_type="default", rope_theta=1e4)

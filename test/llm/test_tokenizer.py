@@ -135,7 +135,9 @@ def test_chat_template_of_a_processor(tmp_path):
 
 
 def test_a_tokenizer_without_a_backend_is_refused():
-    with pytest.raises(ValueError, match="export_llm: tokenizer: got SimpleNamespace, expected one of the package tokenizers"):
+    with pytest.raises(
+        ValueError, match="export_llm: tokenizer: got SimpleNamespace, expected one of the package tokenizers"
+    ):
         export_llm(small_llm.DEMO, tokenizer=SimpleNamespace())
 
 

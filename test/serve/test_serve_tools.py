@@ -425,7 +425,9 @@ def test_template_without_system_messages_gets_instructions(chat_program):
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
             server.text = CALL
             assert chat(client).choices[0].message.tool_calls[0].function.name == "get_weather"
-    assert server.prompts[0].startswith("You can call") and server.prompts[0].endswith(f"\n\n{MESSAGES[0]['content']}\n")
+    assert server.prompts[0].startswith("You can call") and server.prompts[0].endswith(
+        f"\n\n{MESSAGES[0]['content']}\n"
+    )
 
 
 def test_template_for_one_call_gets_one(chat_program):

@@ -48,8 +48,13 @@ def test_what_cannot_be_exported_is_refused(make, options, message):
         export_speech(getattr(small_speech, make)(), **options)
 
 
-@pytest.mark.parametrize("save", [lambda e, folder: e.save_pretrained(folder),
-                                  lambda e, folder: WhisperProcessor(e, small_speech.tokenizer()).save_pretrained(folder)])
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda e, folder: e.save_pretrained(folder),
+        lambda e, folder: WhisperProcessor(e, small_speech.tokenizer()).save_pretrained(folder),
+    ],
+)
 def test_settings_of_the_checkpoint_are_checked(save, tmp_path):
     """A processor stores the settings of its feature extractor in a file of its own."""
     small_speech.whisper().save_pretrained(tmp_path)
@@ -65,7 +70,9 @@ def test_quantized_weights_are_refused(tmp_path):
     name = "model.encoder.layers.0.fc1.weight"
     tensors |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(1)}
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=f"export_speech: model: .*{name}: got F8_E4M3, but config.json has no quantization"):
+    with pytest.raises(
+        ValueError, match=f"export_speech: model: .*{name}: got F8_E4M3, but config.json has no quantization"
+    ):
         export_speech(tmp_path)
 
 

@@ -303,7 +303,8 @@ std::function<void(Row&)> open_row(const LlmProgram& program, const std::string&
   check_argument(has_header, path, ": not a prompt cache");
   std::memcpy(&header, contents.data(), sizeof(header));
   contents = contents.subspan(sizeof(header));
-  check_argument(header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
+  check_argument(
+      header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
   const bool is_complete = header.num_ids <= contents.size() / sizeof(int64_t) &&
       header.num_bytes == contents.size() - header.num_ids * sizeof(int64_t);

@@ -93,8 +93,8 @@ class Processes:
     On NVIDIA GPUs, the processes communicate by NCCL, and each has a GPU of its own. Otherwise, they communicate by
     MLX's ring. Processes on other hosts are started by ssh, and need the same Python, files and current folder.
 
-    They end when process 0 frees its part, or ends. `Program.close`, which also runs at the exit of process 0, frees the
-    part and then calls `close`. If one of them ends with an error, this process ends with exit status 1.
+    They end when process 0 frees its part, or ends. `Program.close`, which also runs at the exit of process 0, frees
+    the part and then calls `close`. If one of them ends with an error, this process ends with exit status 1.
     """
 
     running: ClassVar[list[subprocess.Popen]] = []

@@ -254,8 +254,12 @@ def _floored_quotient(a, b):
 
 def _truncated_quotient(a, b):
     """Divides integers, rounding towards zero: one more than the floor if the quotient is negative and not exact."""
-    remainder = torch.remainder(a, b)
-    return torch.floor_divide(a, b) + ((remainder != 0) & ((a < 0) != (b < 0))).to(a.dtype)
+    return torch.floor_divide(a, b) + _is_rounded_down(a, b, torch.remainder(a, b)).to(a.dtype)
+
+
+def _is_rounded_down(a, b, remainder):
+    """Whether the floor of the quotient of two integers differs from the quotient rounded towards zero."""
+    return (remainder != 0) & ((a < 0) != (b < 0))
 
 
 # Exponents for which torch computes the power by other functions than pow, and the nodes that compute the same.
@@ -297,7 +301,7 @@ def _fmod(a, b):
         return torch.where(a < 0, -magnitude, magnitude)
     # The lowest integer has no magnitude.
     remainder = torch.remainder(a, b)
-    return torch.where((remainder != 0) & ((a < 0) != (b < 0)), remainder - b, remainder)
+    return torch.where(_is_rounded_down(a, b, remainder), remainder - b, remainder)
 
 
 @REGISTRY.lower(aten.hypot.default)

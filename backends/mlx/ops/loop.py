@@ -24,7 +24,7 @@ def scan(P, arguments):
 
 @REGISTRY.lower(torch.ops.higher_order.map_impl)
 def map_(P, arguments):
-    """Lowers a loop without a carry over the first axis of the tensors `xs`. Returns the slots of the stacked outputs."""
+    """Lowers a loop without a carry over the first axis of `xs`. Returns the slots of the stacked outputs."""
     body, xs, additional = arguments
     return _scan(P, body, [], xs, additional)
 

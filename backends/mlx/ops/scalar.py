@@ -33,8 +33,10 @@ def _arithmetic(op):
 
 
 def _checked(value, kind):
-    """Returns `value`, a Python number or a value slot. Raises `Unsupported` if it is not of the type `kind`."""
+    """Returns `value`, a Python number or a value slot. Raises `Unsupported` if it is not of `kind`, int or bool."""
     if (value.kind if isinstance(value, ValueSlot) else type(value)) is not kind:
+        if kind is bool:
+            raise Unsupported("bitwise arithmetic on a symbolic integer is unsupported; use a tensor")
         raise Unsupported("arithmetic on a symbolic float or bool is unsupported; use a tensor")
     return value
 

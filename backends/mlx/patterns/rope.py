@@ -246,6 +246,7 @@ def _partial_rope(P, node: Node) -> Match:
 
 
 def _finish(m: Matcher, node: Node, rotation: _Rotation) -> Match:
+    """Returns the match of a rotation, whose result is `node`."""
     x, order, angles = rotation
 
     def lower(P, last):

@@ -105,11 +105,15 @@ EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_open(const void* named_data_map
 }
 
 EXECUTORCH_MLX_EXPORT int executorch_mlx_has_ring_buffers(const void* named_data_map) {
-  const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
-  std::lock_guard lock(shared->loading);
-  const auto session = shared->first_session();
-  const auto caches = session ? session->caches.lock() : nullptr;
-  return caches && std::any_of(caches->windows.begin(), caches->windows.end(), [](int window) { return window > 0; });
+  bool result = false;
+  guarded("buffers", [&] {
+    const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
+    std::lock_guard lock(shared->loading);
+    const auto session = shared->first_session();
+    const auto caches = session ? session->caches.lock() : nullptr;
+    result = caches && std::any_of(caches->windows.begin(), caches->windows.end(), [](int window) { return window > 0; });
+  });
+  return result;
 }
 
 EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) {

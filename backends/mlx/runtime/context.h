@@ -145,8 +145,7 @@ class Context {
 
   // Does the same, and counts the operations.
   void expect_product(const mx::Shape& shape, mx::Dtype dtype, int64_t depth) {
-    operations_ += product_operations(shape, dtype, depth);
-    check_operations(operations_);
+    count_operations(product_operations(shape, dtype, depth), 1);
   }
 
   // Returns the result of a product that was computed together with an earlier one, or nullopt.
@@ -167,7 +166,7 @@ class Context {
   }
 
   // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds, and throws Failure if they
-  // exceed it. Both factors are less than 2^31. To be called before a kernel that may run at once.
+  // exceed it. The product is less than 2^63. To be called before a kernel that may run at once.
   void count_operations(uint64_t elements, uint64_t depth) {
     operations_ += std::min(elements * depth, uint64_t{1} << 60);
     check_operations(operations_);

@@ -90,8 +90,8 @@ class State {
   bool can_update_in_place(uint32_t slot, const mx::array& x);
 
   // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. In the middle, it also evaluates the
-  // buffers that could not be restored otherwise. If the evaluation computes buffers that
-  // have no backup, and it fails after it has started, all buffers are lost: see is_lost().
+  // buffers that could not be restored otherwise. If the evaluation computes buffers that have no backup, and it fails
+  // after it has started, all buffers are lost: see is_lost().
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
   // Like evaluate() with `ends_call`, but returns before the arrays are computed, unless the call keeps a backup, there

@@ -57,7 +57,8 @@ class InPlaceUpdates {
   // Writes `update` to the slice x[start:stop:steps], and returns true. `backup` is null or another reference to the
   // array x. The function resets it, because this object now has the array. Returns false, and changes nothing, if x or
   // `update` is not available, if `update` differs from the slice in dtype or shape, if it is large, if elements of the
-  // array share memory, or if the array has references other than x, `backup` and this object. `saves`: whether undo() has to restore the old contents.
+  // array share memory, or if the array has references other than x, `backup` and this object. `saves`: whether undo()
+  // has to restore the old contents.
   bool write(
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
       const mx::Shape& stop, const mx::Shape& steps, bool saves);

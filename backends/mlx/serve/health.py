@@ -27,11 +27,11 @@ class Health:
     def stalled(self) -> dict[str, float]:
         """Return the models whose engine is stalled, and for how many seconds."""
         now, seen = time.monotonic(), {}
-        for name, stats in self._models.stats().items():
+        for model, stats in self._models.stats().items():
             is_idle = stats.running + stats.waiting == 0
-            numbers = (stats.requests, stats.steps, stats.generated_tokens, stats.busy_seconds)
-            before, since = self._seen.get(name, (None, now))
-            seen[name] = (numbers, now if is_idle or numbers != before else since)
+            numbers = (id(model), stats.requests, stats.steps, stats.generated_tokens, stats.busy_seconds)
+            before, since = self._seen.get(model.name, (None, now))
+            seen[model.name] = (numbers, now if is_idle or numbers != before else since)
         self._seen = seen
         ages = {name: now - since for name, (_, since) in seen.items()}
         return {name: age for name, age in ages.items() if age >= self._stall_seconds}

@@ -76,7 +76,7 @@ class _EngineCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._models.stats()
+        stats = {model.name: numbers for model, numbers in self._models.stats().items()}
         for field, (grows, text) in ENGINE_FIELDS.items():
             family = CounterMetricFamily if grows else GaugeMetricFamily
             metric = family(f"{PREFIX}_engine_{field}", text, labels=["model"])

@@ -93,10 +93,10 @@ class Models:
         """The models that are in memory, by name."""
         return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
 
-    def stats(self) -> dict[str, EngineStats]:
-        """Return the numbers of the engines of the loaded models, by name. No model is unloaded meanwhile."""
+    def stats(self) -> dict[ServedModel, EngineStats]:
+        """Return the numbers of the engines of the loaded models. No model is unloaded meanwhile."""
         with self._mutex:
-            return {name: model.llm.stats for name, model in self.loaded.items()}
+            return {model: model.llm.stats for model in self.loaded.values()}
 
     def descriptions(self) -> list[dict[str, Any]]:
         """Return the objects of `/v1/models`."""

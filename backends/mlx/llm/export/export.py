@@ -265,7 +265,7 @@ def load_tokenizer(folder: Path) -> Any:
         if not hasattr(tokenizer, "backend_tokenizer") and (folder / "tokenizer.json").is_file():
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # AutoTokenizer took that of mistral-common
         tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
-    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:  # as transformers raises them
+    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:  # those of transformers
         raise ValueError(f"export_llm: tokenizer: cannot read the one in {folder}: {error!r}") from error
     check_tokenizer(tokenizer)
     return tokenizer

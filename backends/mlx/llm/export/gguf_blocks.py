@@ -1,9 +1,9 @@
 """GGUF's block formats in MLX's packed format.
 
 Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 store 32 integers with a scale, and a minimum or none. MLX's affine format with groups
-of 32 can express them exactly. Q4_K and Q5_K also have groups of 32, but their
-scales are products, which are rounded to float16. MXFP4 is a format of MLX too, with another order of the elements. Other
-formats are dequantized and quantized again.
+of 32 can express them exactly. Q4_K and Q5_K also have groups of 32, but their scales are products, which are rounded
+to float16. MXFP4 is a format of MLX too, with another order of the elements. Other formats are dequantized and
+quantized again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, 
 class Packing:
     """A packed weight, and the error of its conversion.
 
-    `operands` are the packed weight, the scales and the biases, as `custom_ops.packing` explains them and `mode`, which
-    MXFP4 has without biases. `squared_error`
-    is the sum of the squared errors of the values, `squared_norm` that of their squares. Both are 0 for the
-    formats in `EXACT`.
+    `operands` are the packed weight, the scales and the biases, which MXFP4 lacks. `custom_ops.packing` explains them
+    and `mode`. `squared_error` is the sum of the squared errors of the values, `squared_norm` that of their squares.
+    Both are 0 for the formats in `EXACT`.
     """
 
     operands: tuple[torch.Tensor, ...]
@@ -52,7 +51,10 @@ def float_tensor(tensor: gguf.ReaderTensor) -> torch.Tensor:
 
 
 def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
-    """Convert a quantized tensor [..., K], a few rows at a time. The scales and biases are float16, or uint8 for MXFP4."""
+    """Convert a quantized tensor [..., K], a few rows at a time.
+
+    The scales and biases are float16. The scales of MXFP4 are uint8.
+    """
     shape, type_ = _shape(tensor), tensor.tensor_type
     rows = np.asarray(tensor.data).reshape(-1, tensor.data.shape[-1])
     bits = _bits(type_)

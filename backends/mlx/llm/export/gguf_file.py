@@ -11,10 +11,9 @@ from typing import Any
 
 import gguf
 import torch
-from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, Packing, float_tensor, packed_tensor
+from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, float_tensor, packed_tensor
 from .load_checks import shortened
 from .packed import MLXEmbedding, install, is_experts, packable_weights
 from .weights import compute_buffers, load_unpacked, tie
@@ -119,7 +118,9 @@ class GGUFFile:
             return None
         kind = self.value("tokenizer.ggml.pre")
         if self.value("tokenizer.ggml.model") == "gpt2" and kind not in _SPLITS:
-            self.notes.append(f"tokenizer.ggml.pre: got {kind}, which is unknown: tokens may differ from those in training")
+            self.notes.append(
+                f"tokenizer.ggml.pre: got {kind}, which is unknown: tokens may differ from those in training"
+            )
         # transformers prefers the files of a tokenizer in the same folder.
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / self.path.name).symlink_to(self.path.absolute())

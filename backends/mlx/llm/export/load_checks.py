@@ -12,7 +12,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 
 def check_quantization(folder: Path, settings: dict, where: str) -> None:
-    """Raise ValueError, beginning with `where`, if transformers would load the weights in `folder` without their scales.
+    """Raise ValueError, beginning with `where`, if transformers would load weights in `folder` without their scales.
 
     It ignores unknown quantizations, and casts 8-bit floats for which there are no settings. `settings` are those of
     `quantization_settings`.
@@ -29,7 +29,7 @@ def check_quantization(folder: Path, settings: dict, where: str) -> None:
 
 
 def check_loaded(model: PreTrainedModel, info: dict, where: str) -> None:
-    """Raise ValueError, beginning with `where`, if transformers found tensors that do not match. `info` is its report."""
+    """Raise ValueError, beginning with `where`, for tensors that do not match. `info` is the report of transformers."""
     shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
     modules = dict(model.named_modules())
     unexpected = [name for name in info["unexpected_keys"] if _is_left_over(name, modules)]
@@ -40,7 +40,7 @@ def check_loaded(model: PreTrainedModel, info: dict, where: str) -> None:
 
 
 def _is_left_over(name: str, modules: dict[str, torch.nn.Module]) -> bool:
-    """Whether a tensor that transformers did not use belongs to one of `modules`, the modules of a model by their paths.
+    """Whether a tensor that transformers did not use belongs to one of `modules`, the modules of a model by path.
 
     If the module has weights, the tensor is probably part of a quantization, such as a scale. transformers ignores some
     biases on purpose.

@@ -170,9 +170,8 @@ def _quantization(operands: list[torch.Tensor | None], columns: int, path: str) 
 def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
     """Replace the layer at `path` by a packed layer with the tensors of the checkpoint.
 
-    If the layer cannot be packed, such as a router, its weight is dequantized and put into `tensors`. The same holds for a
-    weight with a factor in another layer than a linear one.
-    Removes the packed tensors from `tensors`.
+    If the layer cannot be packed, such as a router, its weight is dequantized and put into `tensors`. The same holds
+    for a weight with a factor in another layer than a linear one. Removes the packed tensors from `tensors`.
     """
     module = submodule(model, path, f"{path}.weight")
     if type(module) is Conv1D:

@@ -39,11 +39,11 @@ def can_read(settings: dict) -> bool:
 def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> PreTrainedModel:
     """Return the model in `folder`. Its integers are packed weights.
 
-    FP8 weights, and integers whose groups MLX lacks, become floats of `dtype`, by default the dtype in the config. Raises
-    ValueError if the tensors do not match the model.
+    FP8 weights, and integers whose groups MLX lacks, become floats of `dtype`, by default the dtype in the config.
+    Raises ValueError if the tensors do not match the model.
     """
-    if (settings.get("transform_config") or {}).get("config_groups"):
-        raise ValueError(f"load_causal_lm: {folder}: transform_config: got {settings['transform_config']}, expected none")
+    if (transform := settings.get("transform_config") or {}).get("config_groups"):
+        raise ValueError(f"load_causal_lm: {folder}: transform_config: got {transform}, expected none")
     marker, read = _reader(settings)
     model, config = empty_model(folder)
     dtype = dtype or config.dtype or torch.float32
@@ -72,8 +72,8 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
 
 # The tensors of a weight that is kept, in all formats.
 _PARTS = (
-    "qweight", "qzeros", "scales", "g_idx",
-    "weight", *(f"weight_{name}" for name in ("packed", "scale", "zero_point", "shape", "g_idx", "scale_2", "global_scale")),
+    "qweight", "qzeros", "scales", "g_idx", "weight",
+    *(f"weight_{n}" for n in ("packed", "scale", "zero_point", "shape", "g_idx", "scale_2", "global_scale")),
 )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def _nvfp4(t: Tensors, settings: dict) -> Tensors:
 
 
 def _integers_of_8_bits(t: Tensors, settings: dict) -> Tensors:
-    if "weight_scale_2" in t:
+    if "weight_scale_2" in t:  # Model Optimizer's weights are NVFP4 if they are not FP8
         return _nvfp4(t, settings)
     weight, scales = t["weight"], t["weight_scale"]
     if weight.dtype != torch.int8:

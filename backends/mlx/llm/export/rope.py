@@ -63,9 +63,8 @@ class RotaryByLayerType(torch.nn.Module):
     def __init__(self, rotary: torch.nn.Module):
         super().__init__()
         self.rotary = rotary
-        self.stateless = torch.nn.ModuleDict(
-            {name: StatelessRotary(rotary, name) for name, kind in rotary.rope_type.items() if kind in StatelessRotary.KINDS}
-        )
+        kept = [name for name, kind in rotary.rope_type.items() if kind in StatelessRotary.KINDS]
+        self.stateless = torch.nn.ModuleDict({name: StatelessRotary(rotary, name) for name in kept})
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str):
         if layer_type in self.stateless:

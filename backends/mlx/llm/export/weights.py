@@ -218,8 +218,9 @@ def load_floats(
     transformers converts the names and layouts of the tensors. Raises ValueError if they do not match the model.
     """
     model, info = type(model).from_pretrained(
-        None, config=model.config, state_dict=tensors, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+        None, config=model.config, state_dict=tensors, dtype=dtype, output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )  # fmt: skip
     check_loaded(model, info, f"load_causal_lm: {folder}")
     _set_generation_config(model, folder)
     return model
@@ -305,11 +306,11 @@ def language_tensors(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -
 
     `tensors` may be those of a whole model for text and other media, of which `model` is a part.
     """
-    part, whole = {}, "|".join(_LANGUAGE_MODEL_NAMES)
-    if any(re.search(whole, name) for name in model.state_dict()) or not any(re.search(whole, name) for name in tensors):
+    part, is_named_in_whole = {}, re.compile("|".join(_LANGUAGE_MODEL_NAMES)).search
+    if any(map(is_named_in_whole, model.state_dict())) or not any(map(is_named_in_whole, tensors)):
         return tensors
     for name, tensor in tensors.items():
-        if name.startswith("lm_head.") or re.search(whole, name):
+        if name.startswith("lm_head.") or is_named_in_whole(name):
             for pattern, replacement in _LANGUAGE_MODEL_NAMES.items():
                 name = re.sub(pattern, replacement, name)
             part[name] = tensor
@@ -348,8 +349,8 @@ def load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     missing = {name for name, t in model.state_dict().items() if t.is_meta}
     if not any(isinstance(m, Packed) for m in (model.get_input_embeddings(), model.get_output_embeddings())):
-        # Configs often say that weights are tied that are not. With the missing names, weights with tensors of their own
-        # stay as they are.
+        # Configs often say that weights are tied that are not. With the missing names, weights with tensors of their
+        # own stay as they are.
         model.tie_weights(missing_keys=missing)
     unexpected = [name for name in unexpected if not name.endswith("rotary_emb.inv_freq")]
     for problem, names in (("missing", missing), ("unexpected", unexpected)):

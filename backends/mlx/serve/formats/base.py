@@ -172,7 +172,8 @@ class AnswerFormat:
 
     - `reasoning`: the sections with reasoning.
 
-    `has_one_call`: the chat template rejects an answer with several calls, so the answer ends after the first.
+    Attributes: `has_one_call`, whether the chat template rejects several calls in a message. An answer then ends after
+    the first call.
     """
 
     name = ""

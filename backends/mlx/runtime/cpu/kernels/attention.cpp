@@ -5,7 +5,6 @@
 // in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query does not
 // see contribute zeros, or nothing if their values are infinite or NaN.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -167,34 +166,6 @@ void multiply_by_values(
   }
 }
 
-// Recomputes the rows of `y` that contain NaN, without the keys of weight 0. These are keys that a row does not see.
-// multiply_by_values() multiplies their values, too, and the product of 0 and an infinite value is NaN.
-void leave_out_unseen_keys(
-    const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, Matrix v, float* y) {
-  static thread_local std::vector<float> seen_weights, seen_values;
-  for (int64_t row = 0; row < tile.count; ++row, weights += stride, y += a.v_width) {
-    if (std::none_of(y, y + a.v_width, [](float x) { return std::isnan(x); })) {
-      continue;
-    }
-    seen_weights.clear();
-    seen_values.resize(keys * a.v_width);
-    for (int64_t key = 0; key < keys; ++key) {
-      if (weights[key] != 0) {
-        const auto seen = static_cast<int64_t>(seen_weights.size());
-        void* to = const_cast<void*>(at(seen_values.data(), v.type, seen * a.v_width));
-        copy_row(at(v.data, v.type, key * v.stride), v.type, 1, a.v_width, to);
-        seen_weights.push_back(weights[key]);
-      }
-    }
-    const auto seen = static_cast<int64_t>(seen_weights.size());
-    if (seen < keys) {
-      kernels().multiply_columns(
-          seen_weights.data(), seen, 1, seen_values.data(), v.type, a.v_width, a.v_width, seen, /*accumulate=*/false,
-          nullptr, 0, y, a.v_width);
-    }
-  }
-}
-
 // Writes a row of the result: x * factor, with the type of q.
 void write_row(const Attention& a, const Tile& tile, int64_t row, float factor, float* x) {
   const int64_t index = ((tile.batch * a.heads + tile.head(row)) * a.queries + tile.query(row)) * a.v_width;
@@ -227,7 +198,9 @@ void attend(const Attention& a, const Tile& tile) {
   }
   y.resize(tile.count * a.v_width);
   multiply_by_values(a, tile, scores.data(), stride, keys, v, y.data());
-  leave_out_unseen_keys(a, tile, scores.data(), stride, keys, v, y.data());
+  leave_out_unseen_keys(tile.count, keys, scores.data(), stride, v.type, a.v_width, y.data(), [&](int64_t key, void* to) {
+    copy_row(at(v.data, v.type, key * v.stride), v.type, 1, a.v_width, to);
+  });
   for (int64_t i = 0; i < tile.count; ++i) {
     write_row(a, tile, i, factors[i], &y[i * a.v_width]);
   }

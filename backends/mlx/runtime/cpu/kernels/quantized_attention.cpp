@@ -136,39 +136,6 @@ float weigh(
   return kernels().softmax_numerators(scores, visible, /*scale=*/1);
 }
 
-// Recomputes the rows of a part that contain NaN, without the keys of weight 0. These are keys that a row does not see.
-// attend_part() multiplies their values, too, and the product of 0 and an infinite value is NaN.
-void leave_out_unseen_keys(
-    const Attention& a, const Sizes& s, const Tile& tile, int64_t first, int64_t count, const float* weights, Results& to) {
-  static thread_local std::vector<float> value, seen_weights, seen_values;
-  for (int64_t row = 0; row < tile.count; ++row, weights += kPartKeys) {
-    float* y = &to.y[row * s.values];
-    if (std::none_of(y, y + s.values, [](float x) { return std::isnan(x); })) {
-      continue;
-    }
-    seen_weights.clear();
-    seen_values.clear();
-    value.resize(s.values);
-    for (int64_t key = 0; key < count; ++key) {
-      if (weights[key] != 0) {
-        dequantize(
-            a.cache, tile.kv_head, first + key, 1, a.value_group, s.values / a.cache.group_size, /*prefetches=*/false,
-            value.data());
-        seen_values.insert(seen_values.end(), value.begin(), value.end());
-        seen_weights.push_back(weights[key]);
-      }
-    }
-    const auto seen = static_cast<int>(seen_weights.size());
-    if (seen == 0) {
-      std::fill_n(y, s.values, 0.0f);
-    } else {
-      kernels().multiply_columns(
-          seen_weights.data(), seen, 1, seen_values.data(), FloatType::float32, s.values, static_cast<int>(s.values), seen,
-          /*accumulate=*/false, nullptr, 0, y, s.values);
-    }
-  }
-}
-
 // Computes the results of a tile over one part of the keys, of which the last row of the tile sees at least one.
 void attend_part(
     const Attention& a, const Sizes& s, const Tile& tile, const std::vector<float>& q, int64_t part, Results& to) {
@@ -206,7 +173,12 @@ void attend_part(
         &scores[i], kPartKeys, static_cast<int>(m), block.data(), FloatType::float32, s.values,
         static_cast<int>(s.values), static_cast<int>(n), i > 0, nullptr, 0, to.y.data(), s.values);
   }
-  leave_out_unseen_keys(a, s, tile, first, count, scores.data(), to);
+  leave_out_unseen_keys(
+      m, count, scores.data(), kPartKeys, FloatType::float32, s.values, to.y.data(), [&](int64_t key, void* value) {
+        dequantize(
+            a.cache, tile.kv_head, first + key, 1, a.value_group, s.values / group_size, /*prefetches=*/false,
+            static_cast<float*>(value));
+      });
 }
 
 // Adds the results of one more part to `to`. A single copy of this function, so that its products are rounded in one way.
