@@ -210,6 +210,7 @@ class Choice:
     ):
         self.index, self.total, self.wants_logprobs = index, Total(), wants_logprobs
         self.reasoning_tokens, self.first_token_at = 0, None
+        self._read_tokens = 0
         self.generation: Generation | NoTokens | None = None
         self._start, self._is_cancelled = start, False
         self._model, self._parser, self._echo, self._one_call = model, parser, echo, one_call
@@ -249,6 +250,11 @@ class Choice:
     def metrics(self) -> Metrics:
         return Metrics() if self.generation is None else self.generation.metrics
 
+    @property
+    def completion_tokens(self) -> int:
+        """The number of tokens in the deltas so far. The engine may have generated more of them."""
+        return self.metrics.generated_tokens if self.total.finish else self._read_tokens
+
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
         if self._echo is not None:
@@ -272,6 +278,7 @@ class Choice:
             raise server_error("the server is shutting down", 503)
         async for token in self.generation:
             self.first_token_at = self.first_token_at or time.monotonic()
+            self._read_tokens += 1
             if self._parser is not None:
                 self.reasoning_tokens += self._parser.kind == REASONING
                 parts = self._parser.feed(text.take(token))
@@ -431,7 +438,7 @@ class Answer:
 
     @property
     def completion_tokens(self) -> int:
-        return sum(choice.metrics.generated_tokens for choice in self.choices)
+        return sum(choice.completion_tokens for choice in self.choices)
 
     @property
     def reasoning_tokens(self) -> int:
