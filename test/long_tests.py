@@ -21,11 +21,14 @@ ALL_OP_ROWS = ("ops/test_attention.py", "ops/test_conv.py", "ops/test_kv_cache.p
 
 SHORT_FORM: dict[str, list[str]] = {
     "cli/test_doctor.py::test_an_unknown_device_is_an_error": [],
+    "cli/test_export_command.py::test_export_merges_an_adapter": [],
     "cli/test_export_command.py::test_int4_is_smaller_and_runs": [],
     "cluster/test_tensor_parallel.py::test_four_processes_share_two_key_heads_of_a_quantized_model": [],
     "custom_kernel_ops/test_sample.py": ["eager*", "node*", "dtype*"],
     "custom_kernel_ops/test_sample.py::test_any_top_p": ["eager-*-0.9999", "node-*-0.9999"],
     "custom_kernel_ops/test_sample.py::test_any_vocabulary_and_batch": ["eager-4-*", "node-4-*", "replaced-4-8193"],
+    "custom_kernel_ops/test_sample.py::test_fifty_seeds_equal_the_specification_and_a_thousand_vary": [
+        "eager-all", "eager-top_p", "node-*"],
     "custom_kernel_ops/test_sample.py::test_nan_is_never_drawn": ["eager-32000-all", "node-32000-min_p"],
     "custom_kernel_ops/test_sample.py::test_token_equals_the_specification": ["*-32000-*-text", "*-32000-*-ties"],
     "custom_kernel_ops/test_sample_distribution.py::test_frequencies": ["*-50-400-10"],
@@ -37,9 +40,9 @@ SHORT_FORM: dict[str, list[str]] = {
     "llm/test_check.py::test_context_of_one_chunk": ["16-5"],
     "llm/test_check.py::test_no_tensor_of_the_check_is_as_large_as_a_cache": [],
     "llm/test_check.py::test_right_program_is_written": ["int4 and bfloat16"],
-    "llm/test_chunks.py::test_float32": ["gemma3", "qwen3_moe", "llama3", "phi3, longrope"],
+    "llm/test_chunks.py::test_float32": ["gemma3", "qwen3_moe", "phi3, longrope"],
     "llm/test_chunks.py::test_half_precision_and_quantization": [
-        "qwen3-bfloat16", "qwen3-int4", "gemma2-int4 with int8 activations", "mixtral-int8"],
+        "qwen3-bfloat16", "gemma2-int4 with int8 activations", "mixtral-int8"],
     "llm/test_chunks.py::test_models_with_states": ["mamba2"],
     "llm/test_decode_widths.py::test_three_answers_do_not_run_the_method_for_eight": [],
     "llm/test_export.py::test_an_export_leaves_no_program_in_memory": [],
@@ -71,14 +74,14 @@ SHORT_FORM: dict[str, list[str]] = {
     "models/test_models.py::test_model": ["llama", "clip", "resnet", "gru"],
     "ops/test_decomposed.py::test_op_row": [
         "not cummin", "not erfc", "not bitwise_right_shift.Tensor_Scalar", "not __lshift__.Scalar",
-        "not bitwise_left_shift.Tensor_Scalar", "not logcumsumexp"],
+        "not bitwise_left_shift.Tensor_Scalar", "not logcumsumexp", "not __rshift__.Scalar", "not special_erfc"],
     "ops/test_quant.py::test_linear": ["*-32-*float32", "*-row-*float32", "*-64-*bfloat16"],
     "ops/test_quantized_cache.py::test_portable_program": [
         "mlx::quantized_attention", "mlx::quantized_attention/ring, rows", "mlx::quantized_attention/rotated, dynamic"],
     "ops/test_special.py::test_op_row": [
         "not digamma", "not i0", "not lgamma", "not special_erfcx", "not special_i0e", "not special_i1*"],
     "packaging/test_import_effects.py::test_import_changes_no_global_state": [],
-    "packaging/test_import_effects.py::test_import_prints_nothing": ["llm.export.export_llm"],
+    "packaging/test_import_effects.py::test_import_prints_nothing": [],
     "partitioner/test_partitioner.py::test_cumulative_operator_over_a_dynamic_dimension": ["cumprod"],
     "random/test_seeding.py::test_the_program_draws_what_eager_torch_draws": [],
     "runtime/test_dispatch_table.py::test_table_needs_exactly_one_row_per_op": ["missing", "duplicate second row"],

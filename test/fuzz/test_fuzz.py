@@ -25,7 +25,7 @@ def short(examples: int):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_programs_near_a_fusion_equal_eager_torch(delegate, family):
-    @short(3)
+    @short(2)
     @given(st.lists(FAMILIES[family], min_size=BATCH, max_size=BATCH))
     def generated(batch):
         check(batch)
@@ -34,7 +34,7 @@ def test_programs_near_a_fusion_equal_eager_torch(delegate, family):
 
 
 def test_random_graphs_equal_eager_torch(delegate):
-    @short(4)
+    @short(2)
     @given(st.lists(programs(), min_size=BATCH, max_size=BATCH))
     def generated(batch):
         check(batch)
