@@ -11,15 +11,23 @@ import math
 import torch
 
 # The size of the significand, in bits.
-_SIGNIFICAND = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+SIGNIFICAND = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def uniform(words, dtype):
     """Returns numbers in [0, 1), those of `mlx.core.random.uniform` for the same words."""
-    if dtype not in _SIGNIFICAND:
-        raise ValueError(f"rand: dtype: got {dtype}, expected float32, float16 or bfloat16")
-    below_one = 1 - 2.0 ** -_SIGNIFICAND[dtype]
+    below_one = 1 - 2.0 ** -SIGNIFICAND[dtype]
     return (words.to(torch.float32) * 2.0**-32).clamp(max=below_one).to(dtype)
+
+
+def largest_below(value, dtype):
+    """Returns the largest number of `dtype` that is below `value`, both as Python floats."""
+    limits = torch.finfo(dtype)
+    smallest = limits.tiny * limits.eps  # the distance of the numbers around 0
+    mantissa, exponent = math.frexp(value)
+    distance = 2.0 ** (exponent - SIGNIFICAND[dtype] - (mantissa == 0.5))  # half as far below a power of 2
+    distance = max(distance, smallest) if value else smallest
+    return (math.ceil(value / distance) - 1) * distance
 
 
 def exponential(words):
