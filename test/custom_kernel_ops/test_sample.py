@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from executorch_mlx.custom_kernel_ops.logits_processors import mask_logits, mask_word_count
 from executorch_mlx.custom_kernel_ops.sample import UNSURE, _unfiltered_columns, sample
 
 from sampling_logits import logits_of
@@ -232,6 +233,7 @@ def test_no_sequences_give_no_tokens(vocabulary):
     logits, one = torch.zeros(0, vocabulary), torch.tensor(1.0)
     for temperature, top_p in ((one, one), (one, one / 2), (one * 0, one), (torch.zeros(0), one)):
         assert sample(logits, temperature, top_p, torch.tensor(3)).shape == (0,)
+    assert mask_logits(logits, torch.zeros(0, mask_word_count(vocabulary), dtype=torch.int32)).shape == logits.shape
 
 
 def test_a_filter_keeps_the_tokens_that_transformers_keeps(kept):

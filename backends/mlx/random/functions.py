@@ -43,8 +43,8 @@ def randint(
 ) -> torch.Tensor:
     """Return integers in [low, high), of shape `size`. `seed` is that of `rand`.
 
-    `low` and `high` are constants of a program. Raises ValueError for a range of more than 2^31 numbers, and for numbers
-    that an integer `dtype` cannot hold.
+    `low` and `high` are constants of a program. Raises ValueError for a range of more than 2^31 numbers, and for
+    numbers that an integer `dtype` cannot hold.
     """
     for name, bound in {"low": low, "high": high}.items():
         if not isinstance(bound, (int, torch.SymInt)):

@@ -74,7 +74,7 @@ inline void sample(const fb::SampleParams& n, Context& c) {
   const auto top_p = parameter("top_p", n.top_p(), mx::float32);
   const auto top_k = optional("top_k", n.top_k(), mx::int64);
   const auto min_p = optional("min_p", n.min_p(), mx::float32);
-  // If another parameter has an element for each row, each row is drawn as if it were alone, and needs a seed of its own.
+  // If a parameter has an element for each row, each row is drawn as if it were alone, and needs a seed of its own.
   const auto is_per_row = [](const std::optional<mx::array>& x) { return x && x->size() > 1; };
   const bool rows_are_alone = is_per_row(temperature) || is_per_row(top_p) || is_per_row(top_k) || is_per_row(min_p);
   const SampleInputs inputs{
