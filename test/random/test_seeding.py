@@ -132,6 +132,16 @@ def test_largest_number_below_a_number(dtype, value):
     assert largest_below(value, dtype) == float(nearest if float(nearest) < value else below)
 
 
+def test_integers_up_to_a_dynamic_size(delegate):
+    """The size stays unrestricted: ExecuTorch cannot store a tensor with a size of at most 2^31."""
+    model, shapes = Wrapped(lambda x: torch.randint(0, x.shape[0], (6,))), (({0: torch.export.Dim.DYNAMIC},),)
+    seeded = seed_random_ops(torch.export.export(model, (torch.zeros(900),), dynamic_shapes=shapes))
+    program = Runtime.get().load_program(lowered(seeded))
+    for x in (torch.zeros(4), torch.zeros(900)):
+        (drawn,) = program.load_method("forward").execute([x, torch.tensor(7)])
+        assert drawn.equal(seeded.module()(x, seed=torch.tensor(7)))
+
+
 def test_native_dropout_is_on_by_default():
     dropout = torch.export.export(Wrapped(lambda x: torch.native_dropout(x, 0.5, None)[0]), (torch.ones(1000),))
     drawn = seed_random_ops(dropout).module()(torch.ones(1000), seed=torch.tensor(1))

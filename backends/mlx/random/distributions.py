@@ -44,7 +44,8 @@ def normal(words, dtype):
 
 def integers(words, low, high, dtype):
     """Returns integers in [low, high). Their probabilities differ by at most 2^-32."""
-    if not 0 < high - low <= 1 << 31:
+    # A range that depends on a dynamic size is not checked: the check would restrict the size.
+    if isinstance(high - low, int) and not 0 < high - low <= 1 << 31:
         raise ValueError(f"randint: got the range [{low}, {high}), expected 1 to 2^31 numbers")
     return (torch.floor_divide(words.to(torch.int64) * (high - low), 1 << 32) + low).to(dtype)
 
