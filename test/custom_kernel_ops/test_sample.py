@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from executorch_mlx.custom_kernel_ops.logits_processors import mask_logits, mask_word_count
+from executorch_mlx.custom_kernel_ops.sample import UNSURE, _unfiltered_columns, sample
 
 from sampling_logits import logits_of
 
@@ -94,6 +96,14 @@ def test_greedy_ties_go_to_the_lowest_token(draw):
         logits[0, [3, 5, vocabulary - 1]] = 2.0
         logits[1, [vocabulary // 2, vocabulary - 2]] = 1.0
         assert draw(logits, 0.0).tolist() == [3, vocabulary // 2]
+
+
+def test_greedy_token_is_the_exact_argmax_in_each_row(draw):
+    """A row with NaN does not change another row, and plus infinity is more than the largest number."""
+    logits = logits_of("text", 2, 1000)
+    logits[:, 20], logits[:, 30] = torch.finfo(torch.float32).max, torch.inf
+    logits[0, 3] = torch.nan
+    assert draw(logits, 0.0).tolist() == [30, 30]
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.0, -1.0, -torch.inf, torch.nan])
@@ -202,6 +212,44 @@ def test_any_top_p(draw, reference, top_p, kind):
             assert draw(logits, **parameters).equal(reference(logits, **parameters))
 
 
+def test_zeros_of_both_signs_are_tied(draw, reference):
+    """Of several thousand tied tokens, the lower id has the lower rank, whatever the sign of its zero."""
+    logits = torch.zeros(1, 32000)
+    logits[:, ::3] = -0.0
+    for seed in range(2):
+        parameters = {"temperature": 0.9, "top_p": 0.9, "seed": seed}
+        assert draw(logits, **parameters).equal(reference(logits, **parameters))
+
+
+def test_fast_version_without_filters_serves_padded_vocabularies():
+    """8209 is a prime, so that the columns are padded."""
+    logits, temperature = logits_of("text", 1, 8209), torch.tensor(1.0)
+    words = [torch.ops.mlx.random_bits([1, 8209], torch.tensor(seed)).float() for seed in range(20)]
+    assert not any(_unfiltered_columns(logits, temperature, w).eq(UNSURE).any() for w in words)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 70001])
+def test_no_sequences_give_no_tokens(vocabulary):
+    logits, one = torch.zeros(0, vocabulary), torch.tensor(1.0)
+    for temperature, top_p in ((one, one), (one, one / 2), (one * 0, one), (torch.zeros(0), one)):
+        assert sample(logits, temperature, top_p, torch.tensor(3)).shape == (0,)
+    assert mask_logits(logits, torch.zeros(0, mask_word_count(vocabulary), dtype=torch.int32)).shape == logits.shape
+
+
+def test_a_filter_keeps_the_tokens_that_transformers_keeps(kept):
+    """With two filters, transformers keeps fewer: its top_p refers to the tokens that top_k has kept."""
+    from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = logits_of("text", 3, 500)
+    warpers = {"top_k": (TopKLogitsWarper, 40), "top_p": (TopPLogitsWarper, 0.9), "min_p": (MinPLogitsWarper, 0.05)}
+    for name, (warper, value) in warpers.items():
+        theirs = warper(value)(None, logits.clone()) > -torch.inf
+        assert kept(logits, **{"temperature": 1.0, "top_p": 1.0} | {name: value}).equal(theirs), name
+    theirs = TopPLogitsWarper(0.9)(None, TopKLogitsWarper(40)(None, logits.clone())) > -torch.inf
+    ours = kept(logits, temperature=1.0, top_p=0.9, top_k=40)
+    assert (theirs <= ours).all() and theirs.sum() < ours.sum()
+
+
 def test_same_seed_gives_the_same_token(draw):
     logits = logits_of("flat", 1, 32000)
     assert len({int(draw(logits, seed=5)) for _ in range(5)}) == 1
@@ -214,8 +262,6 @@ def test_draws_without_a_seed_vary(draw, name):
 
 
 def test_invalid_arguments_raise():
-    from executorch_mlx.custom_kernel_ops.sample import sample
-
     logits, one, seed = torch.zeros(1, 5), torch.tensor(1.0), torch.tensor(1)
     for arguments, message in [
         ((torch.zeros(5), one, one), r"logits: got torch.float32 of shape \[5\], expected"),

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from sampling_programs import Sample, lower
@@ -77,6 +78,8 @@ def test_numbers_and_tensors_are_equivalent():
         ({"top_k": torch.tensor(4.0)}, TypeError, "top_k: got torch.float32, expected an integer"),
         ({"top_k": 2**63}, ValueError, "top_k: got 9223372036854775808, expected 64 bits"),
         ({"seed": 2**64}, ValueError, "seed: got 18446744073709551616"),
+        ({"temperature": 1e39}, ValueError, r"temperature: got 1e\+39, expected a number of float32"),
+        ({"min_p": 10**400}, ValueError, "min_p: got an integer of 1329 bits, expected a number of float32"),
         ({"top_p": None}, TypeError, "top_p: got NoneType"),
     ],
     ids=str,
@@ -84,6 +87,13 @@ def test_numbers_and_tensors_are_equivalent():
 def test_invalid_parameters_raise(given, error, message):
     with pytest.raises(error, match=message):
         SamplingHead(Decoder())(TOKENS, **{"temperature": 1.0} | given)
+
+
+def test_numbers_of_numpy_are_numbers():
+    head, numbers = SamplingHead(Decoder()), {"temperature": 0.5, "top_p": 0.75, "seed": 7, "top_k": 40}
+    types = {"temperature": np.float32, "top_p": np.float16, "seed": np.int64, "top_k": np.uint8}
+    given = {name: types[name](value) for name, value in numbers.items()}
+    assert head(TOKENS, **given).equal(head(TOKENS, **numbers))
 
 
 def test_invalid_model_outputs_raise():

@@ -98,6 +98,18 @@ def test_parameters_of_one_element_apply_to_all_rows():
     assert one.equal((logits - torch.log(-torch.log(noise.clamp(max=1 - 2**-24)))).argmax(-1))
 
 
+@pytest.mark.parametrize("how", ["eager", "node"])
+def test_rows_without_a_seed_draw_independently(how):
+    logits, ones = logits_of("flat", 1, 300).expand(ROWS, -1).contiguous(), torch.ones(ROWS)
+    model = Sample(("temperature", "top_p"))
+    if how == "node":
+        program = Runtime.get().load_program(lower(model, (logits, ones, ones), how).buffer)
+        drawn = program.load_method("forward").execute([logits, ones, ones])[0]
+    else:
+        drawn = model(logits, ones, ones)
+    assert drawn.unique().numel() > ROWS / 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_number_of_rows_raises(name):
     values = parameters()

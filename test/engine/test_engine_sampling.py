@@ -113,6 +113,14 @@ def test_only_allowed_tokens_are_drawn(run, request, fixture):
     assert len(ids) == 30 and set(ids) == allowed
 
 
+@pytest.mark.parametrize("fixture", ["full", "bare"])
+@pytest.mark.parametrize("outside", [VOCABULARY, VOCABULARY + 500])
+def test_a_mask_that_admits_no_token_is_an_error(run, request, fixture, outside):
+    """The bit of the first id exists, beyond the vocabulary. The mask has no bit for the second one."""
+    done = run(request.getfixturevalue(fixture), "--prompt-ids=5", "--ids", f"--allow-ids={outside}")
+    assert done.code == 2 and "allowed_tokens: got a mask that admits no token" in done.stderr
+
+
 def test_host_adds_a_bias_that_is_too_long_for_the_head(run, full):
     arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=5", "--logit-bias"]
     assert run(full, *arguments, "1:1,2:1,3:1,4:100").ids == [4] * 5

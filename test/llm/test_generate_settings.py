@@ -81,6 +81,8 @@ def test_mask_is_checked(head):
     expected = r"allowed_tokens: got int32 of shape \[3\], expected int32 of shape \[48\]"
     with pytest.raises(SettingError, match=expected):
         drawn(head, allowed_tokens=lambda answer: torch.zeros(3, dtype=torch.int32))
+    with pytest.raises(SettingError, match="allowed_tokens: got a mask that admits no token"):
+        drawn(head, allowed_tokens=lambda answer: torch.zeros(48, dtype=torch.int32))
 
 
 def test_seed_advances_by_one_per_step(head):

@@ -65,6 +65,7 @@ def test_the_delegate_draws_what_eager_torch_draws():
 def test_the_same_seed_draws_the_same_numbers():
     assert torch.equal(randn([9], seed=3), randn([9], seed=torch.tensor([3])))
     assert torch.equal(rand([9], seed=-1), rand([9], seed=2**64 - 1))
+    assert torch.equal(rand([9], seed=np.int64(3)), rand([9], seed=3))
     draws = [randn([9], seed=seed) for seed in (0, 1, 2**32, None, None)]
     assert len({tuple(draw.tolist()) for draw in draws}) == len(draws)
 
@@ -120,12 +121,36 @@ def test_randperm_is_uniform():
     assert all(close((first[:, i] == j).double(), 1 / 4, 0.44) for i in range(4) for j in range(4))
 
 
+def test_the_largest_integers_of_a_dtype_are_drawn():
+    for dtype in (torch.uint8, torch.int8):
+        limits = torch.iinfo(dtype)
+        drawn = randint(limits.min, limits.max + 1, [9000], seed=1, dtype=dtype)
+        assert drawn.unique().tolist() == list(range(limits.min, limits.max + 1))
+    assert randint(0, 2, [50], seed=1, dtype=torch.bool).unique().tolist() == [False, True]
+    assert randperm(128, seed=1, dtype=torch.int8).sort().values.tolist() == list(range(128))
+    assert randint(2**63 - 2, 2**63, [50], seed=1).unique().tolist() == [2**63 - 2, 2**63 - 1]
+
+
 @pytest.mark.parametrize(
     "draw, message",
     [
         (lambda: rand([2], dtype=torch.float64), "rand: dtype: got torch.float64, expected float32, float16"),
         (lambda: rand([2], seed=2**64), "seed: got 18446744073709551616, expected an int of 64 bits"),
         (lambda: rand([2], seed=torch.tensor([1, 2])), r"seed: got torch.int64 of shape \[2\]"),
+        (lambda: rand([3, -1]), r"mlx::random_bits: shape: got \[3, -1\], expected sizes of at least 0"),
+        (lambda: randn([2], dtype=torch.int64), "randn: dtype: got torch.int64, expected float32, float16 or bfloat16"),
+        (lambda: randn([2], dtype=torch.complex64), "randn: dtype: got torch.complex64"),
+        (lambda: randint(0, 2.5, [2]), "randint: high: got 2.5, expected an int"),
+        (lambda: randint(0, 300, [2], dtype=torch.uint8), "randint: dtype: got torch.uint8, expected .* 0 to 299"),
+        (lambda: randint(-1, 3, [2], dtype=torch.uint8), "randint: dtype: got torch.uint8, expected .* -1 to 2"),
+        (lambda: randint(2**63, 2**63 + 1, [2]), "randint: dtype: got torch.int64"),
+        (lambda: randperm(129, dtype=torch.int8), "randperm: dtype: got torch.int8, expected .* 0 to 128"),
+        (lambda: randperm(2050, dtype=torch.float16), "randperm: dtype: got torch.float16, expected .* 0 to 2049"),
+        (lambda: randperm(-1), "randperm: n: got -1, expected at least 0"),
+        (lambda: dropout(WEIGHTS, -0.5), "dropout: p: got -0.5, expected 0 to 1"),
+        (lambda: dropout(WEIGHTS, float("nan")), "dropout: p: got nan"),
+        (lambda: multinomial(torch.tensor(1.0), 1), r"multinomial: weights: got shape \[\], expected \[V\]"),
+        (lambda: multinomial(torch.zeros(2, 0), 1, True), r"multinomial: weights: got shape \[2, 0\]"),
         (lambda: randint(0, 2**32, [2]), r"randint: got the range \[0, 4294967296\), expected 1 to 2\^31 numbers"),
         (lambda: multinomial(WEIGHTS, 5), "multinomial: num_samples: got 5, expected 1 to 4"),
         (lambda: multinomial(WEIGHTS, 0, True), "multinomial: num_samples: got 0, expected 1 or more"),

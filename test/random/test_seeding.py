@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime, SamplingHead, verify
 from executorch_mlx.random import rand, seed_random_ops
+from executorch_mlx.random.distributions import largest_below
 
 CONFIG = EdgeCompileConfig(_check_ir_validity=False)
 
@@ -112,6 +113,39 @@ def test_the_first_draw_uses_the_seed_itself():
     assert torch.equal(program.module()(torch.zeros(5), seed=torch.tensor(7)), rand([5], seed=7))
     assert program.graph_signature.user_inputs == ("args_0", "seed")
     assert program.run_decompositions().module()(torch.zeros(5), seed=torch.tensor(7)).equal(rand([5], seed=7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("low, high", [(1.0, 2.0), (100.0, 101.0), (-3.0, 0.1), (-2.0, -1.0)])
+def test_uniform_numbers_are_below_the_upper_bound(dtype, low, high):
+    x = torch.zeros(40000, dtype=dtype)
+    program = seed_random_ops(torch.export.export(Wrapped(lambda x: torch.empty_like(x).uniform_(low, high)), (x,)))
+    drawn = program.module()(x, seed=torch.tensor(1)).double()
+    assert low <= drawn.min() and (drawn < high).all() and drawn.max() > high - 0.6
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 0.1, -0.1, 3.0, 2.0**-14, -(2.0**-24), 1e-7, 60000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_largest_number_below_a_number(dtype, value):
+    nearest = torch.tensor(value, dtype=dtype)
+    below = torch.nextafter(nearest, torch.tensor(-torch.inf, dtype=dtype))
+    assert largest_below(value, dtype) == float(nearest if float(nearest) < value else below)
+
+
+def test_integers_up_to_a_dynamic_size(delegate):
+    """The size stays unrestricted: ExecuTorch cannot store a tensor with a size of at most 2^31."""
+    model, shapes = Wrapped(lambda x: torch.randint(0, x.shape[0], (6,))), (({0: torch.export.Dim.DYNAMIC},),)
+    seeded = seed_random_ops(torch.export.export(model, (torch.zeros(900),), dynamic_shapes=shapes))
+    program = Runtime.get().load_program(lowered(seeded))
+    for x in (torch.zeros(4), torch.zeros(900)):
+        (drawn,) = program.load_method("forward").execute([x, torch.tensor(7)])
+        assert drawn.equal(seeded.module()(x, seed=torch.tensor(7)))
+
+
+def test_native_dropout_is_on_by_default():
+    dropout = torch.export.export(Wrapped(lambda x: torch.native_dropout(x, 0.5, None)[0]), (torch.ones(1000),))
+    drawn = seed_random_ops(dropout).module()(torch.ones(1000), seed=torch.tensor(1))
+    assert 400 < (drawn == 0).sum() < 600
 
 
 def test_given_seeds_stay_as_they_are():

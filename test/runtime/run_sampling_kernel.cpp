@@ -74,7 +74,7 @@ void draw(const Header& h) {
   const auto seed = read<int64_t>(rows), top_k = read<int64_t>(rows);
   const uint32_t parts = rows * kernel::parts_of(vocabulary);
   std::vector<float> maximum(parts), weight(parts), values(threads);
-  std::vector<uint32_t> argmax(parts), nan(parts), winner(parts), indices(threads);
+  std::vector<uint32_t> argmax(parts), winner(parts), indices(threads);
   std::vector<uint64_t> keys(h.shared_keys);
   std::vector<uint64_t> all_keys(static_cast<size_t>(rows) * kernel::power_of_two_from(vocabulary));
   std::vector<int64_t> tokens(rows);
@@ -88,12 +88,12 @@ void draw(const Header& h) {
       GPU_BARRIER();
       kernel::sample_parts_group(
           logits.data(), parameters(group / kernel::parts_of(vocabulary)), group, values.data(), indices.data(), thread,
-          threads, maximum.data(), argmax.data(), nan.data(), weight.data(), winner.data());
+          threads, maximum.data(), argmax.data(), weight.data(), winner.data());
     }
     for (uint32_t row = 0; row < rows; ++row) {
       GPU_BARRIER();
       kernel::sample_rows_group(
-          logits.data(), parameters(row), row, maximum.data(), argmax.data(), nan.data(), weight.data(), winner.data(),
+          logits.data(), parameters(row), row, maximum.data(), argmax.data(), weight.data(), winner.data(),
           values.data(), indices.data(), keys.data(), static_cast<uint32_t>(h.shared_keys), counter, thread, threads,
           all_keys.data(), tokens.data());
     }

@@ -85,7 +85,10 @@ def test_kernel_with_special_logits(draw):
         special += [logits, torch.full((1, 600), value), torch.tensor([[value]])]
     mixed = logits_of("text", 1, 1000)
     mixed[0, 5], mixed[0, 4], mixed[0, 400] = torch.nan, torch.finfo(torch.float32).max, torch.inf
-    check(draw, [(x, parameters_of(s, 1), True) for x in [*special, mixed, torch.zeros(1, 700)] for s in SETTINGS])
+    signed = torch.zeros(1, 700)
+    signed[0, ::3] = -0.0
+    special += [mixed, torch.zeros(1, 700), signed]
+    check(draw, [(x, parameters_of(s, 1), True) for x in special for s in SETTINGS])
 
 
 @pytest.mark.parametrize("threads, shared_keys", [(1, 0), (2, 4096)])

@@ -129,10 +129,9 @@ def mask_definition(logits, allowed):
     `allowed` is int32 `[B, ceil(V / 32)]`. Bit v % 32 of the integer at v // 32 belongs to token v. Bits beyond V are
     ignored. If no token of a sequence is allowed, `mlx::sample` returns token 0.
     """
-    batch, vocabulary = logits.shape
     bits = torch.pow(2, torch.arange(TOKENS_PER_WORD)).to(torch.int32)  # the last one is the sign bit
     allowed = torch.bitwise_and(allowed.unsqueeze(-1), bits) != 0
-    allowed = allowed.reshape(batch, -1)[:, :vocabulary]
+    allowed = allowed.flatten(1)[:, : logits.shape[1]]
     return torch.where(allowed, logits.to(torch.float32), -torch.inf)
 
 

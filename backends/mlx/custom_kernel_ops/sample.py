@@ -163,7 +163,7 @@ def _greedy_with_ties(logits):
     block = blocks.gather(1, best.reshape(-1, 1, 1).expand(-1, 1, blocks.shape[2])).squeeze(1)
     tokens = best * blocks.shape[2] + block.argmax(-1)
     tokens = torch.where((maxima == maxima).all(-1), tokens, UNSURE)
-    return _or_else(lambda logits: replace_nan_and_inf(logits).argmax(-1), tokens, logits)
+    return _or_else(lambda logits: _replace_nan(logits).argmax(-1), tokens, logits)
 
 
 def split_blocks(x, size):
@@ -173,7 +173,7 @@ def split_blocks(x, size):
     if count is None:
         count = -(-vocabulary // size)
         x = torch.nn.functional.pad(x, (0, count * size - vocabulary), value=-torch.inf)
-    return x.reshape(x.shape[0], count, -1)
+    return x.reshape(x.shape[0], count, x.shape[1] // count)
 
 
 def split_columns(x, height, padding=-torch.inf):
@@ -187,7 +187,7 @@ def split_columns(x, height, padding=-torch.inf):
     n = next((n for n in _near(height) if vocabulary % n == 0), height)
     if vocabulary % n:
         x = torch.nn.functional.pad(x, (0, -vocabulary % n), value=padding)
-    return x.reshape(x.shape[0], n, -1)
+    return x.reshape(x.shape[0], n, x.shape[1] // n)
 
 
 def _near(size):
@@ -195,13 +195,17 @@ def _near(size):
     return sorted(range(size // 2, 2 * size + 1), key=lambda n: abs(n - size))
 
 
+def _replace_nan(logits):
+    """Replaces NaN by -inf, which never wins."""
+    return torch.where(logits != logits, -torch.inf, logits)
+
+
 def replace_nan_and_inf(logits):
-    """Replaces NaN by -inf, which never wins, and +inf by the largest float32.
+    """Replaces NaN by -inf, and +inf by the largest float32.
 
     With +inf, differences from the largest logit would be NaN.
     """
-    logits = torch.where(logits != logits, -torch.inf, logits)
-    return torch.clamp(logits, max=LARGEST_FLOAT)
+    return torch.clamp(_replace_nan(logits), max=LARGEST_FLOAT)
 
 
 # Draws without filters: two versions ------------------------------------------------------
@@ -245,7 +249,7 @@ def _unfiltered_columns(logits, temperature, words):
     largest logit of a column would have with the largest noise of the column is a lower bound for all costs in the
     column. The most promising columns are those with the smallest bounds.
     """
-    logits, words = split_columns(logits, 32), split_columns(words, 32)
+    logits, words = split_columns(logits, 32), split_columns(words, 32, padding=0.0)
     maxima = logits.amax(1)
     top = maxima.amax(-1, keepdim=True)
     # 1e-4 covers the rounding of the logarithm on every device.
@@ -413,15 +417,14 @@ def _indices_of_largest(x, count):
 
 def _pick(x, columns):
     """Returns the columns of `x` `[B, n, C]` with the indices `columns` `[B, K]`, flattened to `[B, n * K]`."""
-    batch, n, _ = x.shape
-    return x.gather(2, columns.unsqueeze(1).expand(-1, n, -1)).reshape(batch, -1)
+    return x.gather(2, columns.unsqueeze(1).expand(-1, x.shape[1], -1)).flatten(1)
 
 
 def _token_ids(columns, logits):
     """Returns the token ids of the elements that `_pick(logits, columns)` returns."""
-    batch, n, width = logits.shape
+    _, n, width = logits.shape
     start = torch.arange(0, n * width, width).reshape(1, n, 1)
-    return (start + columns.unsqueeze(1)).reshape(batch, -1)
+    return (start + columns.unsqueeze(1)).flatten(1)
 
 
 def _lowest_id(token, is_best):

@@ -44,6 +44,8 @@ def key_words(seed: int) -> tuple[np.ndarray, np.ndarray]:
 def _random_bits(shape, seed=None, width=4):
     if width not in _BITS_DTYPE:
         raise ValueError(f"mlx::random_bits: width: got {width}, expected 1, 2 or 4 bytes")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"mlx::random_bits: shape: got {list(shape)}, expected sizes of at least 0")
     if seed is not None and (seed.numel() != 1 or seed.dtype != torch.int64):
         raise ValueError(
             f"mlx::random_bits: seed: got {seed.dtype} of shape {list(seed.shape)}, expected one int64"

@@ -59,9 +59,14 @@ uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
   return pair[i < half ? 0 : 1];
 }
 
-// Returns a logit that is no NaN, so that its token is never drawn, and not +inf, so that differences are numbers.
+// Returns a logit that is no NaN, so that its token is never drawn.
+float number(float logit) {
+  return std::isnan(logit) ? -kInfinity : logit;
+}
+
+// Returns a logit that is not NaN and not +inf, so that differences are numbers.
 float comparable(float logit) {
-  return std::isnan(logit) ? -kInfinity : std::min(logit, kLargest);
+  return std::min(number(logit), kLargest);
 }
 
 // Makes a Gumbel-distributed value from a random word, and returns the negative of this value.
@@ -128,7 +133,7 @@ void process_logits(const HostDraw& draw, const SamplingParameters& sampling) {
   }
   for (size_t v = 0; v < logits.size(); ++v) {
     const bool may_be_drawn = draw.allowed_tokens.empty() || is_allowed(draw.allowed_tokens, static_cast<int64_t>(v));
-    logits[v] = may_be_drawn ? comparable(logits[v]) : -kInfinity;
+    logits[v] = may_be_drawn ? number(logits[v]) : -kInfinity;
   }
 }
 
@@ -188,6 +193,7 @@ int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling) {
     return best;
   }
   const float temperature = std::clamp(sampling.temperature, kMinTemperature, kMaxTemperature);
+  std::transform(logits.begin(), logits.end(), logits.begin(), comparable);
   const float max_logit = std::max(logits[best], -kLargest);
   const bool has_filters =
       sampling.top_p < 1 || (sampling.top_k > 0 && sampling.top_k < count) || sampling.min_p > 0;

@@ -108,14 +108,18 @@ RowTask Request::draw_task(std::vector<int64_t>& draft) {
       return false;
     }
   };
+  const auto admits_token = [&](size_t i) {
+    return allows_any(std::span(masks_).subspan(i * words, words), meta.vocab_size);
+  };
   check_argument(fill_mask(0), "allowed_tokens: the callback returned false");
+  check_argument(admits_token(0), "allowed_tokens: got a mask that admits no token");
   // A draft ends before the first token that its mask does not allow, so that the callback sees possible answers only.
   for (size_t i = 0; i < draft.size(); ++i) {
     const int64_t token = draft[i];
     const bool may_follow = is_allowed(std::span(masks_).subspan(i * words, words), token);
     masks_.resize((i + 2) * words, kAllTokens);
     answer.push_back(token);
-    if (!may_follow || !fill_mask(i + 1)) {
+    if (!may_follow || !fill_mask(i + 1) || !admits_token(i + 1)) {
       draft.resize(i);
     }
   }

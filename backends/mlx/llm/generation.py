@@ -355,8 +355,6 @@ def _copy_mask(mask: Any, target: Any, words: int) -> None:
         raise SettingError(
             "allowed_tokens", f": got {mask.dtype} of shape {list(mask.shape)}, expected int32 of shape [{words}]"
         )
-    if not mask.any():
-        raise SettingError("allowed_tokens", ": got a mask that admits no token")
     ctypes.memmove(target, numpy.ascontiguousarray(mask).ctypes.data, mask.nbytes)
 
 

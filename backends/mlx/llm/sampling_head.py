@@ -8,13 +8,14 @@ is None adds nothing to an exported program.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 
 from ..custom_kernel_ops.logits_processors import bias_logits, mask_logits, penalize_logits
 from ..custom_kernel_ops.sample import is_per_row, sample
-from .sampling_parameters import INPUTS, SCALARS
+from .sampling_parameters import INPUTS, SCALARS, python_number, shown
 
 HEAD_ARGUMENTS = (*INPUTS, "history", "history_valid")
 
@@ -158,9 +159,10 @@ def _parameter(name: str, value, logits: torch.Tensor) -> torch.Tensor:
             return (value if per_row or not value.dim() else value.reshape(())).to(dtype)
         received = value.dtype
     else:
+        value = python_number(value)
         types = (int, torch.SymInt) if is_integer else (int, float, torch.SymInt, torch.SymFloat)
         if isinstance(value, types) and not isinstance(value, bool):
-            return torch.full((), _signed(name, value) if is_integer else value, dtype=dtype)
+            return torch.full((), _signed(name, value) if is_integer else _float32(name, value), dtype=dtype)
         received = type(value).__name__
     expected = "an integer" if is_integer else "a number"
     raise TypeError(f"SamplingHead: {name}: got {received}, expected {expected} or a tensor of one element")
@@ -174,5 +176,13 @@ def _signed(name: str, value: int) -> int:
     if not isinstance(value, int) or -(2**63) <= value < 2**63:
         return value
     if name != "seed" or not 0 <= value < 2**64:
-        raise ValueError(f"SamplingHead: {name}: got {value}, expected 64 bits")
+        raise ValueError(f"SamplingHead: {name}: got {shown(value)}, expected 64 bits")
     return value - 2**64
+
+
+def _float32(name: str, value: float) -> float:
+    """Returns `value`. Raises ValueError if it is a finite number that float32 cannot hold."""
+    largest = torch.finfo(torch.float32).max
+    if isinstance(value, (int, float)) and abs(value) > largest and value not in (math.inf, -math.inf):
+        raise ValueError(f"SamplingHead: {name}: got {shown(value)}, expected a number of float32")
+    return value

@@ -11,15 +11,23 @@ import math
 import torch
 
 # The size of the significand, in bits.
-_SIGNIFICAND = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+SIGNIFICAND = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def uniform(words, dtype):
     """Returns numbers in [0, 1), those of `mlx.core.random.uniform` for the same words."""
-    if dtype not in _SIGNIFICAND:
-        raise ValueError(f"rand: dtype: got {dtype}, expected float32, float16 or bfloat16")
-    below_one = 1 - 2.0 ** -_SIGNIFICAND[dtype]
+    below_one = 1 - 2.0 ** -SIGNIFICAND[dtype]
     return (words.to(torch.float32) * 2.0**-32).clamp(max=below_one).to(dtype)
+
+
+def largest_below(value, dtype):
+    """Returns the largest number of `dtype` that is below `value`, both as Python floats."""
+    limits = torch.finfo(dtype)
+    smallest = limits.tiny * limits.eps  # the distance of the numbers around 0
+    mantissa, exponent = math.frexp(value)
+    distance = 2.0 ** (exponent - SIGNIFICAND[dtype] - (mantissa == 0.5))  # half as far below a power of 2
+    distance = max(distance, smallest) if value else smallest
+    return (math.ceil(value / distance) - 1) * distance
 
 
 def exponential(words):
@@ -36,7 +44,8 @@ def normal(words, dtype):
 
 def integers(words, low, high, dtype):
     """Returns integers in [low, high). Their probabilities differ by at most 2^-32."""
-    if not 0 < high - low <= 1 << 31:
+    # A range that depends on a dynamic size is not checked: the check would restrict the size.
+    if isinstance(high - low, int) and not 0 < high - low <= 1 << 31:
         raise ValueError(f"randint: got the range [{low}, {high}), expected 1 to 2^31 numbers")
     return (torch.floor_divide(words.to(torch.int64) * (high - low), 1 << 32) + low).to(dtype)
 

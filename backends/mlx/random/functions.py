@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import torch
 
 from .. import custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
 from . import distributions
 
-Seed = int | torch.Tensor | None
+Seed = SupportsIndex | torch.Tensor | None
 
 
 def rand(size: Sequence[int], *, seed: Seed = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -22,6 +24,7 @@ def rand(size: Sequence[int], *, seed: Seed = None, dtype: torch.dtype = torch.f
 
     Raises ValueError for another dtype, and if the seed is no int of 64 bits.
     """
+    _check_floating("rand", dtype)
     return distributions.uniform(random_words(size, seed), dtype)
 
 
@@ -31,6 +34,7 @@ def randn(size: Sequence[int], *, seed: Seed = None, dtype: torch.dtype = torch.
     The random bits are the same on every device. The logarithm and the cosine, with which they become normally
     distributed, may differ in the last bits.
     """
+    _check_floating("randn", dtype)
     return distributions.normal(random_words([2, *size], seed), dtype)
 
 
@@ -39,13 +43,26 @@ def randint(
 ) -> torch.Tensor:
     """Return integers in [low, high), of shape `size`. `seed` is that of `rand`.
 
-    The range has at most 2^31 numbers, else ValueError is raised. `low` and `high` are constants of a program.
+    `low` and `high` are constants of a program. Raises ValueError for a range of more than 2^31 numbers, and for
+    numbers that an integer `dtype` cannot hold.
     """
+    for name, bound in {"low": low, "high": high}.items():
+        if not isinstance(bound, (int, torch.SymInt)):
+            raise ValueError(f"randint: {name}: got {bound!r}, expected an int")
+    if isinstance(low, int) and isinstance(high, int) and not dtype.is_floating_point:
+        _check_fits("randint", low, high - 1, dtype)
     return distributions.integers(random_words(size, seed), low, high, dtype)
 
 
 def randperm(n: int, *, seed: Seed = None, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return a random permutation of the integers 0 to n - 1. `seed` is that of `rand`."""
+    """Return a random permutation of the integers 0 to n - 1. `seed` is that of `rand`.
+
+    Raises ValueError if `n` is negative, or if `dtype` cannot hold n - 1.
+    """
+    if isinstance(n, int):
+        if n < 0:
+            raise ValueError(f"randperm: n: got {n}, expected at least 0")
+        _check_fits("randperm", 0, n - 1, dtype)
     return distributions.permutation(random_words([n], seed), dtype)
 
 
@@ -55,7 +72,12 @@ def bernoulli(p: torch.Tensor, *, seed: Seed = None) -> torch.Tensor:
 
 
 def dropout(x: torch.Tensor, p: float = 0.5, *, seed: Seed = None) -> torch.Tensor:
-    """Set each element of `x` to 0 with probability `p`, and divide the others by 1 - p. `seed` is that of `rand`."""
+    """Set each element of `x` to 0 with probability `p`, and divide the others by 1 - p. `seed` is that of `rand`.
+
+    Raises ValueError if `p` is not a number from 0 to 1.
+    """
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise ValueError(f"dropout: p: got {p}, expected 0 to 1")
     return dropout_and_mask(x, p, seed=seed)[0]
 
 
@@ -70,8 +92,11 @@ def multinomial(
     Without `replacement`, no index is drawn twice. An index of weight 0 is drawn only if `num_samples` is larger than
     the number of the other indices. To draw one token from logits, `mlx::sample` is faster.
 
-    Raises ValueError if `num_samples` is not positive, or, without `replacement`, larger than V.
+    Raises ValueError if there are no weights, and if `num_samples` is not positive, or, without `replacement`, larger
+    than V.
     """
+    if weights.dim() == 0 or weights.shape[-1] == 0:
+        raise ValueError(f"multinomial: weights: got shape {list(weights.shape)}, expected [V] or [B, V], V >= 1")
     size = weights.shape[-1]
     static = isinstance(num_samples, int) and isinstance(size, int)  # torch.export checks dynamic sizes
     if static and not 1 <= num_samples <= (num_samples if replacement else size):
@@ -98,7 +123,26 @@ def random_words(size, seed):
 def _seed_tensor(seed: Seed) -> torch.Tensor | None:
     if seed is None or (isinstance(seed, torch.Tensor) and seed.dtype == torch.int64 and seed.numel() == 1):
         return seed
-    if isinstance(seed, int) and -(2**63) <= seed < 2**64:
+    if isinstance(seed, numbers.Integral) and -(2**63) <= seed < 2**64:
+        seed = int(seed)
         return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64)
     got = f"{seed.dtype} of shape {list(seed.shape)}" if isinstance(seed, torch.Tensor) else repr(seed)
     raise ValueError(f"seed: got {got}, expected an int of 64 bits or one int64")
+
+
+def _check_floating(function: str, dtype: torch.dtype) -> None:
+    if dtype not in distributions.SIGNIFICAND:
+        raise ValueError(f"{function}: dtype: got {dtype}, expected float32, float16 or bfloat16")
+
+
+def _check_fits(function: str, lowest: int, highest: int, dtype: torch.dtype) -> None:
+    """Raise ValueError if `dtype` cannot hold all integers from `lowest` to `highest`."""
+    if dtype == torch.bool:
+        low, high = 0, 1
+    elif dtype.is_floating_point:
+        high = int(2 / torch.finfo(dtype).eps)
+        low = -high
+    else:
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    if lowest < low or highest > high:
+        raise ValueError(f"{function}: dtype: got {dtype}, expected one that holds {lowest} to {highest}")

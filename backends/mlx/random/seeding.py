@@ -80,7 +80,7 @@ def _draws_without_seed(node: Node) -> bool:
         return False
     training = [_argument(node, name, True) for name in ("train", "training")]
     probabilities = [_argument(node, name, 1.0) for name in ("dropout", "dropout_p")]
-    return all(training) and all(probabilities)
+    return False not in training and all(probabilities)  # None is True for native_dropout
 
 
 def _takes_seed(node: Node) -> bool:

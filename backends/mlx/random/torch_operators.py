@@ -64,7 +64,10 @@ def _bernoulli_p(x, p=0.5, **_):
 
 
 def _uniform(x, low=0.0, high=1.0, **_):
-    return (rand(x.shape, dtype=x.dtype).to(torch.float32) * (high - low) + low).to(x.dtype)
+    drawn = (rand(x.shape, dtype=x.dtype).to(torch.float32) * (high - low) + low).to(x.dtype)
+    if not (isinstance(high, float) and low < high):
+        return drawn
+    return drawn.clamp(max=distributions.largest_below(high, x.dtype))  # rounding may have reached `high`
 
 
 def _normal_functional(x, mean=0.0, std=1.0, **_):
@@ -112,7 +115,7 @@ def _multinomial(weights, num_samples, replacement=False, **_):
 
 
 def _native_dropout(x, p, train):
-    if not train:
+    if train is False:  # None means True
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     return dropout_and_mask(x, p)
 

@@ -92,8 +92,7 @@ constexpr char kPartsBody[] = R"(
   const Parameters p = read_parameters(
       temperature, top_p, seed, top_k, min_p, kPerRow, group / parts_of(vocabulary), rows, vocabulary);
   sample_parts_group(
-      logits, p, group, values, indices, thread, kThreads, part_maximum, part_argmax, part_nan, part_weight,
-      part_winner);
+      logits, p, group, values, indices, thread, kThreads, part_maximum, part_argmax, part_weight, part_winner);
 )";
 constexpr char kRowsBody[] = R"(
   using namespace executorch_mlx_sample;
@@ -106,13 +105,13 @@ constexpr char kRowsBody[] = R"(
   const Parameters p =
       read_parameters(temperature, top_p, seed, top_k, min_p, kPerRow, group, rows, vocabulary);
   sample_rows_group(
-      logits, p, group, part_maximum, part_argmax, part_nan, part_weight, part_winner, values, indices, keys,
-      kSharedKeys, counter, thread, kThreads, all_keys, tokens);
+      logits, p, group, part_maximum, part_argmax, part_weight, part_winner, values, indices, keys, kSharedKeys,
+      counter, thread, kThreads, all_keys, tokens);
 )";
 
 // The names of the inputs of both kernels, and of the outputs of sample_parts.
 const std::vector<std::string> kInputNames = {"logits", "temperature", "top_p", "seed", "top_k", "min_p"};
-const std::vector<std::string> kPartNames = {"part_maximum", "part_argmax", "part_nan", "part_weight", "part_winner"};
+const std::vector<std::string> kPartNames = {"part_maximum", "part_argmax", "part_weight", "part_winner"};
 
 // Runs one of the kernels in `groups` groups of `threads` threads.
 class SampleKernel {
@@ -185,7 +184,7 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   const mx::Shape summary_shape{std::max(rows * parts, 8)};
   const auto summaries = parts_kernel(
       operands, std::vector(kPartNames.size(), summary_shape),
-      {mx::float32, mx::uint32, mx::uint32, mx::float32, mx::uint32}, rows * parts, kPartThreads,
+      {mx::float32, mx::uint32, mx::float32, mx::uint32}, rows * parts, kPartThreads,
       constants(kPartThreads), stream);
   operands.insert(operands.end(), summaries.begin(), summaries.end());
   return rows_kernel(
@@ -204,7 +203,7 @@ void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
   const int64_t no_top_k = 0;
   const float no_min_p = 0;
   std::vector<float> maximum(parts), weight(parts);
-  std::vector<uint32_t> argmax(parts), nan(parts), winner(parts);
+  std::vector<uint32_t> argmax(parts), winner(parts);
   std::vector<uint64_t> keys(kernel::power_of_two_from(vocabulary));
   for (uint32_t row = 0; row < rows; ++row) {
     const auto p = kernel::read_parameters(
@@ -217,11 +216,10 @@ void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
     const T* from = logits + static_cast<size_t>(row) * vocabulary;
     for (uint32_t part = 0; part < parts; ++part) {
       kernel::sample_parts_group(
-          from, p, part, values, indices, 0, 1, maximum.data(), argmax.data(), nan.data(), weight.data(),
-          winner.data());
+          from, p, part, values, indices, 0, 1, maximum.data(), argmax.data(), weight.data(), winner.data());
     }
     kernel::sample_rows_group(
-        from, p, 0, maximum.data(), argmax.data(), nan.data(), weight.data(), winner.data(), values, indices,
+        from, p, 0, maximum.data(), argmax.data(), weight.data(), winner.data(), values, indices,
         static_cast<uint64_t*>(nullptr), 0, counter, 0, 1, keys.data(), tokens.data<int64_t>() + row);
   }
 }

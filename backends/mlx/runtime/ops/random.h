@@ -19,11 +19,12 @@ inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
   c.set(n.out(), mx::random::bits(shape, n.width(), key, c.stream));
 }
 
-// Returns a random seed for the sampler, an int64 of 63 random bits. bits[0] becomes the upper word.
-inline mx::array random_seed(mx::Stream stream) {
-  const auto words = mx::random::bits({2}, 4, next_random_key(), stream);
+// Returns random seeds for the sampler, int64 [count] of 63 random bits. Word 0 of each becomes its upper half.
+inline mx::array random_seeds(int count, mx::Stream stream) {
+  const auto words = mx::random::bits({count, 2}, 4, next_random_key(), stream);
   const auto bits = mx::bitwise_and(words, mx::array({0x7FFFFFFFu, 0xFFFFFFFFu}), stream);
-  return mx::view(mx::take(bits, mx::array({1u, 0u}), stream), mx::int64, stream);
+  const auto seeds = mx::view(mx::take(bits, mx::array({1u, 0u}), 1, stream), mx::int64, stream);
+  return mx::reshape(seeds, {count}, stream);
 }
 
 // Returns a parameter of the sampler as a vector. Checks its dtype, and that it has one element or one for each row of
@@ -69,14 +70,21 @@ inline void sample(const fb::SampleParams& n, Context& c) {
   const auto optional = [&](const char* name, const fb::Tid* tid, mx::Dtype dtype) {
     return tid == nullptr ? std::nullopt : std::optional(parameter(name, tid, dtype));
   };
+  const auto temperature = parameter("temperature", n.temperature(), mx::float32);
+  const auto top_p = parameter("top_p", n.top_p(), mx::float32);
+  const auto top_k = optional("top_k", n.top_k(), mx::int64);
+  const auto min_p = optional("min_p", n.min_p(), mx::float32);
+  // If a parameter has an element for each row, each row is drawn as if it were alone, and needs a seed of its own.
+  const auto is_per_row = [](const std::optional<mx::array>& x) { return x && x->size() > 1; };
+  const bool rows_are_alone = is_per_row(temperature) || is_per_row(top_p) || is_per_row(top_k) || is_per_row(min_p);
   const SampleInputs inputs{
       .logits = logits,
-      .temperature = parameter("temperature", n.temperature(), mx::float32),
-      .top_p = parameter("top_p", n.top_p(), mx::float32),
+      .temperature = temperature,
+      .top_p = top_p,
       .seed = n.seed() ? parameter("seed", n.seed(), mx::int64)
-                       : random_seed(c.stream),
-      .top_k = optional("top_k", n.top_k(), mx::int64),
-      .min_p = optional("min_p", n.min_p(), mx::float32)};
+                       : random_seeds(rows_are_alone ? logits.shape(0) : 1, c.stream),
+      .top_k = top_k,
+      .min_p = min_p};
   c.count_operations(logits.size(), 4);  // about what sampling takes for a logit
   if (const auto tokens = gpu::sample(inputs, c.stream)) {
     return c.set(n.out(), *tokens);

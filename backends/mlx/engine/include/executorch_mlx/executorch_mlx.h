@@ -190,7 +190,8 @@ typedef bool (*executorch_mlx_on_event)(void* user_data, const executorch_mlx_ev
 // Selects the tokens that may be drawn next: clears the bits of all other tokens in `mask`. The mask has `words` =
 // ceil(V / 32) words, and all its bits are set before the call. Bit v % 32 of mask[v / 32] is token v. `answer` holds
 // the tokens of the answer so far (with speculation, followed by draft tokens, of which none is a stop id). Returns false
-// to end the request with ERROR: the status is then INVALID_ARGUMENT. After draft tokens, false only ends the draft.
+// to end the request with ERROR: the status is then INVALID_ARGUMENT. A mask that selects no token has the same effect.
+// After draft tokens, both only end the draft.
 typedef bool (*executorch_mlx_allowed_tokens)(
     void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words);
 

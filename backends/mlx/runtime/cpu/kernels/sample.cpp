@@ -66,18 +66,15 @@ struct Parameters {
 class Logits {
  public:
   Logits(const void* x, FloatType type, int64_t count) : count_(count), y_(count), maxima_(num_blocks()) {
-    has_nan_ = kernels().widen_logits(x, type, count, y_.data(), maxima_.data());
+    kernels().widen_logits(x, type, count, y_.data(), maxima_.data());
     maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
   }
 
   int64_t argmax() const {
-    // If there is a NaN, sample.py takes the argmax of replace_nan_and_inf(logits), in which plus infinity is the
-    // largest float32.
-    const float target = has_nan_ && maximum_ == kInfinity ? kLargest : maximum_;
     for (int64_t block = 0; block < num_blocks(); ++block) {
-      if (maxima_[block] >= target) {
+      if (maxima_[block] == maximum_) {
         const float* begin = y_.data() + block * kLogitBlock;
-        return std::find_if(begin, y_.data() + end_of(block), [=](float v) { return v >= target; }) - y_.data();
+        return std::find(begin, y_.data() + end_of(block), maximum_) - y_.data();
       }
     }
     return 0;
@@ -150,7 +147,6 @@ class Logits {
   std::vector<float> y_;
   std::vector<float> maxima_;  // of blocks of kLogitBlock tokens
   float maximum_;
-  bool has_nan_;
 };
 
 // The index with the lowest cost so far. If several indices have this cost, the lowest of them. An index is a token, or
@@ -269,14 +265,14 @@ void sort_by_drop(std::vector<Candidate>& candidates) {
     std::sort(candidates.begin(), candidates.end(), is_before);
     return;
   }
-  // A radix sort of the bits of the drops, which are not negative.
+  // A radix sort of the bits of the drops, which are not negative but for -0: it counts as 0.
   constexpr int kBits = 11;
   std::vector<Candidate> sorted(candidates.size());
   for (int shift = 0; shift < 32; shift += kBits) {
     const auto digit = [shift](const Candidate& c) {
       uint32_t bits;
       std::memcpy(&bits, &c.drop, sizeof(bits));
-      return bits >> shift & ((1u << kBits) - 1);
+      return (bits & 0x7FFFFFFF) >> shift & ((1u << kBits) - 1);
     };
     uint32_t begins[(1 << kBits) + 1] = {};
     for (const Candidate& c : candidates) {

@@ -208,8 +208,8 @@ struct Kernels {
   void (*selective_scan)(const SelectiveScan& s);
 
   // Writes the logits x [count] to y in float32, with minus infinity in place of NaN, and the maximum of each block of
-  // kLogitBlock logits to block_maxima. Returns whether x contains NaN.
-  bool (*widen_logits)(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima);
+  // kLogitBlock logits to block_maxima.
+  void (*widen_logits)(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima);
   // The sum of 2^((maximum - y[i]) * scale) for i < count. scale is negative, and no y[i] is above the maximum.
   double (*sum_probability_weights)(const float* y, ptrdiff_t count, float maximum, float scale);
   // Threefry-2x32: low[i] and high[i] are the output words of the counters (first + i, second + i), i < count.

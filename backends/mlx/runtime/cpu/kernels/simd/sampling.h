@@ -8,19 +8,16 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 namespace {
 
 template <FloatType Type>
-bool scan_logits_of(
+void scan_logits_of(
     const typename Elements<Type>::Element* x, ptrdiff_t count, float* y, float* block_maxima) {
   const Floats lowest = Floats{} - __builtin_inff();
-  Ints numbers = Ints{} - 1;  // a lane has all bits set until it meets a NaN
   for (ptrdiff_t begin = 0; begin < count; begin += kLogitBlock) {
     const ptrdiff_t end = begin + kLogitBlock < count ? begin + kLogitBlock : count;
     Floats highest = lowest;
     ptrdiff_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
       const Floats v = Elements<Type>::load_all(x + i);
-      const Ints is_number = v == v;
-      numbers &= is_number;
-      const Floats cleaned = is_number ? v : lowest;
+      const Floats cleaned = v == v ? v : lowest;
       store(cleaned, y + i);
       highest = cleaned > highest ? cleaned : highest;
     }
@@ -31,22 +28,15 @@ bool scan_logits_of(
     if (i < end) {
       const Floats v = Elements<Type>::load_first(x + i, static_cast<int>(end - i));
       for (ptrdiff_t lane = 0; i < end; ++i, ++lane) {
-        const bool is_number = v[lane] == v[lane];
-        numbers[0] &= is_number ? -1 : 0;
-        y[i] = is_number ? v[lane] : -__builtin_inff();
+        y[i] = v[lane] == v[lane] ? v[lane] : -__builtin_inff();
         maximum = y[i] > maximum ? y[i] : maximum;
       }
     }
     block_maxima[begin / kLogitBlock] = maximum;
   }
-  bool has_nan = false;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    has_nan |= numbers[lane] == 0;
-  }
-  return has_nan;
 }
 
-bool widen_logits(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima) {
+void widen_logits(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima) {
   switch (type) {
     case FloatType::float32:
       return scan_logits_of<FloatType::float32>(static_cast<const float*>(x), count, y, block_maxima);
