@@ -328,6 +328,16 @@ def test_unsupported_rope_metadata_is_refused(architecture, metadata, message, t
         load_causal_lm(tmp_path / "m.gguf")
 
 
+def test_a_type_that_gguf_cannot_dequantize_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for add, value in ((writer.add_block_count, 1), (writer.add_embedding_length, 256), (writer.add_head_count, 1)):
+        add(value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 292), np.uint8), raw_dtype=Type.Q8_K)
+    write_and_close(writer)
+    with pytest.raises(ValueError, match="token_embd.weight: got Q8_K"):
+        load_causal_lm(tmp_path / "m.gguf")
+
+
 def test_an_unknown_architecture_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
     write_and_close(writer)

@@ -210,13 +210,15 @@ class GGUFFile:
                 name, index = parts_of[tensor.name]
                 joined[name][index] = tensor
             elif tensor.name in names:
-                self._install_tensor(model, names[tensor.name], [tensor], unpacked, inexact)
+                joined[names[tensor.name]][0] = tensor
             elif not tensor.name.startswith("rope_factors"):
                 unknown.append(tensor.name)
         for name, parts in joined.items():
-            if len(parts) == 1:
-                raise ValueError(f"{self.path}: {parts.popitem()[1].name}: expected the other part of {name} as well")
-            self._install_tensor(model, name, [parts[0], parts[1]], unpacked, inexact)
+            tensors = [parts[index] for index in sorted(parts)]
+            try:
+                self._install_tensor(model, name, tensors, unpacked, inexact)
+            except NotImplementedError as error:  # from the package gguf
+                raise ValueError(f"{self.path}: {tensors[0].name}: got {tensors[0].tensor_type.name}: {error}") from error
         if unknown:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
         tie(model, model.config, unpacked)
