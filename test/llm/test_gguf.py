@@ -1,5 +1,7 @@
 """GGUF files as checkpoints, against the weights that the package `gguf` dequantizes."""
 
+import re
+
 import gguf
 import numpy as np
 import pytest
@@ -27,18 +29,81 @@ SMALL = dict(
     eos_token_id=1,
     pad_token_id=0,
 )
+SMALL_16 = SMALL | dict(head_dim=16)  # for models without a size of heads in their config
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True)
 GEMMA = dict(query_pre_attn_scalar=32, sliding_window=8, tie_word_embeddings=True)
-# GGUF's architecture → model class, config.
+WINDOWS = dict(num_hidden_layers=4, sliding_window=8)
+SCALES = dict(attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0)
+SCALE_KEYS = {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 2.0}
+EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2}
+QWEN_EXPERT_KEYS = EXPERT_KEYS | {"expert_feed_forward_length": 64}
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
+YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+# GGUF's architecture → model class, config, and the metadata besides that of all architectures.
 MODELS = {
-    "llama": (hf.LlamaForCausalLM, hf.LlamaConfig(**SMALL)),
-    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**SMALL | dict(head_dim=16))),
-    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SMALL, tie_word_embeddings=True)),
-    "qwen3moe": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**SMALL, **EXPERTS)),
-    "gemma2": (hf.Gemma2ForCausalLM, hf.Gemma2Config(**SMALL, **GEMMA)),
-    "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**SMALL, **GEMMA)),
-    "phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**SMALL | dict(head_dim=16))),
+    "llama": (hf.LlamaForCausalLM, hf.LlamaConfig(**SMALL), {}),
+    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**SMALL_16), {}),
+    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SMALL, tie_word_embeddings=True), {}),
+    "qwen3moe": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**SMALL, **EXPERTS), QWEN_EXPERT_KEYS),
+    "gemma2": (hf.Gemma2ForCausalLM, hf.Gemma2Config(**SMALL, **GEMMA), {"attention.sliding_window": 8}),
+    "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**SMALL, **GEMMA), {"attention.sliding_window": 8}),
+    # As for Phi-4, whose window is 0.
+    "phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**SMALL_16), {"attention.sliding_window": 0}),
 }
+# The same for architectures that differ from the ones above in their names and in the config.
+MORE_MODELS = {
+    "arcee": (hf.ArceeForCausalLM, hf.ArceeConfig(**SMALL), {}),
+    "cohere2": (hf.Cohere2ForCausalLM, hf.Cohere2Config(**SMALL_16 | WINDOWS, logit_scale=0.5),
+                {"logit_scale": 0.5, "attention.sliding_window": 8}),
+    "command-r": (hf.CohereForCausalLM, hf.CohereConfig(**SMALL_16, logit_scale=0.5), {"logit_scale": 0.5}),
+    "ernie4_5": (hf.Ernie4_5ForCausalLM, hf.Ernie4_5Config(**SMALL, use_bias=True), {}),
+    "exaone4": (hf.Exaone4ForCausalLM, hf.Exaone4Config(**SMALL | WINDOWS, sliding_window_pattern=2),
+                {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2}),
+    "gemma": (hf.GemmaForCausalLM, hf.GemmaConfig(**SMALL), {}),
+    "glm4": (hf.Glm4ForCausalLM, hf.Glm4Config(**SMALL, partial_rotary_factor=0.25), {"rope.dimension_count": 8}),
+    "gpt-oss": (hf.GptOssForCausalLM,
+                hf.GptOssConfig(**SMALL, sliding_window=8, num_local_experts=4, num_experts_per_tok=2,
+                                rope_parameters=YARN | {"truncate": False}),
+                QWEN_EXPERT_KEYS | YARN_KEYS | {"attention.sliding_window": 8}),
+    "granite": (hf.GraniteForCausalLM, hf.GraniteConfig(**SMALL_16, **SCALES, attention_bias=True), SCALE_KEYS),
+    "granitemoe": (hf.GraniteMoeForCausalLM,
+                   hf.GraniteMoeConfig(**SMALL_16, **SCALES, num_local_experts=4, num_experts_per_tok=2),
+                   SCALE_KEYS | EXPERT_KEYS),
+    "hunyuan-dense": (hf.HunYuanDenseV1ForCausalLM, hf.HunYuanDenseV1Config(**SMALL), {}),
+    "llama, with experts": (hf.MixtralForCausalLM,
+                            hf.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2), EXPERT_KEYS),
+    "llama, with biases": (hf.LlamaForCausalLM, hf.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True), {}),
+    "mistral3": (hf.Ministral3ForCausalLM,
+                 hf.Ministral3Config(**SMALL, rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=1.0,
+                                                                          llama_4_scaling_beta=0.1)),
+                 YARN_KEYS | {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1}),
+    "nemotron": (hf.NemotronForCausalLM, hf.NemotronConfig(**SMALL, partial_rotary_factor=0.25),
+                 {"rope.dimension_count": 8}),
+    "olmo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**SMALL_16), {}),
+    "olmoe": (hf.OlmoeForCausalLM, hf.OlmoeConfig(**SMALL_16, num_experts=4, num_experts_per_tok=2), EXPERT_KEYS),
+    "phi2": (hf.PhiForCausalLM, hf.PhiConfig(**SMALL_16, partial_rotary_factor=0.5), {"rope.dimension_count": 8}),
+    "phi3, two kinds of factors": (
+        hf.Phi3ForCausalLM,
+        hf.Phi3Config(**SMALL_16, sliding_window=None, partial_rotary_factor=0.5, rope_parameters=dict(
+            rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[2.0] * 4,
+            original_max_position_embeddings=32, attention_factor=1.5, partial_rotary_factor=0.5)),
+        {"rope.dimension_count": 8, "rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.5}),
+    "qwen2moe": (hf.Qwen2MoeForCausalLM,
+                 hf.Qwen2MoeConfig(**SMALL_16, **EXPERTS | dict(norm_topk_prob=False), shared_expert_intermediate_size=96),
+                 QWEN_EXPERT_KEYS | {"expert_shared_feed_forward_length": 96}),
+    "qwen3vl": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SMALL), {}),
+    "seed_oss": (hf.SeedOssForCausalLM, hf.SeedOssConfig(**SMALL), {}),
+    "smollm3": (hf.SmolLM3ForCausalLM, hf.SmolLM3Config(**SMALL_16 | dict(num_hidden_layers=4)), {}),
+    "stablelm": (hf.StableLmForCausalLM, hf.StableLmConfig(**SMALL_16, partial_rotary_factor=0.25, use_qkv_bias=True),
+                 {"rope.dimension_count": 4}),
+    "starcoder2": (hf.Starcoder2ForCausalLM, hf.Starcoder2Config(**SMALL_16), {}),
+}
+# Architectures for which llama.cpp reorders the rows of the query and key projections, or adds 1 to the weights of norms.
+PERMUTED = ("llama", "arcee", "granite", "granitemoe", "mistral3", "smollm3")
+OFFSET_NORMS = ("gemma", "gemma2", "gemma3", "nemotron")
+# Parts of names in transformers → the parts that the package `gguf` knows.
+KNOWN_NAMES = {"block_sparse_moe.router": "mlp.gate", "mlp.router": "mlp.gate"}
+EXPERTS_NAME = re.compile(r"layers\.(\d+)\..*\.experts\.(gate_up|down)_proj(_bias)?$")
 TOKENS = torch.tensor([[5, 17, 100, 3, 77, 9, 150, 12, 60, 33, 2, 8]])
 
 
@@ -47,7 +112,8 @@ def write_gguf(path, architecture, type_, parts=1, **metadata):
 
     If `parts` is not 1, a file has at most 20 tensors.
     """
-    model_class, config = MODELS[architecture]
+    model_class, config, special = (MODELS | MORE_MODELS)[architecture]
+    architecture = architecture.split(",")[0]
     torch.manual_seed(0)
     model = model_class(config).eval()
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=0 if parts == 1 else 20)
@@ -57,25 +123,33 @@ def write_gguf(path, architecture, type_, parts=1, **metadata):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_key_length(getattr(config, "head_dim", 16))
-    writer.add_rope_freq_base(MODELS[architecture][1].rope_parameters.get("rope_theta", 1e6))
-    if architecture == "qwen3moe":
-        writer.add_expert_count(4)
-        writer.add_expert_used_count(2)
-        writer.add_expert_feed_forward_length(64)
-    if "gemma" in architecture:
-        writer.add_sliding_window(8)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        epsilon = next(getattr(config, n) for n in ("layer_norm_eps", "norm_epsilon", "norm_eps") if hasattr(config, n))
+        writer.add_layer_norm_eps(epsilon)
+    writer.add_key_length(config.head_dim)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_eos_token_id(1)
     writer.add_uint32("tokenizer.ggml.eot_token_id", 7)
-    if architecture == "phi3":  # as for Phi-4
-        writer.add_sliding_window(0)
-    for key, value in metadata.items():
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(f"{architecture}.{key}", value)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_hidden_layers)
+    add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+    for key, value in (special | metadata).items():
+        add[type(value)](f"{architecture}.{key}", value)
+    for name, factors in rope.items():
+        if name in ("short_factor", "long_factor"):
+            writer.add_tensor(f"rope_factors_{name.split('_')[0]}.weight", np.array(factors, np.float32))
+    names = gguf.get_tensor_name_map(
+        next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture), config.num_hidden_layers
+    )
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.15)
-        _write_tensor(writer, names, architecture, name, parameter, type_)
+        is_transposed = architecture == "gpt-oss" and parameter.dim() == 3
+        values = parameter.data.mT if is_transposed else parameter.data
+        if parameter.dim() > 1 and "gate.weight" not in name and "router" not in name:  # routers stay float32
+            values = torch.from_numpy(gguf.dequantize(gguf.quantize(np.ascontiguousarray(values), type_), type_))
+            parameter.data = (values.mT if is_transposed else values).clone()
+        _write_tensor(writer, names, architecture, name, values, type_)
     write_and_close(writer)
     return model
 
@@ -87,28 +161,32 @@ def write_and_close(writer):
     writer.close()
 
 
-def _write_tensor(writer, names, architecture, name, parameter, type_):
-    """Write a parameter, and set it to the values that the file has after quantization."""
-    values = parameter.data
-    if parameter.dim() > 1 and "mlp.gate." not in name:  # `mlp.gate` is the router of the experts, which stays float32
-        quantized = gguf.quantize(values.numpy(), type_)
-        parameter.data = torch.from_numpy(gguf.dequantize(quantized, type_)).clone()
-        values = parameter.data
-    if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+def _write_tensor(writer, names, architecture, name, values, type_):
+    """Write a parameter of the model. `values` are those that the file has after quantization."""
+    if architecture in PERMUTED and ("q_proj" in name or "k_proj" in name):
         # transformers rotates rows i and i + D / 2 of a head of size D together. llama.cpp rotates neighbours, so a file
         # has the rows in the order 0, D / 2, 1, D / 2 + 1, ...
-        order = torch.arange(len(values)).view(-1, 2, 16).transpose(1, 2).flatten()
+        size = (MODELS | MORE_MODELS)[architecture][1].head_dim
+        order = torch.arange(len(values)).view(-1, 2, size // 2).transpose(1, 2).flatten()
         values = values[order]
-    if "gemma" in architecture and parameter.dim() == 1:
+    if architecture in OFFSET_NORMS and name.endswith("norm.weight"):
         values = values + 1
-    if "gate_up_proj" in name and architecture == "qwen3moe":
-        layer = name.split(".")[2]
-        for part, rows in zip(("gate", "up"), values.chunk(2, 1)):
-            _add(writer, f"blk.{layer}.ffn_{part}_exps.weight", rows, type_)
+    if expert := EXPERTS_NAME.search(name):
+        prefix, leaf = f"blk.{expert[1]}.ffn_", "bias" if expert[3] else "weight"
+        if architecture == "gpt-oss":
+            halves = values[:, ::2], values[:, 1::2]
+        else:
+            halves = values.chunk(2, 1)
+        written = {"down": values} if expert[2] == "down" else dict(zip(("gate", "up"), halves))
+        for part, rows in written.items():
+            _add(writer, f"{prefix}{part}_exps.{leaf}", rows, Type.F32 if expert[3] else type_)
         return
+    for part, known in KNOWN_NAMES.items():
+        name = name.replace(part, known)
     found = names.get_name(name, (".weight", ".bias"))
-    found += ".weight" if name.endswith("experts.down_proj") else ""
-    _add(writer, found, values, Type.F32 if parameter.dim() == 1 or "mlp.gate." in name else type_)
+    found += "" if found.endswith((".weight", ".bias")) else ".weight"
+    is_float = values.dim() == 1 or "ffn_gate_inp" in found
+    _add(writer, found, values.squeeze(0) if "shexp" in found and is_float else values, Type.F32 if is_float else type_)
 
 
 def _add(writer, name, values, type_):
@@ -141,6 +219,16 @@ def test_logits_equal_those_of_the_dequantized_weights(architecture, type_, tmp_
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS).logits, reference(TOKENS).logits, rtol=1e-4, atol=1e-4)
     assert model.generation_config.eos_token_id == [1, 7]
+
+
+@pytest.mark.parametrize("architecture", MORE_MODELS)
+def test_logits_of_more_architectures(architecture, tmp_path):
+    type_ = Type.MXFP4 if architecture == "gpt-oss" else Type.Q8_0
+    reference = write_gguf(tmp_path / "m.gguf", architecture, type_)
+    model = use_gathered_experts(load_causal_lm(tmp_path / "m.gguf"))
+    assert type(model) is type(reference)
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, reference(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_may_have_several_files(tmp_path):
@@ -237,6 +325,16 @@ def test_linear_scaling_of_the_rotary_embedding(tmp_path):
 def test_unsupported_rope_metadata_is_refused(architecture, metadata, message, tmp_path):
     write_gguf(tmp_path / "m.gguf", architecture, Type.F32, **metadata)
     with pytest.raises(ValueError, match=message):
+        load_causal_lm(tmp_path / "m.gguf")
+
+
+def test_a_type_that_gguf_cannot_dequantize_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for add, value in ((writer.add_block_count, 1), (writer.add_embedding_length, 256), (writer.add_head_count, 1)):
+        add(value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 292), np.uint8), raw_dtype=Type.Q8_K)
+    write_and_close(writer)
+    with pytest.raises(ValueError, match="token_embd.weight: got Q8_K"):
         load_causal_lm(tmp_path / "m.gguf")
 
 

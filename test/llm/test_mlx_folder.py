@@ -72,6 +72,9 @@ def write_model(folder, model_class, config):
     model = model_class(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.15)
+    for name, buffer in model.named_buffers():
+        if name in model.state_dict():  # such as the biases of a router
+            torch.nn.init.normal_(buffer)
     model.save_pretrained(folder)
     # mlx-lm reads the names that checkpoints on the hub have.
     written = json.loads((folder / "config.json").read_text())

@@ -13,6 +13,7 @@ from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.reference import Reference
+from executorch_mlx.llm.export.weights import cast_parameters
 from test_families import ALTERNATING, greedy, random_model
 
 LATENT = dict(
@@ -109,3 +110,14 @@ def test_greedy_in_eager_torch_equals_transformers(name):
     reference.check(decoder)
     assert len(set(expected)) > 5
     assert tokens_of(decoder, PROMPT) == expected
+
+
+@pytest.mark.parametrize("name, dtype", [("latent attention", torch.bfloat16), ("sinks", torch.float16)])
+def test_parameters_that_transformers_keeps_in_float32_stay_float32(name, dtype, tmp_path):
+    model = random_model(*EXPORTED[name][:3])
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
+    cast_parameters(model, dtype)
+    dtypes = {path: parameter.dtype for path, parameter in model.named_parameters()}
+    assert dtypes == {path: parameter.dtype for path, parameter in loaded.named_parameters()}
+    assert set(dtypes.values()) == {dtype, torch.float32}

@@ -16,7 +16,7 @@ from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear, arbitrary_
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.llm.export.weights import load_causal_lm
 from executorch_mlx.serialization.read import read_payload
-from torchao.quantization import IntxWeightOnlyConfig, quantize_
+from torchao.quantization import Float8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 
 SMALL = dict(
@@ -107,6 +107,15 @@ def test_after_a_quantization_no_page_of_the_checkpoint_is_kept(tmp_path):
     convert_weights(model, "int4", 32, torch.float32, tokenizer=None, calibrate=None, progress=lambda step: None)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     model(torch.tensor([PROMPT]))
+
+
+def test_fp8_weights_of_torchao_become_floats():
+    model = small_model()
+    quantize_(model, Float8WeightOnlyConfig())
+    expected = model(torch.tensor([PROMPT])).logits
+    convert_weights(model, "none", None, torch.float32, tokenizer=None, calibrate=None, progress=lambda step: None)
+    assert {type(parameter.data) for parameter in model.parameters()} == {torch.Tensor}
+    torch.testing.assert_close(model(torch.tensor([PROMPT])).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", (False, True))

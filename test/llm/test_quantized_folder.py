@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ, compressed-tensors and FP8, against the model with the dequantized weights."""
+"""Checkpoints of GPTQ, AWQ, compressed-tensors, bitsandbytes and FP8, against the model with the dequantized weights."""
 
 import json
 import re
@@ -125,6 +125,54 @@ def compressed_nvfp4(weight):
     return {"weight_packed": q, "weight_scale": scales, "weight_global_scale": 1 / factor.reshape(1)}, values
 
 
+def compressed_mxfp4(weight):
+    q, scales, _ = quantized(weight, Format.of("mxfp4"), torch.float32)
+    return {"weight_packed": q.view(torch.uint8), "weight_scale": scales}, dequantize(q, scales, None, 32, 4, "mxfp4")
+
+
+def compressed_mixed(weight):
+    return compressed_mxfp4(weight) if weight.shape[0] == 64 else compressed(weight)
+
+
+def indices(x, values):
+    """Return the index of the nearest of `values` for each element of `x`, uint8."""
+    return (x.unsqueeze(-1) - values).abs().argmin(-1).to(torch.uint8)
+
+
+def bitsandbytes_4_bits(weight, is_nested=True):
+    quant_map, nested_map = torch.linspace(-1, 1, 16) ** 3, torch.linspace(-1, 1, 256)
+    blocks = weight.reshape(-1, GROUP)
+    absmax = blocks.abs().amax(1)
+    state = {"quant_type": "nf4", "blocksize": GROUP, "dtype": "bfloat16", "shape": list(weight.shape)}
+    stored = {"weight.absmax": absmax}
+    if is_nested:  # the absmax of the blocks are quantized too
+        size = 48  # the last group is smaller
+        offset = float(absmax.mean())
+        rest = absmax - offset
+        limits = torch.stack([part.abs().max() for part in rest.split(size)])
+        factors = limits.repeat_interleave(size)[: len(rest)]
+        state |= {"nested_blocksize": size, "nested_dtype": "float32", "nested_offset": offset}
+        q = indices(rest / factors, nested_map)
+        absmax = nested_map[q.long()] * factors + offset
+        stored = {"weight.absmax": q, "weight.nested_absmax": limits, "weight.nested_quant_map": nested_map}
+    q = indices(blocks / absmax[:, None], quant_map)
+    packed = q.flatten()[::2] << 4 | q.flatten()[1::2]
+    state = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    stored |= {"weight.quant_map": quant_map, "weight.quant_state.bitsandbytes__nf4": state}
+    return stored | {"weight": packed[:, None]}, (quant_map[q.long()] * absmax[:, None]).reshape(weight.shape)
+
+
+def bitsandbytes_4_bits_as_bfloat16(weight):
+    stored, values = bitsandbytes_4_bits(weight, is_nested=False)
+    return stored | {"weight": stored["weight"].view(-1).view(torch.bfloat16)[:, None]}, values
+
+
+def bitsandbytes_8_bits(weight):
+    limits = weight.abs().amax(1)
+    q = (weight / limits[:, None] * 127).round().to(torch.int8)
+    return {"weight": q, "SCB": limits, "weight_format": torch.tensor(0, dtype=torch.uint8)}, q * limits[:, None] / 127
+
+
 BLOCK = [24, 48]  # the last blocks are smaller
 COMPRESSED = {"quant_method": "compressed-tensors"}
 # A function that quantizes a weight → the settings of its format, and whether the loaded weights are packed.
@@ -137,6 +185,11 @@ FORMATS = {
     compressed_float8: (COMPRESSED | {"format": "float-quantized"}, False),
     nvfp4_of_modelopt: ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, True),
     compressed_nvfp4: (COMPRESSED | {"format": "nvfp4-pack-quantized"}, True),
+    compressed_mxfp4: (COMPRESSED | {"format": "mxfp4-pack-quantized"}, True),
+    compressed_mixed: (COMPRESSED | {"format": "mixed-precision"}, True),
+    bitsandbytes_4_bits: ({"quant_method": "bitsandbytes", "load_in_4bit": True}, False),
+    bitsandbytes_4_bits_as_bfloat16: ({"quant_method": "bitsandbytes", "_load_in_4bit": True}, False),
+    bitsandbytes_8_bits: ({"quant_method": "bitsandbytes", "load_in_8bit": True}, False),
     float8_in_blocks: ({"quant_method": "fp8", "weight_block_size": BLOCK}, False),
     compressed_float8_in_blocks: (COMPRESSED | {
         "format": "float-quantized", "config_groups": {"group_0": {"weights": {"block_structure": "24x48"}}}}, False),

@@ -22,6 +22,14 @@ MODELS = {
         hf.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2),
         "RwkvForCausalLM",
     ),
+    "a bias of the scores": (
+        hf.InklingForCausalLM,
+        hf.InklingTextConfig(
+            **SMALL, num_key_value_heads=2, head_dim=16, d_rel=4, rel_extent=8, layer_types=["hybrid"],
+            mlp_layer_types=["dense"], unpadded_vocab_size=64,
+        ),
+        "InklingAttention: got position_bias for the attention, a tensor, expected a mask that depends on positions",
+    ),
     "sparse attention": (
         hf.DeepseekV32ForCausalLM,
         hf.DeepseekV32Config(

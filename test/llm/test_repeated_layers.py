@@ -7,6 +7,7 @@ from executorch_mlx.llm.export import methods
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.head_config import HeadConfig
 from executorch_mlx.llm.export.repeated_layers import Unrepeatable, expand, trace_repeated
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 COMMON = dict(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
@@ -111,6 +112,13 @@ def repeats_of(model: torch.nn.Module) -> int:
 
 def test_equal_layers_are_repeated():
     assert repeats_of(Stack(Layer(), Layer(), Layer())) == 2
+
+
+def test_a_model_with_weights_of_torchao_is_traced():
+    model = MODELS["llama"]().eval().requires_grad_(False)
+    quantize_(model, Int8WeightOnlyConfig())
+    decoder = CachedDecoder(model, max_context_len=64, chunk=32)
+    methods.export_methods(decoder, {"forward": methods.MethodKind("chunk", False)}, HeadConfig.minimal())
 
 
 def test_a_layer_with_another_constant_is_unrepeatable():

@@ -28,9 +28,20 @@ MODELS = {
         rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN})),
     "dynamic by layer": (hf.Gemma3TextConfig, BY_LAYER | dict(
         rope_parameters={"full_attention": DYNAMIC, "sliding_attention": PLAIN})),
+    # Cosines and sines in another order, only one for each pair, and complex numbers.
+    "dynamic, neighbours": (hf.CohereConfig, dict(rope_parameters=DYNAMIC)),
+    "dynamic, pairs": (hf.GptOssConfig, dict(head_dim=12, num_local_experts=4, rope_parameters=DYNAMIC)),
+    "dynamic, complex": (hf.Llama4TextConfig, dict(head_dim=12, num_local_experts=2, rope_parameters=DYNAMIC)),
+    "longrope by layer, attributes": (hf.Lfm3Config, BY_LAYER | dict(
+        rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN})),
     "longrope with scales": (hf.PhimoeConfig, dict(
         num_local_experts=2, rope_parameters=LONGROPE | dict(short_mscale=1.25, long_mscale=1.5))),
 }  # fmt: skip
+
+
+def parts_of(result):
+    """Return the two tensors of a result, which may be one tensor of complex numbers."""
+    return (result.real, result.imag) if isinstance(result, torch.Tensor) else result
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -41,10 +52,10 @@ def test_each_position_is_computed_alone(name):
     rotary, reference = model.model.rotary_emb, Reference.of(model, 80)
     layer = ["full_attention"] if "layer" in name else []
     x, positions = torch.zeros(1, 1, 48), torch.arange(100)[None]
-    expected = [torch.cat(parts, 1) for parts in zip(*(rotary(x, p, *layer) for p in positions.split(1, 1)))]
+    expected = [torch.cat(parts, 1) for parts in zip(*(parts_of(rotary(x, p, *layer)) for p in positions.split(1, 1)))]
     reference.check(CachedDecoder(model, max_context_len=80))
     assert model.model.rotary_emb is not rotary
-    got = model.model.rotary_emb(x, positions, *layer)
+    got = parts_of(model.model.rotary_emb(x, positions, *layer))
     if name == "longrope with scales":  # transformers has the long scale, but not the long frequencies
         angles = torch.arange(40, 100)[:, None] / torch.tensor([2.0 * 1e4 ** (i / 6) for i in range(6)]).repeat(2)
         expected[0][0, 40:], expected[1][0, 40:] = 1.5 * angles.cos(), 1.5 * angles.sin()

@@ -72,6 +72,7 @@ def _adapt_identities(experts: torch.nn.Module, function: ExpertsFunction) -> No
         is_routed = index < experts.num_routed_experts
         zero = torch.zeros_like(weights)
         out = function(experts, hidden_states, torch.where(is_routed, index, 0), torch.where(is_routed, weights, zero))
-        return out + hidden_states * torch.where(is_routed, zero, weights).sum(-1, keepdim=True)
+        out = out + hidden_states * torch.where(is_routed, zero, weights).sum(-1, keepdim=True)
+        return out.to(hidden_states.dtype)  # the weights may be float32
 
     experts.forward = forward

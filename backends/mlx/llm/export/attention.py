@@ -13,6 +13,8 @@ from .masks import Mask, mask_interface
 from .own_attention import CachedStates
 
 _INTERFACE_NAME = "mlx"
+# Tensors that a module may pass to the attention, and that do not change its result.
+_WITHOUT_EFFECT = ("position_ids", "cache_position")
 
 
 def attend_over_cache(
@@ -38,8 +40,16 @@ def attend_over_cache(
       `observe.py` records it; a `KVCache` ignores it, because it already knows to which keys a query attends.
     - `s_aux`: the attention sinks.
 
-    Returns the result, `[1, S, H, D]` or `[B, 1, H, D]`, and None in place of the attention weights.
+    Returns the result, `[1, S, H, D]` or `[B, 1, H, D]`, and None in place of the attention weights. Raises ValueError
+    for anything else that would change the scores.
     """
+    tensors = {"attention_mask": attention_mask} | kwargs
+    unknown = [name for name, x in tensors.items() if isinstance(x, torch.Tensor) and name not in _WITHOUT_EFFECT]
+    if unknown:
+        raise ValueError(
+            f"export_llm: model: {type(module).__name__}: got {unknown[0]} for the attention, a tensor, expected a mask "
+            "that depends on positions only"
+        )
     if not getattr(module, "is_causal", True):
         raise ValueError(f"export_llm: model: {type(module).__name__} is not causal, expected a decoder")
     layer = key.layer if isinstance(key, CachedStates) else module.kv_cache.layers[module.layer_idx]

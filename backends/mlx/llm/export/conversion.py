@@ -65,6 +65,7 @@ def convert_weights(
         from .microscaled import use_packed_weights  # imports prototypes of torchao
 
         use_packed_weights(model)
+    _dequantize_float8(model)
     conversion = Conversion()
     if quantize != "none":
         use_linear_layers(model)  # now, because the calibration reads them
@@ -90,6 +91,13 @@ def convert_weights(
     elif dtype is not None:
         cast_parameters(model, dtype)
     return conversion
+
+
+def _dequantize_float8(model: PreTrainedModel) -> None:
+    """Replace torchao's FP8 weights of linear layers by floats, in place, because MLX has no products with them."""
+    for module in model.modules():
+        if is_linear(module) and type(module.weight).__name__ == "Float8Tensor":
+            module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
 
 
 def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: torch.dtype | None) -> None:

@@ -20,7 +20,7 @@ from .scale_search import fit
 
 GROUP_SIZE = 32
 # Formats whose values are read without a conversion → their dtype.
-FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+FLOATS = {Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 # Formats whose values are the same after the conversion.
 EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4)
 _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, to bound the peak memory
@@ -43,7 +43,7 @@ class Packing:
 
 
 def float_tensor(tensor: gguf.ReaderTensor) -> torch.Tensor:
-    """Return the values of a tensor of any type. F32, F16 and BF16 stay memory-mapped; other types become float32."""
+    """Return the values of a tensor of any type. Floats stay memory-mapped; other types become float32."""
     shape = _shape(tensor)
     if (dtype := FLOATS.get(tensor.tensor_type)) is not None:
         return torch.from_numpy(tensor.data).view(dtype).reshape(shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,40 +14,12 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from .gguf_architectures import ARCHITECTURES, KEYS, WITH_EXPERTS
 from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, float_tensor, packed_tensor
 from .load_checks import shortened
 from .packed import MLXEmbedding, install, is_experts, packable_weights
 from .weights import compute_buffers, load_unpacked, tie
 
-# The name of an architecture in GGUF → in transformers.
-ARCHITECTURES = {
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "llama": "llama",
-    "phi3": "phi3",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-}
-PERMUTED = ("llama",)  # llama.cpp reorders the rows of the query and key projections
-OFFSET_NORMS = ("gemma2", "gemma3")  # the file has the weights of the norms with 1 added
-# A key of the metadata, after the name of the architecture → the name in the config of transformers.
-_CONFIG = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "rope.freq_base": "rope_theta",
-}
 # The rules that split text before byte pairs are merged, as GGUF names them, that transformers follows. For the others,
 # transformers takes those of GPT-2. smollm only adds that digits are separate, which its merges imply.
 _SPLITS = (
@@ -97,12 +70,12 @@ class GGUFFile:
         if (count := self.value("split.count", 1)) > 1 and count != len(readers):
             raise ValueError(f"{self.path}: got {len(readers)} of {count} parts, expected their original names")
         self.architecture = self.value("general.architecture")
-        experts = " with experts" if self.architecture != "qwen3moe" and self.get("expert_count") else ""
-        if self.architecture not in ARCHITECTURES or experts:
+        table, experts = (WITH_EXPERTS, " with experts") if self.get("expert_count") else (ARCHITECTURES, "")
+        if self.architecture not in table:
             raise ValueError(
-                f"{self.path}: general.architecture: got {self.architecture}{experts}, expected one of "
-                f"{', '.join(ARCHITECTURES)}"
+                f"{self.path}: general.architecture: got {self.architecture}{experts}, expected one of {', '.join(table)}"
             )
+        self.known = table[self.architecture]
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return a value of the metadata, or `default` if the file lacks it."""
@@ -150,66 +123,102 @@ class GGUFFile:
 
     def config(self) -> PretrainedConfig:
         """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
-        values = {name: self.get(key) for key, name in _CONFIG.items()}
-        values["head_dim"] = self.get("attention.key_length") or self.get("rope.dimension_count")
-        if self.architecture in OFFSET_NORMS:
+        known, names = self.known, {tensor.name for tensor in self.tensors}
+        values = dict(known.values) | {name: self._number(key) for key, name in (KEYS | known.keys).items()}
+        if "token_embd.weight" not in names or values["num_hidden_layers"] is None:
+            raise ValueError(f"{self.path}: expected a tensor token_embd.weight and {self.architecture}.block_count")
+        rotated, width = self.get("rope.dimension_count"), self.get("attention.key_length")
+        if width is None and known.rotates_part:
+            width = values["hidden_size"] // values["num_attention_heads"]
+        if known.rotates_part and rotated:
+            values["partial_rotary_factor"] = rotated / width
+        values["head_dim"] = width or rotated
+        if self.architecture in _SCALED_BY_WIDTH:
             values["query_pre_attn_scalar"] = values["head_dim"]
             if values["num_hidden_layers"] == _SCALED_BY_WIDTH[self.architecture]:
                 values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
-        if self.architecture == "qwen3moe":
-            values["norm_topk_prob"] = True
-        embedding = next((t for t in self.tensors if t.name == "token_embd.weight"), None)
-        if embedding is None or values["num_hidden_layers"] is None:
-            raise ValueError(f"{self.path}: expected a tensor token_embd.weight and {self.architecture}.block_count")
+        pattern = self.get("attention.sliding_window_pattern")
+        if isinstance(pattern, list):  # for each layer, whether it has a window
+            values["layer_types"] = ["sliding_attention" if has_window else "full_attention" for has_window in pattern]
+        embedding = next(t for t in self.tensors if t.name == "token_embd.weight")
         config = AutoConfig.for_model(
-            ARCHITECTURES[self.architecture],
+            known.kind,
             vocab_size=int(embedding.shape[1]),
-            tie_word_embeddings=all(t.name != "output.weight" for t in self.tensors),
+            tie_word_embeddings="output.weight" not in names,
             # Also set if None, because the default ids of a config class are those of one particular model.
             **{f"{name}_token_id": self.value(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS.items()},
+            **{name: tensor in names for name, tensor in known.biases.items()},
             # 0 stands for None, as for the sliding window of Phi-4.
             **{name: value or None for name, value in values.items() if value is not None},
         )
         self._set_rope(config)
         return config
 
+    def _number(self, key: str) -> Any:
+        """Like `get`, for a key that may have a value for each layer. Raises ValueError if the values differ."""
+        value = self.get(key)
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) != 1:
+            raise ValueError(f"{self.path}: {self.architecture}.{key}: got {value}, expected one number for all layers")
+        return value[0]
+
     def _set_rope(self, config: PretrainedConfig) -> None:
-        """Set the scaling of the rotary embedding. Raises ValueError if the kind of scaling is not supported."""
-        rope = config.rope_parameters
+        """Set the parameters of the rotary embedding. Raises ValueError if they are not supported."""
+        # The layers of Gemma 3 with a sliding window have no scaling.
+        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
         rotated = self.get("rope.dimension_count")
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if not self.known.rotates_part and (rotated or width) != width:
+            raise ValueError(f"{self.path}: got rope.dimension_count {rotated}, expected the size of a head, {width}")
+        for key, parameters in (("rope.freq_base", rope), ("rope.freq_base_swa", config.rope_parameters.get("sliding_attention"))):
+            if parameters is not None and (base := self.get(key)):
+                parameters["rope_theta"] = base
         kind = self.get("rope.scaling.type", "none")
-        names = [t.name for t in self.tensors if t.name.startswith("rope_factors")]
-        if kind not in ("none", "linear") or names or (rotated or width) != width:
-            got = names[0] if names else f"rope.scaling.type {kind}, rope.dimension_count {rotated}"
-            raise ValueError(
-                f"{self.path}: got {got}, expected no scaling of the rotary embedding, or linear scaling, of "
-                f"{width} dimensions"
-            )
-        if kind == "linear":
-            # The layers of Gemma 3 with a sliding window have no scaling.
-            rope = rope.get("full_attention", rope)
-            rope.update(rope_type="linear", factor=self.get("rope.scaling.factor"))
+        scaling = {"factor": self.get("rope.scaling.factor")}
+        factors = {t.name: t for t in self.tensors if t.name.startswith("rope_factors")}
+        if factors:
+            kind = "longrope"
+            scaling = {f"{name}_factor": float_tensor(factors[f"rope_factors_{name}.weight"]).tolist()
+                       for name in ("short", "long")}
+            scaling["attention_factor"] = self.get("rope.scaling.attn_factor", 1.0)
+        elif kind == "yarn":
+            scaling |= {name: self.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+            scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), self.get("rope.scaling.yarn_log_multiplier"))
+        elif kind not in ("none", "linear"):
+            raise ValueError(f"{self.path}: got rope.scaling.type {kind}, expected none, linear or yarn")
+        if kind in ("longrope", "yarn"):
+            original = self.get("rope.scaling.original_context_length", config.max_position_embeddings)
+            scaling["original_max_position_embeddings"] = original
+        if kind in ("linear", "yarn") and not scaling["factor"]:
+            raise ValueError(f"{self.path}: got rope.scaling.type {kind}, expected rope.scaling.factor as well")
+        rope.update({"rope_type": "default"} if kind == "none" else {"rope_type": kind} | scaling)
+        if self.architecture == "mistral3":
+            rope["llama_4_scaling_beta"] = self.get("attention.temperature_scale", 0.0)
 
     # Weights -----------------------------------------------------------------------------
 
     def _install(self, model: PreTrainedModel) -> torch.Tensor | None:
         """Install all tensors, and return the divisors of the rotary divisors, or None."""
-        names, unpacked, inexact, unknown = self._names(model), {}, defaultdict(list), []
-        divisors, gates = None, {}
+        names, parts_of = self._names(model)
+        unpacked, inexact, unknown = {}, defaultdict(list), []
+        divisors, joined = None, defaultdict(dict)
         for tensor in self.tensors:
-            name = names.get(tensor.name)
             if tensor.name == "rope_freqs.weight":
                 divisors = float_tensor(tensor).float()
-            elif name is None and (match := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up)_exps\.weight", tensor.name)):
-                gates.setdefault(int(match[1]), {})[match[2]] = tensor
-            elif name is None:
+            elif tensor.name in parts_of:
+                name, index = parts_of[tensor.name]
+                joined[name][index] = tensor
+            elif tensor.name in names:
+                joined[names[tensor.name]][0] = tensor
+            elif not tensor.name.startswith("rope_factors"):
                 unknown.append(tensor.name)
-            else:
-                self._install_tensor(model, name, [tensor], unpacked, inexact)
-        for layer, parts in gates.items():
-            name = f"model.layers.{layer}.mlp.experts.gate_up_proj"
-            self._install_tensor(model, name, [parts["gate"], parts["up"]], unpacked, inexact)
+        for name, parts in joined.items():
+            tensors = [parts[index] for index in sorted(parts)]
+            try:
+                self._install_tensor(model, name, tensors, unpacked, inexact)
+            except NotImplementedError as error:  # from the package gguf
+                raise ValueError(f"{self.path}: {tensors[0].name}: got {tensors[0].tensor_type.name}: {error}") from error
         if unknown:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
         tie(model, model.config, unpacked)
@@ -223,20 +232,32 @@ class GGUFFile:
             )
         return divisors
 
-    def _names(self, model: PreTrainedModel) -> dict[str, str]:
-        """Return the name of each tensor in the file → its name in the model."""
+    def _names(self, model: PreTrainedModel) -> tuple[dict[str, str], dict[str, tuple[str, int]]]:
+        """Return two dictionaries: the name of a tensor in the file → its name in the model.
+
+        The second one is for tensors that are a part of a tensor in the model: a name, and the index of the part.
+        """
         architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == self.architecture)
         table = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
-        names = {}
+        names, parts = {}, {}
         for name in model.state_dict():
-            found = table.get_name(name, (".weight", ".bias"))
-            if is_experts(model.get_submodule(name.rpartition(".")[0])) and found is not None:
-                found += ".weight"
-            names[found] = name
-        return names
+            known = name
+            for part, replacement in self.known.names.items():
+                known = known.replace(part, replacement)
+            found = table.get_name(known, (".weight", ".bias"))
+            if found is not None:
+                names[found if found.endswith((".weight", ".bias")) else f"{found}.weight"] = name
+        for path, module in model.named_modules():
+            if is_experts(module):
+                layer = re.search(r"\.(\d+)\.", path)[1]
+                for ending, leaf in (("", "weight"), ("_bias", "bias"))[: 1 + module.has_bias]:
+                    names[f"blk.{layer}.ffn_down_exps.{leaf}"] = f"{path}.down_proj{ending}"
+                    for index, part in enumerate(("gate", "up")):
+                        parts[f"blk.{layer}.ffn_{part}_exps.{leaf}"] = f"{path}.gate_up_proj{ending}", index
+        return names, parts
 
     def _install_tensor(self, model, name: str, parts: list, unpacked: dict, inexact: dict) -> None:
-        """Set the tensor `name` of the model to the concatenated rows of `parts`.
+        """Set the tensor `name` of the model to the joined rows of `parts`.
 
         If the tensor cannot stay packed, put it into `unpacked` instead. If the conversion of packed parts is not
         exact, append the packings to `inexact`, under their type.
@@ -244,22 +265,27 @@ class GGUFFile:
         path, _, leaf = name.rpartition(".")
         module, types = model.get_submodule(path), {part.tensor_type for part in parts}
         shape = [*getattr(module, leaf).shape]
-        got = [sum(n) if i == len(shape) - 2 else n[0] for i, n in enumerate(zip(*(p.shape[::-1].tolist() for p in parts)))]
-        if got != shape:
+        is_transposed = getattr(module, "is_transposed", False) and len(shape) == 3
+        if is_transposed:
+            shape[1:] = shape[:0:-1]
+        got = [int(n) for n in reversed(parts[0].shape)]
+        if len(parts) > 1:
+            got[1] = sum(int(part.shape[-2]) for part in parts)
+        # Files leave out axes of size 1.
+        if [n for n in got if n != 1] != [n for n in shape if n != 1]:
             raise ValueError(f"{self.path}: {parts[0].name}: got shape {got}, expected {shape}")
         if len(types) == 1 and types.isdisjoint(FLOATS) and leaf in packable_weights(module):
             packings = [packed_tensor(part) for part in parts]
             if (type_ := types.pop()) not in EXACT:
                 inexact[type_] += packings
-            operands = [self._ordered(torch.cat(part, -2) if len(parts) > 1 else part[0], name, model.config)
+            operands = [self._ordered(_joined(part, module), name, model.config)
                         for part in zip(*(p.operands for p in packings))]
             install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE, mode=packings[0].mode)
             return
-        values = self._ordered(torch.cat([float_tensor(part) for part in parts], -2) if len(parts) > 1
-                               else float_tensor(parts[0]), name, model.config)
-        if self.architecture in OFFSET_NORMS and name.endswith("norm.weight"):
+        values = self._ordered(_joined([float_tensor(part) for part in parts], module), name, model.config).reshape(shape)
+        if self.known.has_offset_norms and name.endswith("norm.weight"):
             values = values.float() - 1
-        unpacked[name] = values
+        unpacked[name] = values.mT if is_transposed else values
 
     def _ordered(self, rows: torch.Tensor, name: str, config: PretrainedConfig) -> torch.Tensor:
         """Return the rows in the order of transformers.
@@ -268,6 +294,13 @@ class GGUFFile:
         row i with row i + D / 2.
         """
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if self.architecture not in PERMUTED or heads is None:
+        if not self.known.is_permuted or heads is None:
             return rows
         return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _joined(parts: Sequence[torch.Tensor], experts: torch.nn.Module) -> torch.Tensor:
+    """Return the rows [E, N, ...] of the parts of a weight of `experts` as one tensor. Return a single part unchanged."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts), 1) if experts.is_concatenated else torch.stack(list(parts), 2).flatten(1, 2)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch._dynamo.exc import UserError
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...collector import paused_collector
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
@@ -183,7 +184,9 @@ def _export(method: _Method, head: HeadConfig, *, repeat: bool = True) -> torch.
 def _trace(method: _Method, args: tuple, inputs: dict, shapes: dict, repeat: bool) -> torch.export.ExportedProgram:
     """Return what `torch.export.export` returns."""
     export = functools.partial(torch.export.export, method, args, inputs, dynamic_shapes=shapes)
-    if repeat and not method.decoder.has_state:  # the Python objects of states refer to tensors of the layer
+    # The Python objects of states refer to tensors of the layer. Operators know no subclasses of tensors, such as
+    # torchao's quantized weights.
+    if repeat and not method.decoder.has_state and not any(map(is_traceable_wrapper_subclass, method.parameters())):
         try:
             with trace_repeated(method, (layer for _, layer in decoder_layers(method.decoder.model))):
                 program = export()

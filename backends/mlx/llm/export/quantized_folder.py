@@ -1,12 +1,13 @@
-"""Loads checkpoints of GPTQ, AWQ and compressed-tensors, and those with FP8 or NVFP4 weights.
+"""Loads checkpoints of GPTQ, AWQ, compressed-tensors and bitsandbytes, and those with FP8, NVFP4 or MXFP4 weights.
 
-Integers and NVFP4 elements are kept, in MLX's packed format. The three formats with integers store a weight as
-scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias. FP8 weights
-become floats.
+Integers, NVFP4 and MXFP4 elements are kept, in MLX's packed format. GPTQ, AWQ and compressed-tensors store a weight as
+scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias. The weights
+of FP8 and of bitsandbytes become floats.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +74,9 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
 # The tensors of a weight that is kept, in all formats.
 _PARTS = (
     "qweight", "qzeros", "scales", "g_idx", "weight",
-    *(f"weight_{n}" for n in ("packed", "scale", "zero_point", "shape", "g_idx", "scale_2", "global_scale")),
+    *(f"weight_{n}" for n in ("packed", "scale", "zero_point", "shape", "g_idx", "scale_2", "global_scale", "format")),
+    "SCB", *(f"weight.{n}" for n in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")),
+    *(f"weight.quant_state.bitsandbytes__{n}" for n in ("nf4", "fp4")),
 )  # fmt: skip
 
 
@@ -182,6 +185,39 @@ def _nvfp4(t: Tensors, settings: dict) -> Tensors:
     return {"weight": words, "scales": t["weight_scale"].view(torch.uint8), "factor": factor.float().reshape(())}
 
 
+def _mxfp4(t: Tensors, settings: dict) -> Tensors:
+    return {"weight": t["weight_packed"].contiguous().view(torch.uint32), "scales": t["weight_scale"].view(torch.uint8)}
+
+
+def _compressed(t: Tensors, settings: dict) -> Tensors:
+    """The layers of a checkpoint may have different formats."""
+    if "weight_shape" in t:
+        return _packed_integers(t, settings)
+    if "weight_packed" in t:
+        return _nvfp4(t, settings) if "weight_global_scale" in t else _mxfp4(t, settings)
+    return _integers_of_8_bits(t, settings)
+
+
+def _bitsandbytes_4_bits(t: Tensors, settings: dict) -> Tensors:
+    """An element is the index of a value in `quant_map`, which is multiplied by the `absmax` of its block.
+
+    `absmax` may be quantized in the same way, in 8 bits.
+    """
+    state = json.loads(bytes(next(t[name] for name in t if "quant_state" in name).tolist()))
+    absmax = t["weight.absmax"]
+    if "weight.nested_absmax" in t:
+        factors = t["weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: len(absmax)]
+        absmax = t["weight.nested_quant_map"][absmax.long()] * factors + state["nested_offset"]
+    packed = t["weight"].contiguous().view(torch.uint8)  # may be stored in another dtype
+    elements = torch.stack((packed >> 4, packed & 15), -1).flatten()
+    values = t["weight.quant_map"][elements.int()] * absmax.repeat_interleave(state["blocksize"])[: len(elements)]
+    return {"weight": values.reshape(state["shape"])}
+
+
+def _bitsandbytes_8_bits(t: Tensors, settings: dict) -> Tensors:
+    return {"weight": t["weight"] * (t["SCB"].float() / 127).unsqueeze(1)}
+
+
 def _integers_of_8_bits(t: Tensors, settings: dict) -> Tensors:
     if "weight_scale_2" in t:  # Model Optimizer's weights are NVFP4 if they are not FP8
         return _nvfp4(t, settings)
@@ -200,12 +236,11 @@ def _integers_of_8_bits(t: Tensors, settings: dict) -> Tensors:
 _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
     "gptq": ("qweight", _gptq),
     "awq": ("qweight", _awq),
-    "pack-quantized": ("weight_packed", _packed_integers),
-    "nvfp4-pack-quantized": ("weight_packed", _nvfp4),
-    **{kind: ("weight_scale", _integers_of_8_bits) for kind in (
-        "float-quantized", "int-quantized", "naive-quantized",  # compressed-tensors
-        "fp8", "mxfp8", "fbgemm_fp8", "modelopt",
+    **{kind: ("weight_scale", _compressed) for kind in (
+        "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "float-quantized", "int-quantized",
+        "naive-quantized", "mixed-precision",
     )},
+    **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt")},
 }  # fmt: skip
 
 
@@ -214,4 +249,7 @@ def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | 
     kind = settings.get("quant_method")
     if kind == "awq" and settings.get("version", "gemm").lower() != "gemm":
         return None
+    if kind == "bitsandbytes":
+        is_4_bits = settings.get("load_in_4bit") or settings.get("_load_in_4bit")
+        return ("weight.quant_map", _bitsandbytes_4_bits) if is_4_bits else ("SCB", _bitsandbytes_8_bits)
     return _READERS.get(settings.get("format") if kind == "compressed-tensors" else kind)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 class StatelessRotary(torch.nn.Module):
-    """A rotary embedding of kind `dynamic` or `longrope`, computed from the positions alone.
+    """The rotary embedding `rotary` of kind `dynamic` or `longrope`, computed from the positions alone.
 
     The modules of `transformers` for these kinds take the frequencies for the largest position of the call, and keep
-    them in a Python attribute. An exported program has no such state, and its results must not depend on the other
-    tokens of a call. This module therefore takes the frequencies of each token for the position of the token, as
-    `transformers` does if it gets one token in each call. `forward(x, position_ids [B, S])` returns the cosines and
-    sines `[B, S, D]` in the dtype of `x`. `rotary` is the module of `transformers`, and `layer_type` the type of the
-    layers, if each type has parameters of its own.
+    them in an attribute. An exported program has no such state, and its results must not depend on the other tokens of a
+    call. This module therefore takes the frequencies of each token for the position of the token, as `transformers` does
+    if it gets one token in each call. Apart from that, `forward` is that of `rotary`. If `rotary` has a kind for each type
+    of layers, only those of the two kinds are changed.
 
     Phi-3.5-MoE also has a factor for the cosines and sines, which depends on the position. Beyond the original length,
     this module takes the frequencies for long contexts, like Microsoft's code; that of `transformers` keeps the others.
@@ -22,63 +24,78 @@ class StatelessRotary(torch.nn.Module):
 
     KINDS = ("dynamic", "longrope")
 
-    def __init__(self, rotary: torch.nn.Module, layer_type: str | None = None):
-        super().__init__()
-        self.config, self.layer_type = rotary.config, layer_type
-        parameters, prefix = self.config.rope_parameters, ""
-        if layer_type is not None:
-            parameters, prefix = parameters[layer_type], f"{layer_type}_"
-        self.kind = parameters["rope_type"]
-        scaling = getattr(rotary, f"{prefix}attention_scaling")
-        self.short_scaling = parameters.get("short_mscale", scaling)
-        self.long_scaling = parameters.get("long_mscale", scaling)
-        self.original_length = parameters.get("original_max_position_embeddings")
-        if self.kind == "longrope":
-            for name, length in (("short", self.original_length), ("long", self.original_length + 1)):
-                self.register_buffer(name, self._frequencies(length), persistent=False)
-
-    def _frequencies(self, length) -> torch.Tensor:
-        """Return the frequencies for a context of `length` positions. A tensor `[B, S, 1]` gives `[B, S, D / 2]`."""
-        init = ROPE_INIT_FUNCTIONS[self.kind]
-        return init(self.config, torch.device("cpu"), seq_len=length, layer_type=self.layer_type)[0]
-
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor):
-        length = position_ids[:, :, None] + 1
-        scaling = self.short_scaling
-        if self.kind == "longrope":
-            is_long = length > self.original_length
-            frequencies = torch.where(is_long, self.long, self.short)
-            if self.long_scaling != self.short_scaling:
-                scaling = torch.where(is_long, self.long_scaling, self.short_scaling)
-        else:
-            frequencies = self._frequencies(length)
-        angles = position_ids[:, :, None].float() * frequencies.float()
-        angles = torch.cat((angles, angles), dim=-1)
-        return tuple((f(angles) * scaling).to(x.dtype) for f in (torch.cos, torch.sin))
-
-
-class RotaryByLayerType(torch.nn.Module):
-    """The rotary embedding `rotary` with a `StatelessRotary` for each type of layers for which it keeps state."""
-
     def __init__(self, rotary: torch.nn.Module):
         super().__init__()
         self.rotary = rotary
-        kept = [name for name, kind in rotary.rope_type.items() if kind in StatelessRotary.KINDS]
-        self.stateless = torch.nn.ModuleDict({name: StatelessRotary(rotary, name) for name in kept})
+        for layer_type, kind in _kinds(rotary).items():
+            if kind == "longrope":
+                length = self._settings(layer_type)["original_max_position_embeddings"]
+                for name, limit in (("short", length), ("long", length + 1)):
+                    frequencies = self._frequencies(layer_type, limit)
+                    self.register_buffer(f"{_prefix(layer_type)}{name}", frequencies, persistent=False)
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str):
-        if layer_type in self.stateless:
-            return self.stateless[layer_type](x, position_ids)
-        return self.rotary(x, position_ids, layer_type)
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("rotary"), name)
+
+    def _settings(self, layer_type: str | None) -> dict[str, Any]:
+        parameters = self.rotary.config.rope_parameters
+        return parameters if layer_type is None else parameters[layer_type]
+
+    def _frequencies(self, layer_type: str | None, length) -> torch.Tensor:
+        """Return the frequencies for a context of `length` positions. A tensor `[B, S, 1]` gives `[B, S, D / 2]`."""
+        init = ROPE_INIT_FUNCTIONS[_kinds(self.rotary)[layer_type]]
+        return init(self.rotary.config, torch.device("cpu"), seq_len=length, layer_type=layer_type)[0]
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None):
+        kind, prefix = _kinds(self.rotary)[layer_type], _prefix(layer_type)
+        layer = () if layer_type is None else (layer_type,)
+        if kind not in self.KINDS:
+            return self.rotary(x, position_ids, *layer)
+        length = position_ids[:, :, None] + 1
+        if kind == "dynamic":
+            frequencies = self._frequencies(layer_type, length)
+        else:
+            settings = self._settings(layer_type)
+            is_long = length > settings["original_max_position_embeddings"]
+            frequencies = torch.where(is_long, getattr(self, f"{prefix}long"), getattr(self, f"{prefix}short"))
+            if "long_mscale" in settings:  # Phi-3.5-MoE
+                angles = position_ids[:, :, None].float() * frequencies
+                scaling = torch.where(is_long, settings["long_mscale"], settings["short_mscale"])
+                return tuple((f(torch.cat((angles, angles), -1)) * scaling).to(x.dtype) for f in (torch.cos, torch.sin))
+        # Without the decorator that updates the frequencies.
+        forward = inspect.unwrap(type(self.rotary).forward)
+        return forward(_WithAttribute(self.rotary, f"{prefix}inv_freq", frequencies), x, position_ids, *layer)
+
+
+class _WithAttribute:
+    """Stands for the object `whole`, one of whose attributes has another value."""
+
+    def __init__(self, whole: Any, name: str, value: Any):
+        self._whole = whole
+        setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+
+def _kinds(rotary: torch.nn.Module) -> dict[str | None, str]:
+    """Return the type of layers → the kind of its rotary embedding. The type is None if all layers have the same."""
+    kinds = getattr(rotary, "rope_type", None)
+    return kinds if isinstance(kinds, dict) else {None: kinds}
+
+
+def _prefix(layer_type: str | None) -> str:
+    """Return the prefix of the names of the buffers for a type of layers."""
+    return "" if layer_type is None else f"{layer_type}_"
 
 
 def use_stateless_rotary(model: torch.nn.Module) -> None:
     """Replace each rotary embedding of `model` that keeps state, in place."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            kinds = getattr(module, "rope_type", None)
-            if isinstance(kinds, dict):
-                if not set(StatelessRotary.KINDS).isdisjoint(kinds.values()):
-                    setattr(parent, name, RotaryByLayerType(module))
-            elif kinds in StatelessRotary.KINDS:
+            is_replaced = isinstance(module, StatelessRotary)
+            if not is_replaced and not set(StatelessRotary.KINDS).isdisjoint(_kinds(module).values()):
                 setattr(parent, name, StatelessRotary(module))

@@ -73,10 +73,12 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
     Buffers keep their dtype: `model.to(dtype)` would also round the buffers that the model computes from
     its config, such as rotary frequencies. If `dtype` is float32, the scales and biases of packed weights keep their
-    dtype too: half precision makes them smaller, and kernels compute the products in float32 anyway.
+    dtype too: half precision makes them smaller, and kernels compute the products in float32 anyway. If `dtype` is half
+    precision, parameters that transformers keeps in float32, such as those of routers, become float32.
 
     Raises ValueError for a parameter of 8 bits: its values lack a scale, which only its module knows.
     """
+    is_float32 = _float32_names(model, dtype).search
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.is_floating_point() and parameter.itemsize == 1 and not isinstance(module, Packed):
@@ -85,8 +87,16 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
                 )
             is_kept = isinstance(module, Packed) and name in OPERANDS and dtype == torch.float32
             if parameter.is_floating_point() and not is_kept:
-                parameter.data = parameter.data.to(dtype)
+                parameter.data = parameter.data.to(torch.float32 if is_float32(f"{path}.{name}") else dtype)
     set_compute_dtype(model, dtype)
+
+
+def _float32_names(model: torch.nn.Module, dtype: torch.dtype) -> re.Pattern:
+    """Return a pattern in the names of the parameters that transformers keeps in float32 if the others are `dtype`."""
+    names = {torch.float16: ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"),
+             torch.bfloat16: ("_keep_in_fp32_modules_strict",)}.get(dtype, ())  # fmt: skip
+    parts = sorted({part for name in names for part in getattr(model, name, None) or ()})
+    return re.compile("|".join(rf"(?:^|\.){re.escape(part)}(?:\.|$)" for part in parts) or r"(?!)")
 
 
 def set_compute_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -358,13 +368,14 @@ def load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
             raise ValueError(f"load_causal_lm: {problem} tensors for {type(model).__name__}: {shortened(names)}")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-        parameter._is_hf_initialized = True
+    for tensor in model.state_dict(keep_vars=True).values():  # the buffers of the checkpoint too, such as those of routers
+        tensor._is_hf_initialized = True
 
 
 def compute_buffers(model: PreTrainedModel) -> None:
     """Compute the buffers that a checkpoint does not store, with the model's own initialization.
 
-    The initialization skips the parameters, because `load_unpacked` has marked them as initialized.
+    The initialization skips the tensors that `load_unpacked` has loaded, because it has marked them as initialized.
     """
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
