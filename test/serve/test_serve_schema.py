@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import httpx
 import jsonschema
+import numpy
 import openai
 import pytest
 import served
@@ -225,6 +226,20 @@ def test_model_chooses_near_the_limit(client):
     for seed in range(4):  # the shortest form has 24 tokens
         choice = ask(client, person, seed=seed, max_tokens=29).choices[0]
         assert choice.finish_reason == "stop" and len(json.loads(choice.message.content)["name"]) > 2
+
+
+def test_far_from_the_limit_no_end_is_searched(server):
+    """A search can take a second, in which the engine draws no tokens. The ends that it finds have a limit."""
+    import xgrammar
+    from executorch_mlx.serve.closing import MAX_END
+    from executorch_mlx.serve.ending import NEAR, Ending
+    from executorch_mlx.serve.model import ServedModel
+
+    closer = ServedModel(server.llm, NAME).grammars.closer
+    matcher = xgrammar.GrammarMatcher(closer.compile({"type": "const_string", "value": "yes"}))
+    mask = numpy.full(small_llm.VOCABULARY // 32, -1, numpy.int32)
+    assert Ending(closer, matcher, False).restrict(mask, 10_000) == 10_000 - MAX_END - NEAR
+    assert (mask == -1).all()
 
 
 def test_strings_with_a_length_have_no_control_characters(client):
