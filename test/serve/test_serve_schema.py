@@ -7,6 +7,7 @@ import enum
 import itertools
 import json
 import os
+import pathlib
 import re
 from typing import Annotated, Literal
 
@@ -19,7 +20,7 @@ import served
 import small_llm
 from executorch_mlx.llm.export import HeadConfig
 from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, matching, record
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, HttpUrl, TypeAdapter
 from served import NAME
 
 pytest.importorskip("xgrammar")
@@ -127,6 +128,13 @@ def test_answers_follow_schemas_of_pydantic(client, model):
     for choice in ask(client, model.model_json_schema(), n=4, seed=1, max_tokens=400).choices:
         assert choice.finish_reason == "stop", choice.message.content
         model.model_validate_json(choice.message.content)
+
+
+@pytest.mark.parametrize("type", [HttpUrl, AnyUrl, pathlib.Path])
+def test_addresses_and_paths_of_pydantic(client, type):
+    adapter = TypeAdapter(type)
+    (choice,) = ask(client, adapter.json_schema(), seed=1, max_tokens=60).choices
+    assert choice.finish_reason == "stop" and adapter.validate_json(choice.message.content)
 
 
 # As zod 4 writes them.
@@ -300,6 +308,8 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"allOf": [record(a=STRING), record(b=STRING)]}, "$.allOf: 'additionalProperties' beside 'properties'"),
         ({"allOf": [{"pattern": "^a"}, {"minLength": 2}]}, "$: lengths together with pattern or format"),
         ({"format": "date", "maxLength": 2}, "$: lengths together with pattern or format"),
+        ({"format": "uri", "maxLength": 80}, "$: lengths together with pattern or format"),
+        ({"allOf": [{"format": "uri"}, {"maxLength": 2083}]}, "$: lengths together with pattern or format"),
         ({"format": ["date"]}, "$.format: got list, expected a string"),
         ({"title": "x" * 70000, "const": "x" * 70000}, "expected at most 65536"),
     ],

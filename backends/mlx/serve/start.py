@@ -46,13 +46,13 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     """Start the answer to the messages of a request. Raises ApiError."""
     body.check_fields()
     prompt = chat_prompt(model, body)
+    ids = _prompt_ids(model, prompt.text, "messages", special=False)
     functions = {function.name: function.parameters for function in body.functions}
     one_call = body.parallel_tool_calls is False or model.format.has_one_call
     try:
         constraint = model.grammars.for_chat(body, prompt.opening)
     except GrammarError as error:
         raise ApiError(str(error), param=error.param, code=error.code) from error
-    ids = _prompt_ids(model, prompt.text, "messages", special=False)
     choices = []
     for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
         choices.append(
