@@ -208,8 +208,8 @@ class Grammars:
 class Constraint:
     """A compiled grammar for the answers to one request.
 
-    It does not constrain the reasoning before an answer, except that the answer cannot end in it. It brings an answer to
-    its end before the limit of its length.
+    It does not constrain the reasoning before an answer, but the answer cannot end in it. It brings an answer to its
+    end before the limit of its length.
 
     - `compiled`, `of_symbols`: see `Grammars._compile`.
     - `reasoning`: see `Grammars._reasoning`.
