@@ -1,6 +1,9 @@
 """`Tokenizer` gives the ids and the text that transformers gives."""
 
+import itertools
 import json
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -100,6 +103,27 @@ def test_tokenizer_of_the_demo_model():
     for text in TEXTS:
         assert ours.encode(text) == theirs(text, verbose=False)["input_ids"]
     assert ours.special_tokens["bos_token"] == "<s>" and ours.chat_template is None
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    """Otherwise, all answers of a server would stop while it encodes a prompt."""
+    tokenizer, done, times = Tokenizer.from_folder(small_llm.DEMO), threading.Event(), []
+    text = "Return the value.\n" * 2**13
+
+    def note_times():
+        while not done.wait(0.001):
+            times.append(time.monotonic())
+
+    thread = threading.Thread(target=note_times)
+    thread.start()
+    begin = time.monotonic()
+    ids = tokenizer.encode(text)
+    seconds = time.monotonic() - begin
+    done.set()
+    thread.join()
+    longest = max(after - before for before, after in itertools.pairwise([begin, *times]))
+    assert longest < seconds / 2
+    assert ids == tokenizer.backend.encode(text).ids
 
 
 @pytest.mark.parametrize("text", ["Return the value.", "  tabs\tand\nlines", "naïve — 日本語 \U0001f600", "\x00\x7f"])

@@ -1,12 +1,15 @@
 """The API of the server, called with the `openai` package."""
 
 import gzip
+import socket
 
 import httpx
 import openai
 import pytest
 import served
 import small_llm
+from executorch_mlx.llm import PromptLengthError
+from executorch_mlx.llm.tokenizer import Tokenizer
 from served import NAME
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Return"}]
@@ -120,6 +123,8 @@ def test_temperature_defaults_to_one(client, llm):
 def test_fields_may_have_values_without_effect(client, llm):
     fields = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": False}
     fields |= {"top_logprobs": 0, "extra_body": {"ignore_eos": None, "priority": None, "other": None}}
+    fields |= {"store": True, "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
+    fields["extra_body"]["prompt_cache_options"] = {"mode": "implicit"}
     fields["messages"] = [message | {"cache_control": None, "type": "text"} for message in MESSAGES]
     (choice,) = chat(client, metadata={"a": "b"}, parallel_tool_calls=True, **fields).choices
     expected = llm.chat(MESSAGES, max_new_tokens=12).result()
@@ -258,10 +263,42 @@ def test_prompt_that_is_too_long_has_the_openai_code(client):
     assert caught.value.code is None  # a shorter prompt would not help
 
 
+def test_prompt_that_is_much_too_long_is_refused_without_counting_its_tokens(client, llm, monkeypatch):
+    """Counting the tokens of 16 MiB, the largest request, takes half a minute."""
+    message = f"got more than {small_llm.CONTEXT} tokens, expected 1 to {small_llm.CONTEXT}"
+    encode, sizes = Tokenizer.encode, []
+
+    def encode_and_count(tokenizer, text, special=True):
+        sizes.append(len(text))
+        return encode(tokenizer, text, special)
+
+    monkeypatch.setattr(Tokenizer, "encode", encode_and_count)
+    text = "the word " * 2**18
+    for request in (
+        lambda: client.completions.create(model=NAME, prompt=text),
+        lambda: chat(client, messages=[{"role": "user", "content": text}]),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message) as caught:
+            request()
+        assert caught.value.code == "context_length_exceeded"
+    for start in (lambda: llm.generate(text), lambda: llm.chat([{"role": "user", "content": text}])):
+        with pytest.raises(PromptLengthError, match=message) as caught:
+            start()
+        assert caught.value.count is None
+    assert len(sizes) == 4 and max(sizes) < len(text) / 8
+
+
 def test_host_header_must_be_local(server):
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
     for host, status in (("elsewhere.example", 400), ("LocalHost:8000", 200), ("localhost.", 200)):
         assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == status
+
+
+def test_http_1_0_needs_no_host_header(server):
+    """As in the health checks of HAProxy."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_path_may_end_with_a_slash(server):

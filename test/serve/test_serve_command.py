@@ -1,5 +1,6 @@
 """The command executorch-mlx serve."""
 
+import argparse
 import json
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from executorch_mlx.cli import serve
 from executorch_mlx.cli.main import main
 
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
@@ -102,12 +104,22 @@ def test_address_in_use_is_an_error(chat_program, capfd):
         (["--port", "70000"], "argument --port: got '70000', expected 0 to 65535"),
         (["--queue", "0"], "argument --queue: got '0', expected at least 1"),
         (["--grace", "-1"], "argument --grace: got '-1', expected at least 0"),
+        (["--allowed-origins", "https://a.example, b.example"], "--allowed-origins: got 'b.example', expected an origin"),
+        (["--allowed-origins", "https://a.example/chat"], "got 'https://a.example/chat', expected an origin"),
     ],
 )
-def test_numbers_out_of_range_are_usage_errors(arguments, message, capfd):
+def test_numbers_and_origins_in_the_wrong_form_are_usage_errors(arguments, message, capfd):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "model.pte", *arguments])
     assert message in capfd.readouterr().err
+
+
+def test_origins_are_as_browsers_send_them():
+    parser = argparse.ArgumentParser()
+    serve.add_to(parser.add_subparsers())
+    options = ["--allowed-origins", "https://A.example/, http://b.example:80,null,*"]
+    parsed = parser.parse_args(["serve", "a.pte", *options])
+    assert parsed.allowed_origins == ("https://a.example", "http://b.example:80", "null", "*")
 
 
 @pytest.mark.parametrize(

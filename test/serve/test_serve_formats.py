@@ -61,6 +61,9 @@ ANSWERS = {
         "deepseek-v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
         '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', {"calls": [F]}),
     "lfm2": ("lfm2", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Hi", {"content": "Hi", "calls": [F]}),
+    "hermes, a tag in a string": (
+        "hermes", CALL.replace("1", r'"\"</tool_call>"') + f"\n{CALL}Hi", {
+            "content": "Hi", "calls": [("f", {"a": '"</tool_call>'}), F]}),
     "qwen xml": ("hermes", QWEN_XML, {"calls": [("f", {"a": 3, "b": "x\ny"})]}),
     "no call": ("hermes", "a <tool_call>b</tool_call> c", {"content": "a <tool_call>b</tool_call> c"}),
     "call of no object": ("hermes", "<tool_call>[1]</tool_call>", {"content": "<tool_call>[1]</tool_call>"}),
@@ -98,6 +101,9 @@ ANSWERS = {
         "mistral-named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather[CALL_ID]x1[ARGS]{}',
         {"calls": [F, ("get_weather", {})]}),
     "gemma 3": ("gemma", "Sure.\n```tool_code\nprint(f(a=1))\n```", {"content": "Sure.\n", "calls": [F]}),
+    "gemma 3, tags in strings": (
+        "gemma", "```tool_code\n[f(a='```', b=\"\"\"x\n```\"\"\")]\n```Hi", {
+            "content": "Hi", "calls": [("f", {"a": "```", "b": "x\n```"})]}),
     "gemma 3, code": ("gemma", "```tool_code\nimport os\n```", {"content": "```tool_code\nimport os\n```"}),
     "function gemma": (
         "gemma-tags", "<start_function_call>call:f{a:<escape>x{,y<escape>,b:[1,{c:true}]}<end_function_call>",
@@ -113,6 +119,9 @@ ANSWERS = {
         "harmony",
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f "
         '<|constrain|>json<|message|>{"a": 1}<|call|>', {"reasoning": "hm", "calls": [F]}),
+    "harmony, a tag in a string": (
+        "harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": "<|end|>"}<|call|>', {
+            "calls": [("f", {"a": "<|end|>"})]}),
     "harmony, other order": ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', {"calls": [F]}),
     "harmony, broken call": ("harmony", "<|channel|>commentary to=f<|message|>{", {"content": "{"}),
     "harmony, unknown function": (
@@ -127,6 +136,22 @@ def test_answer_in_pieces(format, text, expected):
     prompt = "<|start|>assistant" if format == "harmony" else ""
     for size in (1, 2, 3, 7, len(text)):
         assert parse(format, text, size, prompt) == expected, size
+
+
+def test_call_whose_string_has_no_end_does_not_take_the_next_one():
+    """No string of JSON or Python has a line feed, so the string ends there, and the tag after it counts."""
+    for format, broken, call in (
+        ("hermes", CALL.replace("1", '"x'), CALL),
+        ("gemma", "```tool_code\nf(a='x)\n```", "```tool_code\nf(a=1)\n```"),
+    ):
+        text = f"{broken}\n{call}"
+        wholes = []
+        for size in (1, 3, len(text)):
+            parser = FORMATS[format]().parser(dict.fromkeys(NAMES, {}), "")
+            parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
+            wholes.append(joined(parts + parser.end()))
+            assert json.loads(wholes[-1]["calls"][-1][1]) == {"a": 1} and broken[-4:] in wholes[-1]["content"]
+        assert wholes == [wholes[0]] * 3
 
 
 def test_prompt_may_have_opened_the_reasoning():

@@ -95,8 +95,9 @@ def test_calls_and_their_results(client, server):
         {"city": "Oslo", "days": 2},
     )
     server.text = "Rain."
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-    answer = create(client, tools=[TOOL], input=[{"role": "user", "content": "Hi"}, call.model_dump(), result])
+    result = {"type": "function_call_output", "call_id": call.call_id, "name": call.name, "output": "rain"}
+    sent = call.model_dump() | {"parsed_arguments": {"city": "Oslo"}}  # as after parse() of the openai package
+    answer = create(client, tools=[TOOL], input=[{"role": "user", "content": "Hi"}, sent, result])
     assert answer.output_text == "Rain." and "[tool]rain" in server.prompts[-1]
 
 
@@ -143,7 +144,10 @@ def test_fields_that_have_no_effect(client, server):
     server.text = "Hello."
     reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "abc", "other": None}
     fields = {"reasoning": {"effort": None, "summary": "detailed"}, "ignore_eos": None, "priority": None}
-    assert create(client, input=[HELLO, reasoning, HELLO], extra_body=fields).output_text == "Hello."
+    fields |= {"include": ["file_search_call.results"], "prompt_cache_options": {"mode": "implicit"}}
+    answer = create(client, input=[HELLO, reasoning, HELLO], text={"verbosity": "medium"}, extra_body=fields)
+    assert answer.output_text == "Hello."
+    assert (answer.text.format.type, answer.text.verbosity) == ("text", "medium")
 
 
 def test_reasoning_that_comes_back_reaches_the_template(chat_program):

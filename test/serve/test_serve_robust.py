@@ -9,12 +9,17 @@ import time
 
 import httpx
 import openai
+import pydantic
 import pytest
 import served
 import small_llm
 from executorch_mlx.serve import Settings
+from executorch_mlx.serve.chat_request import ChatRequest
 from executorch_mlx.serve.middleware import is_loopback
+from executorch_mlx.serve.request import CompletionRequest
+from executorch_mlx.serve.responses_request import ResponsesRequest
 from executorch_mlx.serve.server import configuration
+from executorch_mlx.serve.tokenize_request import DetokenizeRequest, TokenizeRequest
 from served import NAME
 
 BODY = {"model": NAME, "prompt": [5, 6], "max_tokens": 3, "seed": 1, "ignore_eos": True}
@@ -50,6 +55,36 @@ def test_values_that_cannot_be_represented_return_400(server, text, param, messa
         response = httpx.post(f"{server.url}/v1/{path}", content=f'{{"model": "{NAME}", {text}}}', headers=headers)
         error = response.json()["error"]
         assert response.status_code == 400 and error["param"] == param and message in error["message"]
+
+
+MANY = range(1000)
+MESSAGE = {"role": "user", "content": "x"}
+CHAT = {"model": NAME, "messages": [MESSAGE]}
+
+
+@pytest.mark.parametrize(
+    "kind, body",
+    [
+        *((CompletionRequest, {"model": NAME, "prompt": [item for _ in MANY]}) for item in (1.5, [], [None], {})),
+        (ChatRequest, CHAT | {"messages": [0 for _ in MANY]}),
+        (ChatRequest, CHAT | {"messages": [MESSAGE | {f"field{i}": 1 for i in MANY}]}),
+        (ChatRequest, CHAT | {"messages": [{"role": "assistant", "tool_calls": [0 for _ in MANY]}]}),
+        (ChatRequest, CHAT | {"tools": [{} for _ in MANY]}),
+        (ChatRequest, CHAT | {"stop": [0 for _ in MANY]}),
+        (ChatRequest, CHAT | {"logit_bias": {str(i): "" for i in MANY}}),
+        (ChatRequest, CHAT | {"metadata": {str(i): 0 for i in MANY}}),
+        (ResponsesRequest, {"model": NAME, "input": [0 for _ in MANY]}),
+        (ResponsesRequest, {"model": NAME, "input": "x"} | {f"field{i}": 1 for i in MANY}),
+        (ResponsesRequest, {"model": NAME, "input": "x", "include": [0 for _ in MANY]}),
+        (TokenizeRequest, {"model": NAME, "tools": [0 for _ in MANY], "messages": [0 for _ in MANY]}),
+        (DetokenizeRequest, {"model": NAME, "tokens": ["" for _ in MANY]}),
+    ],
+)
+def test_body_with_many_errors_reports_few(kind, body):
+    """A body of 1 MiB could have a million of them, which would take all memory."""
+    with pytest.raises(pydantic.ValidationError) as caught:
+        kind.model_validate(body)
+    assert 0 < caught.value.error_count() <= 8
 
 
 @pytest.mark.parametrize("fault", ["exception", "empty mask", "wrong mask"])

@@ -7,18 +7,20 @@ import enum
 import itertools
 import json
 import os
+import pathlib
 import re
 from typing import Annotated, Literal
 
 import httpx
 import jsonschema
+import numpy
 import openai
 import pytest
 import served
 import small_llm
 from executorch_mlx.llm.export import HeadConfig
 from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, matching, record
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, HttpUrl, TypeAdapter
 from served import NAME
 
 pytest.importorskip("xgrammar")
@@ -128,6 +130,13 @@ def test_answers_follow_schemas_of_pydantic(client, model):
         model.model_validate_json(choice.message.content)
 
 
+@pytest.mark.parametrize("type", [HttpUrl, AnyUrl, pathlib.Path])
+def test_addresses_and_paths_of_pydantic(client, type):
+    adapter = TypeAdapter(type)
+    (choice,) = ask(client, adapter.json_schema(), seed=1, max_tokens=60).choices
+    assert choice.finish_reason == "stop" and adapter.validate_json(choice.message.content)
+
+
 # As zod 4 writes them.
 ZOD = [
     record(name={"type": "string", "enum": ["a", "b"]}, kind={"type": "string", "const": "k"})
@@ -227,6 +236,20 @@ def test_model_chooses_near_the_limit(client):
         assert choice.finish_reason == "stop" and len(json.loads(choice.message.content)["name"]) > 2
 
 
+def test_far_from_the_limit_no_end_is_searched(server):
+    """A search can take a second, in which the engine draws no tokens. The ends that it finds have a limit."""
+    import xgrammar
+    from executorch_mlx.serve.closing import MAX_END
+    from executorch_mlx.serve.ending import NEAR, Ending
+    from executorch_mlx.serve.model import ServedModel
+
+    closer = ServedModel(server.llm, NAME).grammars.closer
+    matcher = xgrammar.GrammarMatcher(closer.compile({"type": "const_string", "value": "yes"}))
+    mask = numpy.full(small_llm.VOCABULARY // 32, -1, numpy.int32)
+    assert Ending(closer, matcher, False).restrict(mask, 10_000) == 10_000 - MAX_END - NEAR
+    assert (mask == -1).all()
+
+
 def test_strings_with_a_length_have_no_control_characters(client):
     text = {"type": "string", "minLength": 1, "maxLength": 90}
     for choice in ask(client, text, n=4, seed=1, max_tokens=100).choices:
@@ -285,6 +308,8 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"allOf": [record(a=STRING), record(b=STRING)]}, "$.allOf: 'additionalProperties' beside 'properties'"),
         ({"allOf": [{"pattern": "^a"}, {"minLength": 2}]}, "$: lengths together with pattern or format"),
         ({"format": "date", "maxLength": 2}, "$: lengths together with pattern or format"),
+        ({"format": "uri", "maxLength": 80}, "$: lengths together with pattern or format"),
+        ({"allOf": [{"format": "uri"}, {"maxLength": 2083}]}, "$: lengths together with pattern or format"),
         ({"format": ["date"]}, "$.format: got list, expected a string"),
         ({"title": "x" * 70000, "const": "x" * 70000}, "expected at most 65536"),
     ],

@@ -173,7 +173,9 @@ def test_results_of_calls_are_messages(client, server, says):
     message = chat(client).choices[0].message
     says("Rain.")
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
-    answer = chat(client, messages=[*MESSAGES, message.model_dump(), result])
+    sent = message.model_dump()
+    sent["tool_calls"][0]["function"]["parsed_arguments"] = {"city": "Oslo"}  # as after parse() of the openai package
+    answer = chat(client, messages=[*MESSAGES, sent, result])
     assert answer.choices[0].message.content == "Rain." and answer.choices[0].finish_reason == "stop"
     # The template got the arguments as a mapping.
     assert '<tool_call>{"city": "Oslo", "days": 2}</tool_call>[tool]rain' in server.prompts[-1]
@@ -366,6 +368,10 @@ def test_tags_in_messages_do_not_lift_a_schema(chat_program, name):
             # With a template that opens reasoning, the model of random weights thinks up to max_tokens.
             message = chat(client, **fields, extra_body={"chat_template_kwargs": {"think": True}}).choices[0].message
             assert message.reasoning_content and not message.content
+            # An answer that ended within the reasoning would not follow the schema.
+            bias |= {str(small_llm.EOS): 100}
+            (choice,) = chat(client, **fields, extra_body={"chat_template_kwargs": {"think": True}}).choices
+            assert choice.finish_reason == "length" and choice.message.reasoning_content
 
 
 def test_answer_may_continue_the_reasoning_of_the_last_message(chat_program):

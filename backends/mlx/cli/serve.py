@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -54,7 +55,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--no-auth", action="store_true", help="serve other machines without an API key")
     group.add_argument(
-        "--allowed-origins", metavar="ORIGINS", default="",
+        "--allowed-origins", metavar="ORIGINS", type=_origins, default=(),
         help="other origins whose web pages may use the server, separated by commas, such as https://chat.example, or "
         "* for all",
     )  # fmt: skip
@@ -94,6 +95,15 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _origins(argument: str) -> tuple[str, ...]:
+    """Parse origins in the form in which browsers send them: without a path, not even a slash at the end."""
+    origins = tuple(origin.strip().rstrip("/").lower() for origin in argument.split(",") if origin.strip())
+    for origin in origins:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise argparse.ArgumentTypeError(f"got {origin!r}, expected an origin such as https://chat.example, or *")
+    return origins
+
+
 def _number_parser(kind: type, low: float, high: float | None = None) -> Callable[[str], float]:
     """Returns a function for argparse that parses a number of type `kind` in [low, high].
 
@@ -121,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = Settings(
         api_key=options.api_key or os.environ.get(KEY_VARIABLE) or None,
-        allowed_origins=tuple(origin for origin in options.allowed_origins.split(",") if origin),
+        allowed_origins=options.allowed_origins,
         max_body_bytes=options.max_body,
         request_seconds=options.request_timeout,
         stall_seconds=options.stall_timeout,

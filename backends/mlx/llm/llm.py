@@ -26,10 +26,14 @@ Prompt = str | Sequence[int]
 
 
 class PromptLengthError(ValueError):
-    """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`."""
+    """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`.
 
-    def __init__(self, count: int, longest: int):
-        super().__init__(f"prompt: got {count} tokens, expected 1 to {longest}")
+    `count` is None for a prompt that is so long that its tokens were not counted.
+    """
+
+    def __init__(self, count: int | None, longest: int):
+        got = f"more than {longest}" if count is None else count
+        super().__init__(f"prompt: got {got} tokens, expected 1 to {longest}")
         self.count, self.longest = count, longest
 
 
@@ -205,7 +209,7 @@ class LLM:
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
         text = self.tokenizer.chat_text(messages, template_options)
-        return self.generate(self.encode(text, special=False), **options)
+        return self.generate(self.prompt_ids(text, special=False), **options)
 
     # Many prompts -----------------------------------------------------------------------
 
@@ -357,9 +361,12 @@ class LLM:
             )
         return self.tokenizer.encode(text, special)
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of `prompt`. Raises the errors of `generate` about prompts."""
-        ids, longest = self.encode(prompt), self.program.max_context_len
+    def prompt_ids(self, prompt: Prompt, special: bool = True) -> list[int]:
+        """Return the token ids of `prompt`. `special`: see `encode`. Raises the errors of `generate` about prompts."""
+        longest = self.program.max_context_len
+        if isinstance(prompt, str) and self.tokenizer is not None and self.tokenizer.has_more_tokens(prompt, longest):
+            raise PromptLengthError(None, longest)
+        ids = self.encode(prompt, special)
         if not 0 < len(ids) <= longest:
             raise PromptLengthError(len(ids), longest)
         self._check_vocabulary("prompt", ids)

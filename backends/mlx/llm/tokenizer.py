@@ -16,6 +16,9 @@ NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "p
 # The keys of further special tokens. transformers 5 and later use the second key.
 EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 DEFAULT_TEMPLATE = "default"
+LONG_TOKEN = 16  # characters; the tokens of a text are hardly ever longer than this on average
+LONG_TEXT = 4096  # characters; encoding a shorter text takes a few milliseconds at most
+PIECE = 2**16  # characters that `has_more_tokens` encodes at once
 
 
 class Tokenizer:
@@ -81,7 +84,25 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text: character {error.start} is a lone surrogate, expected Unicode text") from error
-        return self.backend.encode(text, add_special_tokens=special).ids
+        if len(text) < LONG_TEXT:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        # The method for one text holds Python's lock, so that no other thread runs meanwhile.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+        return encoding.ids
+
+    def has_more_tokens(self, text: str, limit: int) -> bool:
+        """Return whether a long text certainly has more than `limit` tokens. Takes time for about twice as many only.
+
+        False also stands for "perhaps": only `encode` tells the number.
+        """
+        count = 0
+        if len(text) > LONG_TOKEN * limit:
+            for begin in range(0, len(text), PIECE):
+                count += len(self.encode(text[begin : begin + PIECE], special=False))
+                # A cut may change the tokens beside it. This factor leaves room for that.
+                if count > 2 * limit:
+                    return True
+        return False
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of `tokens`."""

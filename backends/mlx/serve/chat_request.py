@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .request import GenerationRequest, Strict
+from .request import GenerationRequest, Several, Strict
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
@@ -71,6 +71,7 @@ Arguments = Annotated[str, AfterValidator(_check_arguments)]
 class FunctionCall(Strict):
     name: str = Field(min_length=1, max_length=256)
     arguments: Arguments
+    parsed_arguments: Any = None  # the openai package adds it in parse()
 
     def as_dict(self) -> dict[str, Any]:
         """The call for chat templates, which take the arguments as a mapping."""
@@ -109,7 +110,7 @@ class AssistantMessage(ChatMessage):
     reasoning_content: str | None = None
     reasoning: str | None = None  # what other servers call it; used if there is no reasoning_content
     refusal: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Several[MessageToolCall] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
@@ -176,7 +177,7 @@ class AllowedTools(Strict):
     """Some of the tools. The model may call them, or must call one of them."""
 
     mode: Literal["auto", "required"]
-    tools: list[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: Several[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 class AllowedToolChoice(Strict):
@@ -212,19 +213,19 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 # The request ---------------------------------------------------------------------------
 
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(GenerationRequest):
     """The request of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Several[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, lt=2**31)
     max_completion_tokens: int | None = Field(None, lt=2**31)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Several[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = True
     reasoning_effort: ReasoningEffort | None = None

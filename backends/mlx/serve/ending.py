@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from .closing import Closer, relative_rules
+from .closing import MAX_END, Closer, relative_rules
 
 NEAR = 32  # near the budget, at most so many tokens are left besides those of the end, and each token is checked
 GROWTH = 8  # by how many tokens one that is not checked may lengthen the end
@@ -67,6 +67,8 @@ class Ending:
         """
         import numpy
 
+        if left > MAX_END + NEAR:  # any end that a search finds would fit
+            return left - MAX_END - NEAR
         self._steps, self._searches = MAX_STEPS, MAX_ENDS
         place = self._place
         if place is None or not self._is_at(place, self._matcher, self._last):

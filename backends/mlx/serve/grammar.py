@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -208,7 +208,8 @@ class Grammars:
 class Constraint:
     """A compiled grammar for the answers to one request.
 
-    It does not constrain the reasoning before an answer. It brings an answer to its end before the limit of its length.
+    It does not constrain the reasoning before an answer, but the answer cannot end in it. It brings an answer to its
+    end before the limit of its length.
 
     - `compiled`, `of_symbols`: see `Grammars._compile`.
     - `reasoning`: see `Grammars._reasoning`.
@@ -230,8 +231,8 @@ class Constraint:
     def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
         """Return a function for one answer, for the argument `allowed_tokens` of `LLM.generate`.
 
-        The function returns the mask of the allowed tokens, or None during reasoning. `prompt_tokens` is the length of
-        the prompt, and `max_new_tokens` that of the longest answer, or None for no limit beside the context.
+        The function returns the mask of the allowed tokens, or None for all. `prompt_tokens` is the length of the
+        prompt, and `max_new_tokens` that of the longest answer, or None for no limit beside the context.
         """
         import numpy
         import xgrammar
@@ -244,6 +245,7 @@ class Constraint:
         matcher = xgrammar.GrammarMatcher(self._compiled)
         ending = Ending(self._closer, xgrammar.GrammarMatcher(self._of_symbols), self._is_text)
         mask = numpy.empty((1, -(-program.vocab_size // 32)), dtype=numpy.int32)
+        in_reasoning = None if self._is_text else _all_but(self._model.llm.eos_ids, program.vocab_size)
         seen = 0
 
         def allowed(answer: Sequence[int]) -> Any:
@@ -260,7 +262,7 @@ class Constraint:
                     ending.accept(token)
             seen = len(answer)
             if is_reasoning:
-                return None
+                return in_reasoning
             matcher.fill_next_token_bitmask(mask)
             if len(answer) >= next_check:
                 next_check = len(answer) + ending.restrict(mask[0], budget - len(answer))
@@ -269,6 +271,15 @@ class Constraint:
             return mask
 
         return allowed
+
+
+def _all_but(ids: Collection[int], vocab_size: int) -> Any:
+    """Return a mask of all tokens but `ids`."""
+    import numpy
+
+    bits = numpy.ones(-(-vocab_size // 32) * 32, dtype=numpy.uint8)
+    bits[[*ids]] = 0
+    return numpy.packbits(bits, bitorder="little").view(numpy.int32)
 
 
 def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:

@@ -60,8 +60,10 @@ FORMATS = {
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference",
     "uri-template", "json-pointer", "relative-json-pointer",
 }  # fmt: skip
-# Formats of OpenAPI, which only say how programs store a value.
-STORAGE_FORMATS = {"int32", "int64", "float", "double", "password", "byte", "binary"}
+# Formats of OpenAPI and pydantic, which only say how programs store a value.
+STORAGE_FORMATS = {
+    "int32", "int64", "float", "double", "password", "byte", "binary", "path", "file-path", "directory-path",
+}  # fmt: skip
 
 
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -79,6 +81,10 @@ FORMAT_PATTERNS = {
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(0|[1-9][0-9]{{0,3}})(#|{_POINTER})$",
 }
+# The pattern of an address with lengths, as those of pydantic have them, and the lengths of its texts.
+_HOST = r"[a-z0-9]{1,32}([.-][a-z0-9]{1,32}){0,3}\.[a-z]{2,12}"
+URL_PATTERN = rf"^https?://{_HOST}(/[A-Za-z0-9._~/-]{{0,500}}(\?[A-Za-z0-9._~=&-]{{0,200}})?)?$"
+URL_LENGTHS = len("http://a.aa"), 1024
 
 
 class SchemaError(ValueError):
@@ -151,6 +157,8 @@ def _mapped(schema: dict[str, Any], change: Callable[[Any, str, str], Any]) -> d
             result[key] = {stand_in(name): part for name, part in parts.items()} if is_by_pattern else parts
         elif key == "pattern":
             result[key] = stand_in(value)
+        elif _is_url_with_length(schema) and key in ("format", "minLength", "maxLength"):
+            result["pattern"] = stand_in(URL_PATTERN)
         elif key == "format" and _is_annotation(schema):
             continue
         elif key == "format" and value in FORMAT_PATTERNS:
@@ -188,7 +196,8 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
     has_format = "format" in schema and not _is_annotation(schema)
     if has_format and schema["format"] not in FORMATS:
         raise SchemaError(f"{path}.format: got {schema['format']!r}, expected one of {', '.join(sorted(FORMATS))}")
-    if ("pattern" in schema or has_format) and {"minLength", "maxLength"} & schema.keys():
+    has_length = bool({"minLength", "maxLength"} & schema.keys())
+    if has_length and ("pattern" in schema or has_format) and not _is_url_with_length(schema):
         raise SchemaError(f"{path}: lengths together with pattern or format are not supported")
 
 
@@ -197,6 +206,14 @@ def _is_annotation(schema: dict[str, Any]) -> bool:
     if "pattern" in schema or schema["format"] in STORAGE_FORMATS:  # zod has names of its own beside each pattern
         return True
     return "type" in schema and not _admits(schema["type"], "string")
+
+
+def _is_url_with_length(schema: dict[str, Any]) -> bool:
+    """Return whether a schema is that of an address with lengths that URL_PATTERN keeps."""
+    if schema.get("format") != "uri" or "pattern" in schema or not {"minLength", "maxLength"} & schema.keys():
+        return False
+    lowest, highest = URL_LENGTHS
+    return schema.get("minLength", 0) <= lowest and schema.get("maxLength", highest) >= highest
 
 
 def _check_pattern(pattern: Any, place: str) -> None:
@@ -445,5 +462,7 @@ def _merged(schema: dict[str, Any], path: str) -> dict[str, Any]:
                 raise SchemaError(f"{path}.allOf: {key!r} beside {declared!r} of another schema is not supported")
     if "pattern" in rest:
         rest.pop("format", None)
+    if _is_url_with_length(rest):
+        raise SchemaError(f"{path}: lengths together with pattern or format are not supported")
     _check_keywords(rest, path)
     return rest

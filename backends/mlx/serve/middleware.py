@@ -104,13 +104,16 @@ class WithoutFinalSlash:
 
 
 class LocalHost:
-    """Refuses requests whose Host header names another machine. This protects against DNS rebinding by web pages."""
+    """Refuses requests whose Host header names another machine. This protects against DNS rebinding by web pages.
+
+    A request without the header, which HTTP/1.0 permits, comes from no browser.
+    """
 
     def __init__(self, app):
         self._app = app
 
     async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and any(name == b"host" for name, _ in scope["headers"]):
             host = _header(scope, b"host").rsplit("]", 1)
             name = host[0].removeprefix("[") if len(host) == 2 else host[0].split(":")[0]
             if not is_loopback(name):

@@ -7,7 +7,9 @@ the value of the field has no effect.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from functools import cache
+from itertools import islice
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
@@ -16,6 +18,7 @@ from .errors import ApiError
 
 MAX_CHOICES = 128  # the limit of n in OpenAI's API
 MAX_STOPS = 64
+MAX_METADATA = 16
 SEED_STRIDE = 2**32  # choice i draws with seed + i * SEED_STRIDE, so that choices do not share draws
 
 # The unsupported fields, and for each the values that have no effect. The value None has no effect in any field.
@@ -27,13 +30,17 @@ UNSUPPORTED: dict[str, tuple] = {
     "prediction": (),
     "reasoning_effort": (),
     "service_tier": ("auto", "default"),
-    "store": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 # Fields that identify the client or the request, or guide OpenAI's cache. They have no effect on the answer.
 IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+
+
+T = TypeVar("T")
+# A list of which only the first error is reported: a large body could have millions of them.
+Several = Annotated[list[T], Field(fail_fast=True)]
 
 
 class Strict(BaseModel):
@@ -49,22 +56,42 @@ class Strict(BaseModel):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {key: part for key, part in value.items() if part is not None or key in cls.model_fields}
+        names = _field_names(cls)
+        known = {key: part for key, part in value.items() if key in names}
+        unknown = ((key, part) for key, part in value.items() if key not in names and part is not None)
+        return known | dict(islice(unknown, 1))  # pydantic reports it
+
+
+@cache
+def _field_names(model: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 def _token_keys(value: Any) -> Any:
-    """Return `logit_bias` with token ids as keys: JSON has them as strings. Raises ValueError for other keys."""
+    """Return `logit_bias` with token ids as keys: JSON has them as strings. Raises ValueError for a wrong key or value."""
     if not isinstance(value, dict):
         return value
-    if wrong := [key for key in value if not (isinstance(key, str) and key.isdecimal() and len(key) < 20)]:
-        raise ValueError(f"got the key {wrong[0]!r}, expected token ids")
+    for key, bias in value.items():
+        if not (isinstance(key, str) and key.isdecimal() and len(key) < 20):
+            raise ValueError(f"got the key {key[:40]!r}, expected token ids")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+            raise ValueError(f"got {type(bias).__name__} for token {key}, expected a number")
     return {int(key): bias for key, bias in value.items()}
 
 
+def _few(value: Any) -> Any:
+    """Raise ValueError for more than MAX_METADATA entries, before each of them is checked."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"got {len(value)} entries, expected at most {MAX_METADATA}")
+    return value
+
+
 LogitBias = Annotated[dict[int, float], BeforeValidator(_token_keys, json_schema_input_type=dict[str, float])]
-Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Metadata = Annotated[
+    dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA), BeforeValidator(_few)
+]
 Stop = Annotated[str, Field(min_length=1)]
-Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 
 # The sampling parameters that have a JSON form: all but allowed_tokens, which is a function.
 SamplingFields = create_model(
@@ -91,6 +118,8 @@ class GenerationRequest(SamplingFields):
     stop: Stops | None = None
     n: int | None = Field(1, ge=1, le=MAX_CHOICES)
     metadata: Metadata | None = None
+    store: bool | None = None  # no effect: the server stores no answers
+    prompt_cache_options: dict[str, Any] | None = None  # guides OpenAI's cache
     ignore_eos: bool | None = False
     priority: int | None = Field(0, ge=-(2**31), lt=2**31)
 
@@ -151,13 +180,13 @@ class GenerationRequest(SamplingFields):
             raise ApiError("stream_options: got options without stream", param="stream_options")
 
 
-Ids = Annotated[list[int], Field(min_length=1)]
+Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(GenerationRequest):
     """The request of `/v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[Ids]
+    prompt: str | Several[int] | Several[str] | Several[Ids]
     max_tokens: int | None = Field(None, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)

@@ -49,6 +49,10 @@ def _field(param: str) -> str:
     return ".".join([FIELDS.get(name, name), *(part for part in rest if part != dropped)])
 
 
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}
+
+
 class Item:
     """An item of the output of a response: reasoning, a message or a call. `text` grows with each delta."""
 
@@ -91,7 +95,7 @@ class ResponsesFormat:
             "model": answer.model.name,
             **repeated,
             "metadata": body.metadata or {},
-            "text": repeated["text"] or {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}} | _given(repeated["text"] or {}),
             "tool_choice": repeated["tool_choice"] or "auto",
             "tools": repeated["tools"] or [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,

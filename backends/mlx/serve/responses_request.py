@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
-from .request import IDENTITIES, GenerationRequest, Metadata, SamplingFields, Stops, StreamOptions, Strict
+from .request import IDENTITIES, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions, Strict
 
 
 class InputItemBase(Strict):
@@ -33,12 +33,15 @@ class InputCall(InputItemBase):
     name: str = Field(min_length=1, max_length=256)
     arguments: Arguments
     namespace: str | None = None
+    parsed_arguments: Any = None  # the openai package for JavaScript adds it in parse()
 
 
 class InputResult(InputItemBase):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
     output: Content
+    name: str | None = None
+    namespace: str | None = None
 
 
 class InputReasoning(InputItemBase):
@@ -99,7 +102,7 @@ class ResponseToolChoice(Strict):
 class ResponseAllowedTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[ResponseToolChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: Several[ResponseToolChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
     def as_chat_choice(self) -> dict[str, Any]:
         """Return the `tool_choice` of the chat request."""
@@ -135,24 +138,32 @@ class TextOptions(Strict):
     verbosity: Literal["medium"] | None = None
 
 
+# What an answer should contain. Only the log probabilities have an effect: answers have no items of the other kinds.
+Includable = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
+    "web_search_call.action.sources", "web_search_call.results",
+]  # fmt: skip
+
+
 class ResponsesRequest(SamplingFields, Strict):
     """The request of `/v1/responses`. The server keeps no answers: `store` has no effect."""
 
     model: str
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[Several[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
-    tools: list[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Several[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None
     parallel_tool_calls: bool | None = True
     metadata: Metadata | None = None
     store: bool | None = None
     truncation: Literal["disabled"] | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: Several[Includable] | None = None
     background: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     previous_response_id: str | None = None
@@ -160,6 +171,7 @@ class ResponsesRequest(SamplingFields, Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
     # Not in OpenAI's API, as most sampling parameters.
     stop: Stops | None = None

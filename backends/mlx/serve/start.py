@@ -26,7 +26,7 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     """Start the answers to the prompts of a request. Raises ApiError."""
     body.check_fields()
     count, wants_logprobs = body.n or 1, body.logprobs is not None
-    ids = [_prompt_ids(model, prompt) for prompt in body.prompts]
+    ids = [_prompt_ids(model, prompt, "prompt") for prompt in body.prompts]
     if wants_logprobs:
         _text(model, [], "logprobs")  # raises if the tokens have no text
     echoes = [_echo(model, body, *prompt) if body.echo else None for prompt in zip(body.prompts, ids)]
@@ -46,13 +46,13 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     """Start the answer to the messages of a request. Raises ApiError."""
     body.check_fields()
     prompt = chat_prompt(model, body)
+    ids = _prompt_ids(model, prompt.text, "messages", special=False)
     functions = {function.name: function.parameters for function in body.functions}
     one_call = body.parallel_tool_calls is False or model.format.has_one_call
     try:
         constraint = model.grammars.for_chat(body, prompt.opening)
     except GrammarError as error:
         raise ApiError(str(error), param=error.param, code=error.code) from error
-    ids = model.llm.encode(prompt.text, special=False)
     choices = []
     for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
         choices.append(
@@ -64,11 +64,11 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     return _started(Answer(model, choices))
 
 
-def _prompt_ids(model: ServedModel, prompt: str | list[int]) -> list[int]:
+def _prompt_ids(model: ServedModel, prompt: str | list[int], field: str, special: bool = True) -> list[int]:
     try:
-        return model.llm.prompt_ids(prompt)
+        return model.llm.prompt_ids(prompt, special)
     except ValueError as error:
-        raise request_error(error, "prompt") from error
+        raise request_error(error, field) from error
 
 
 def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from .chat_request import ChatRequest, Message, Tool
 from .errors import ApiError
 from .model import ServedModel, text_of
-from .request import Strict
+from .request import Several, Strict
 from .start import chat_prompt
 
 MAX_TOKENS = 2**20
@@ -24,8 +24,8 @@ class TokenizeRequest(Strict):
 
     model: str
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
-    tools: list[Tool] | None = None
+    messages: Several[Message] | None = Field(None, min_length=1)
+    tools: Several[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -39,7 +39,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str
-    tokens: list[int] = Field(max_length=MAX_TOKENS)
+    tokens: Several[int] = Field(max_length=MAX_TOKENS)
 
 
 def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:

@@ -118,7 +118,9 @@ class SectionParser(Parser):
     def _step_calls(self, parts: list[Part], section: Section) -> bool:
         text, is_closed = self._take_inside(section)
         parts += self._calls.feed(text)
-        if is_closed:
+        if is_closed and self._calls.in_string:
+            parts += self._calls.feed(section.close)
+        elif is_closed:
             parts += self._calls.finish(section.close)
             self._inside, self._drops_space = None, not self._calls.has_failed
             self._has_content |= self._calls.has_failed

@@ -79,7 +79,10 @@ class HarmonyParser(Parser):
             position, tag = found
             self._on_text(parts, self._buffer[:position])
             self._buffer = self._buffer[position + len(tag) :]
-            self._on_tag(parts, tag)
+            if self._call is not None and self._call.in_string:
+                self._on_text(parts, tag)
+            else:
+                self._on_tag(parts, tag)
         held = max(overlap(self._buffer, tag) for tag in TAGS)
         ready = len(self._buffer) - held
         self._on_text(parts, self._buffer[:ready])

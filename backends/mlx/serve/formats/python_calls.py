@@ -10,7 +10,7 @@ from .reader import NAME, CallReader, Reading, json_text
 _CLOSING = {"[": "]", "(": ")"}
 _LINE = re.compile(r"[^\n]*")
 _NO_MARK = re.compile(r"""[^"'\[\](){},#]*""")  # text before the next mark: a quote, bracket, comma or comment
-_NO_QUOTE = re.compile(r"""[^"'\\]*""")  # text before the next quote or backslash
+_NO_QUOTE = re.compile(r"""[^"'\\\n]*""")  # text before the next quote, backslash or line feed
 
 
 def read_several(reader: CallReader) -> Reading[None]:
@@ -90,20 +90,24 @@ def _argument(reader: CallReader) -> Reading[str]:
 
 
 def _string(reader: CallReader) -> Reading[None]:
-    """Take a string literal."""
-    quote = reader.next_char * 3
-    if not (yield from reader.take(quote)):
-        quote = quote[0]
+    """Take a string literal. Only one in triple quotes has line feeds."""
+    quote, reader.in_string = reader.next_char, True
+    if (yield from reader.take(quote * 3)):
+        quote *= 3
+    else:
         reader.position += 1
-    while not (yield from reader.take(quote)):
+    while True:
         yield from reader.take_while(_NO_QUOTE)
+        if reader.next_char == quote[0] and (yield from reader.take(quote)):
+            break
+        if reader.next_char == "\n" and len(quote) == 1:
+            raise ValueError("got a line feed in a string")
         if reader.next_char == "\\":
             reader.position += 1
-        elif (yield from reader.take(quote)):
-            return
         if not reader.next_char:
             yield from reader.more("the end of a string")
         reader.position += 1
+    reader.in_string = False
 
 
 def _member(argument: str) -> str:

@@ -34,6 +34,7 @@ class CallReader:
     therefore not valid JSON, and no client takes the call for a complete one.
 
     Attributes: `is_ended`, whether all text of the section has arrived; `is_closed`, whether a closing tag ended it;
+    `in_string`, whether the text so far ends within quotes, where a closing tag is a part of an argument;
     `has_failed`, whether `read` raised ValueError.
     """
 
@@ -46,7 +47,7 @@ class CallReader:
         self._written = ""  # JSON text that did not go out
         self._parts: list[Part] = []
         self._count = 0  # of complete calls
-        self.is_ended = self.is_closed = self.has_failed = False
+        self.is_ended = self.is_closed = self.in_string = self.has_failed = False
         self._reading = self._read_all(read)
 
     def feed(self, text: str) -> list[Part]:
@@ -75,7 +76,7 @@ class CallReader:
         try:
             next(self._reading, None)
         except (ValueError, RecursionError):
-            self.has_failed = True
+            self.has_failed, self.in_string = True, False
             is_whole = not self._count and not self._is_announced
             if rest := (self._open if is_whole else "") + self._text[self._sent :]:
                 self._parts.append((CONTENT, rest))
@@ -174,27 +175,34 @@ class CallReader:
     def _bracketed(self, sends: bool) -> Reading[str]:
         """Take a JSON string, array or object."""
         begin = written = scanned = self.position
-        depth, in_string = 0, False
-        while depth or in_string or scanned == begin:
+        depth = 0
+
+        def pass_on(end: int) -> None:
+            nonlocal written
+            self.position = end
+            if sends:
+                self.write(self._text[written:end])
+                written = end
+                self.send()
+
+        while depth or self.in_string or scanned == begin:
             if found := _JSON_MARK.search(self._text, scanned):
                 scanned = found.end()
                 if found[0] == "\\":
                     scanned += 1  # perhaps beyond the text so far
                 elif found[0] == '"':
-                    in_string = not in_string
-                elif not in_string:
+                    self.in_string = not self.in_string
+                elif self.in_string and found[0] == "\n":
+                    pass_on(found.start())
+                    raise ValueError("got a line feed in a string of JSON")
+                elif not self.in_string and found[0] != "\n":
                     depth += 1 if found[0] in "{[" else -1
                 continue
-            scanned, self.position = max(scanned, len(self._text)), len(self._text)
-            if sends:
-                self.write(self._text[written : self.position])
-                written = self.position
-                self.send()
+            scanned = max(scanned, len(self._text))
+            pass_on(len(self._text))
             yield from self.more("the end of a JSON value")
         if sends:
-            self.position = scanned - 1
-            self.write(self._text[written : self.position])
-            self.send()
+            pass_on(scanned - 1)
         parse_json(self._text[begin:scanned])
         self.position = scanned
         return self.since(begin)
@@ -259,7 +267,7 @@ class CallReader:
 
 
 _WORD = re.compile(r"[^\s,:\]}]*")
-_JSON_MARK = re.compile(r'["\\{}\[\]]')
+_JSON_MARK = re.compile(r'["\\{}\[\]\n]')
 
 
 def json_text(value: Any) -> str:
