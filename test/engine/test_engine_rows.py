@@ -477,3 +477,21 @@ def test_memory_limit_ends_the_requests_of_the_step(path):
         finally:
             memory.set_memory_limit(before)
         assert engine.generate(LONG, max_new_tokens=2, ignore_eos=True)
+
+
+def test_draft_beyond_the_memory_limit_ends_no_answer(path):
+    """`verify` computes the logits of all its tokens, and needs more memory than the other methods."""
+    from executorch_mlx import memory
+
+    pattern = [4, 5, 6, 7]
+    options = options_of({"allowed_tokens": lambda answer: [pattern[len(answer) % 4]]})
+    with api.Engine(path) as engine:
+        expected = engine.generate(pattern * 4, **options, draft=0)
+        assert engine.generate(pattern * 4, **options, draft=15) == expected
+        before = memory.set_memory_limit(memory.get_active_memory() + 80_000)
+        try:
+            for draft in (0, 15, -1):
+                with engine.submit(pattern * 4, **options, draft=draft) as request:
+                    assert request.wait() and (request.tokens, request.error) == (expected, "")
+        finally:
+            memory.set_memory_limit(before)

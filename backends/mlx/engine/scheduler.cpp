@@ -436,7 +436,7 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
   const auto position = static_cast<int64_t>(request.row->ids.size());
   const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
   const int64_t most = std::min({
-      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_draft(),
+      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_, program_.max_draft(),
       meta.max_context_len - position - 1,
       options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
   if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
@@ -491,12 +491,26 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     task.tokens = tokens;
     task.position = static_cast<int64_t>(row.ids.size());
     task.row = row.index;
-    const auto begin = Clock::now();
-    const auto drawn = program_.verify(task);
-    const double seconds = seconds_since(begin);
+    const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const int64_t end = task.position + static_cast<int64_t>(tokens.size());
     row.written = std::max(row.written, end);
-    const auto drafted = static_cast<int64_t>(draft.tokens.size());
+    const auto begin = Clock::now();
+    std::vector<Drawn> drawn;
+    try {
+      drawn = program_.verify(task);
+    } catch (const EngineError& error) {
+      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || drafted == 0) {
+        throw;
+      }
+      // A plain step or a shorter draft needs less memory.
+      max_draft_ = drafted / 2;
+      if (program_.has_rewind()) { // the states may have read some of the tokens
+        row.truncate(0);
+        request->is_decoding = false;
+      }
+      return;
+    }
+    const double seconds = seconds_since(begin);
     const auto is_right = [](int64_t guess, const Drawn& token) { return guess == token.token; };
     const auto accepted =
         std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin(), is_right).first - draft.tokens.begin();

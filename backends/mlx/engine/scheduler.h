@@ -114,6 +114,7 @@ class Scheduler {
   ChunkTimes chunk_times_;
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none
+  int64_t max_draft_ = StepCosts::kMaxDraft; // lower if a call with a longer draft did not fit into memory
 
   mutable std::mutex mutex_; // guards the members below up to is_closing_
   std::condition_variable changed_;
