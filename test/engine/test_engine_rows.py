@@ -495,3 +495,25 @@ def test_draft_beyond_the_memory_limit_ends_no_answer(path):
                     assert request.wait() and (request.tokens, request.error) == (expected, "")
         finally:
             memory.set_memory_limit(before)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_step_of_several_rows_beyond_the_memory_limit_is_divided(path, overlap):
+    from executorch_mlx import memory
+
+    options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0)
+    with api.Engine(path, chunk=1, overlap=overlap) as engine:
+
+        def answers() -> list[list[int]]:
+            requests = [engine.submit([token, 6], **options) for token in (5, 7, 9, 11)]
+            tokens = [request.tokens if request.wait() and not request.error else None for request in requests]
+            for request in requests:
+                request.free()
+            return tokens
+
+        expected = answers()
+        before = memory.set_memory_limit(memory.get_active_memory() + 40_000)  # has room for a call of one row
+        try:
+            assert answers() == expected
+        finally:
+            memory.set_memory_limit(before)
