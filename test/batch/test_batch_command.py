@@ -162,6 +162,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, capfd):
 
     assert "line 1 is not an answer of a batch" in error_with("my notes")
     assert "line 1 is not an answer of a batch" in error_with("my notes\n")
+    assert "line 1 is not an answer of a batch" in error_with('{"my": 1}\n{"notes": 2}')
     assert "line 2 is not an answer" in error_with('{"id": "batch_req_1_0123456789abcdef"}\n{}\n')
     other = '{"id": "batch_req_%d_0123456789abcdef"}\n'
     assert "has an answer for request 1 whose id is batch_req_1_0123456789abcdef" in error_with(other % 1)

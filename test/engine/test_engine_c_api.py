@@ -227,6 +227,21 @@ def test_callbacks_may_submit_cancel_and_free(engine):
         pass
 
 
+def test_callbacks_do_not_wait_for_their_engine(engine):
+    waited = []
+
+    def on_event(request):
+        if len(request.events) == 1:
+            api.library().engine_free(engine.handle)
+            waited.extend([request.wait(-1), other.wait(60)])
+
+    other = engine.submit(PROMPT, max_new_tokens=1000)
+    with engine.submit(PROMPT, on_event, max_new_tokens=3) as request:
+        assert request.wait() and request.tokens == [11, 12, 13]
+    other.free()
+    assert waited == [False, False] and engine.generate(PROMPT, max_new_tokens=1) == [11]
+
+
 def test_full_queue_is_busy(path):
     with api.Engine(path, queue_limit=2) as engine:
         gate = Gate(engine)

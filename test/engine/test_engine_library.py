@@ -171,6 +171,8 @@ def test_requests_from_many_threads(stress, tmp_path):
         ({"get_max_batch_size": 0}, "get_max_batch_size: got 0, expected at least 1"),
         ({"sampling_penalties": True}, "forward: got 7 inputs, expected 10 according to the metadata"),
         ({"sampling_logit_bias": -1}, "sampling_logit_bias: got -1, expected at least 0"),
+        ({"sampling_logit_bias": 2**32}, "sampling_logit_bias: got 4294967296, expected at most 2147483647"),
+        ({"get_vocab_size": 2**40}, "get_vocab_size: got 1099511627776, expected at most 2147483647"),
         ({"sampling_seed": False}, "forward: got 7 inputs, expected 6 according to the metadata"),
         ({"sampling_seed": 1}, "sampling_seed: expected one bool"),
         ({"get_eos_ids": [1, 2.5]}, "get_eos_ids: expected integers or a tensor of integers"),
@@ -210,6 +212,27 @@ def test_wrong_output_dtype_is_an_error(run, tmp_path):
     done = run(programs.export(tmp_path / "model.pte", float_token), "--prompt-ids", "1")
     assert done.code == 1
     assert "forward: output: got Float, expected tokens (Long)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "value", "message"),
+    [
+        (1, torch.zeros(1, dtype=torch.float16), "forward: output 1: got Half, expected Float"),
+        (2, torch.zeros(1, 2, dtype=torch.int32), "forward: output 2: got Int, expected Long"),
+        (2, torch.tensor([[3, 256]]), "forward: returned the token 256, which is outside the vocabulary [0, 256)"),
+        (3, torch.zeros(1, 2, dtype=torch.float16), "forward: output 3: got Half, expected Float"),
+    ],
+)
+def test_wrong_log_probabilities_are_an_error(tmp_path, monkeypatch, output, value, message):
+    def rule(self, tokens, input_pos, **_):
+        outputs = [tokens[:, -1] + 0, torch.zeros(1), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2)]
+        outputs[output] = value.clone()
+        return tuple(outputs)
+
+    monkeypatch.setitem(programs.OPTIONAL, "logprobs", torch.tensor(0))
+    path = programs.export(tmp_path / "model.pte", rule, optional=("logprobs",), sampling_logprobs=2)
+    with api.Engine(path) as engine, engine.submit([1], logprobs=2) as request:
+        assert request.wait() and (request.finish, request.error) == (api.FINISH_ERROR, message)
 
 
 def test_token_outside_the_vocabulary_is_an_error(run, tmp_path):

@@ -477,3 +477,43 @@ def test_memory_limit_ends_the_requests_of_the_step(path):
         finally:
             memory.set_memory_limit(before)
         assert engine.generate(LONG, max_new_tokens=2, ignore_eos=True)
+
+
+def test_draft_beyond_the_memory_limit_ends_no_answer(path):
+    """`verify` computes the logits of all its tokens, and needs more memory than the other methods."""
+    from executorch_mlx import memory
+
+    pattern = [4, 5, 6, 7]
+    options = options_of({"allowed_tokens": lambda answer: [pattern[len(answer) % 4]]})
+    with api.Engine(path) as engine:
+        expected = engine.generate(pattern * 4, **options, draft=0)
+        assert engine.generate(pattern * 4, **options, draft=15) == expected
+        before = memory.set_memory_limit(memory.get_active_memory() + 80_000)
+        try:
+            for draft in (0, 15, -1):
+                with engine.submit(pattern * 4, **options, draft=draft) as request:
+                    assert request.wait() and (request.tokens, request.error) == (expected, "")
+        finally:
+            memory.set_memory_limit(before)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_step_of_several_rows_beyond_the_memory_limit_is_divided(path, overlap):
+    from executorch_mlx import memory
+
+    options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0)
+    with api.Engine(path, chunk=1, overlap=overlap) as engine:
+
+        def answers() -> list[list[int]]:
+            requests = [engine.submit([token, 6], **options) for token in (5, 7, 9, 11)]
+            tokens = [request.tokens if request.wait() and not request.error else None for request in requests]
+            for request in requests:
+                request.free()
+            return tokens
+
+        expected = answers()
+        before = memory.set_memory_limit(memory.get_active_memory() + 40_000)  # has room for a call of one row
+        try:
+            assert answers() == expected
+        finally:
+            memory.set_memory_limit(before)

@@ -124,6 +124,17 @@ def test_exception_of_a_callback_ends_only_its_answer(llm):
     assert list(bad) == []
 
 
+def test_callback_that_waits_for_its_own_engine_fails(chat_program, llm):
+    def ask(asked: LLM):
+        return lambda answer: asked.generate(PROMPTS[1], max_new_tokens=1, ignore_eos=True).result() and None
+
+    with LLM.load(chat_program) as other:
+        with pytest.raises(RuntimeError, match="chat.pte: a callback must not wait for an answer of the engine that"):
+            llm.generate(PROMPTS[0], allowed_tokens=ask(llm)).result()
+        answer = llm.generate(PROMPTS[0], max_new_tokens=2, ignore_eos=True, allowed_tokens=ask(other)).result()
+        assert len(answer.tokens) == 2
+
+
 def test_answer_starts_before_the_first_iteration(llm):
     generation = llm.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
     wait_until(lambda: generation.metrics.generated_tokens == 4)
@@ -345,5 +356,25 @@ def mask(answer):
     time.sleep(0.2)
 answer = llm.generate([5], allowed_tokens=mask)
 called.wait()
+print("end")"""
+    assert python(source) == "end\n"
+
+
+def test_model_may_be_freed_on_the_thread_of_its_engine(chat_program):
+    """As by the garbage collector, which can run while ctypes makes the arguments of a callback."""
+    source = f"""
+import ctypes, time
+from executorch_mlx import memory
+from executorch_mlx.llm import binding
+from executorch_mlx.llm.program import Program
+program = Program({str(chat_program)!r})
+program.start()
+on_event = binding.OnEvent(lambda key, event: program.close() is None)
+settings = binding.RequestOptions(prompt=binding.ids([5]), prompt_length=1, on_event=on_event)
+request = ctypes.c_void_p()
+program.call("engine_submit", ctypes.byref(settings), ctypes.byref(request))
+binding.library().request_free(request)
+while memory.get_active_memory():
+    time.sleep(0.01)
 print("end")"""
     assert python(source) == "end\n"

@@ -3,6 +3,7 @@
 import pytest
 import qwen_mtp_checkpoints as checkpoints
 import torch
+from executorch_mlx import memory
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
@@ -231,6 +232,20 @@ def test_cancelled_answers(good_head):
             generation.result()
             rest = llm.generate(PROMPT + first, max_new_tokens=30 - count, ignore_eos=True, draft=4).result()
             assert first + rest.tokens == whole
+
+
+def test_drafts_beyond_the_memory_limit_end_no_answer(good_head):
+    """After a call that fails, the states may have read its draft tokens. The row reads prompt and answer again."""
+    options = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 0.8, "seed": 5}
+    for room in (60_000, 90_000):
+        with LLM.load(good_head, chunk=4) as llm:
+            expected = llm.generate(PROMPT, draft=0, **options).result().tokens
+            assert llm.generate(PROMPT, draft=6, **options).result().metrics.accepted_tokens > 0
+            before = memory.set_memory_limit(memory.get_active_memory() + room)
+            try:
+                assert llm.generate(PROMPT, draft=6, **options).result().tokens == expected
+            finally:
+                memory.set_memory_limit(before)
 
 
 def test_prompt_caches_do_not_depend_on_the_loaded_methods(good_head, tmp_path):

@@ -28,6 +28,16 @@ def test_special_tokens_and_missing_ids_have_no_bytes():
     assert offsets[-11] == offsets[-1]
 
 
+def test_added_tokens_are_decoded_as_by_the_tokenizer():
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    texts = ["\n Caf\u00e9", "<d\u00e9j\u00e0 vu>", "\u65e5\u672c\u00e9", "<tool>"]
+    tokenizer.add_tokens(texts)
+    data, offsets = token_table(tokenizer, len(tokenizer))
+    for token, text in enumerate(texts, len(tokenizer) - len(texts)):
+        assert data[offsets[token] : offsets[token + 1]].numpy().tobytes() == text.encode()
+        assert tokenizer.decode([token]) == text
+
+
 def test_sentencepiece_pieces():
     assert _sentencepiece("\u2581the") == b" the"
     assert _sentencepiece("<0x0A>") == b"\n"

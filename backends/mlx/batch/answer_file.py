@@ -30,16 +30,17 @@ class AnswerFile:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._drop_torn_line()
+            end = self._end_of_complete_lines()
             self.answered: dict[int, str] = {
-                request_number(answer["id"]): answer["id"] for _, answer in read_answers(path)
+                request_number(answer["id"]): answer["id"] for _, answer in read_answers(path, end)
             }
+            os.ftruncate(self._file, end)  # now that all lines are known to be answers
         except BaseException:
             os.close(self._file)
             raise
 
-    def _drop_torn_line(self) -> None:
-        """Truncate the file after its last complete line.
+    def _end_of_complete_lines(self) -> int:
+        """Return the size of the file without an incomplete last line.
 
         Raises ValueError if the file has no complete line and does not begin like an answer.
         """
@@ -55,7 +56,7 @@ class AnswerFile:
         beginning = b'{"id": "'
         if end == 0 < size and os.pread(self._file, len(beginning), 0) != beginning[:size]:
             raise ValueError(f"{self.path}: line 1 is not an answer of a batch; choose another file for the answers")
-        os.ftruncate(self._file, end)
+        return end
 
     def write(self, answer: dict[str, Any]) -> None:
         """Append an answer. Raises OSError if that fails, for instance because the disk is full."""
@@ -76,11 +77,16 @@ class AnswerFile:
         self.close()
 
 
-def read_answers(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the offset in bytes and the contents of each answer. Raises ValueError for a line that is no answer."""
+def read_answers(path: Path, end: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the offset in bytes and the contents of each answer, of the first `end` bytes or of the whole file.
+
+    Raises ValueError for a line that is no answer.
+    """
     with open(path, "rb") as file:
         offset = 0
         for number, line in enumerate(file, 1):
+            if offset == end:
+                return
             yield offset, _parse(path, number, line)
             offset += len(line)
 

@@ -39,6 +39,10 @@ struct executorch_mlx_request {
   std::shared_ptr<LlmProgram> program; // outlives the request
   std::shared_ptr<Request> request;
   std::thread::id engine_thread; // which runs the callbacks
+
+  bool is_on_engine_thread() const {
+    return std::this_thread::get_id() == engine_thread;
+  }
 };
 
 namespace {
@@ -307,7 +311,9 @@ executorch_mlx_status executorch_mlx_engine_close(executorch_mlx_engine* engine)
 
 void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
   if (engine != nullptr && !executorch_mlx_is_forked()) {
-    engine->scheduler->close(); // callbacks may use the engine until then
+    if (executorch_mlx_engine_close(engine) != EXECUTORCH_MLX_OK) { // callbacks may use the engine until then
+      return;
+    }
     engine->model->has_engine = false;
     delete engine;
   }
@@ -432,7 +438,10 @@ void executorch_mlx_request_cancel(executorch_mlx_request* request) {
 }
 
 bool executorch_mlx_request_wait(executorch_mlx_request* request, double seconds) {
-  return request == nullptr || (!executorch_mlx_is_forked() && request->request->wait(seconds));
+  if (request == nullptr || executorch_mlx_is_forked()) {
+    return request == nullptr;
+  }
+  return request->request->wait(request->is_on_engine_thread() ? 0 : seconds);
 }
 
 void executorch_mlx_request_get_info(const executorch_mlx_request* request, executorch_mlx_request_info* info) {
@@ -451,7 +460,7 @@ void executorch_mlx_request_free(executorch_mlx_request* request) {
   }
   request->request->cancel();
   if (!request->request->wait(0)) {
-    if (std::this_thread::get_id() == request->engine_thread) {
+    if (request->is_on_engine_thread()) {
       request->request->detach();
     } else {
       request->request->wait(-1);

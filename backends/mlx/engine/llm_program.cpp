@@ -253,17 +253,21 @@ void LlmProgram::check_token(const Method& method, int64_t token) const {
 // Reads the first `count` of `expected` drawn tokens from the outputs: tokens, logprob, top_tokens and top_logprobs.
 std::vector<Drawn> LlmProgram::read_drawn(
     const Method& method, std::span<const EValue> outputs, size_t expected, size_t count, bool has_logprobs) const {
-  const auto check_size = [&](size_t output, size_t size) {
-    const auto got = static_cast<size_t>(outputs[output].toTensor().numel());
+  const auto check_output = [&](size_t output, size_t size, ScalarType type) {
+    const Tensor& tensor = outputs[output].toTensor();
+    const auto got = static_cast<size_t>(tensor.numel());
     check(got == size, EXECUTORCH_MLX_FAILED, method.name(), ": got ", got, " results, expected ", size);
+    check(
+        tensor.scalar_type() == type, EXECUTORCH_MLX_FAILED, method.name(), ": output ", output, ": got ",
+        dtype_name(tensor.scalar_type()), ", expected ", dtype_name(type));
   };
   const size_t k = has_logprobs ? metadata_.logprobs : 0;
-  check_size(0, expected);
+  check_output(0, expected, ScalarType::Long);
   if (has_logprobs) {
     check(outputs.size() >= 4, EXECUTORCH_MLX_FAILED, method.name(), ": returned no log probabilities");
-    check_size(1, expected);
-    check_size(2, expected * k);
-    check_size(3, expected * k);
+    check_output(1, expected, ScalarType::Float);
+    check_output(2, expected * k, ScalarType::Long);
+    check_output(3, expected * k, ScalarType::Float);
   }
   std::vector<Drawn> drawn(count);
   for (size_t i = 0; i < count; ++i) {
@@ -273,6 +277,7 @@ std::vector<Drawn> LlmProgram::read_drawn(
       drawn[i].logprob = outputs[1].toTensor().const_data_ptr<float>()[i];
       const int64_t* ids = outputs[2].toTensor().const_data_ptr<int64_t>() + i * k;
       const float* logprobs = outputs[3].toTensor().const_data_ptr<float>() + i * k;
+      std::for_each(ids, ids + k, [&](int64_t token) { check_token(method, token); });
       drawn[i].top_tokens.assign(ids, ids + k);
       drawn[i].top_logprobs.assign(logprobs, logprobs + k);
     }

@@ -3,6 +3,7 @@
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "check.h"
 
@@ -106,13 +107,16 @@ std::span<const T> MetadataReader::array(const std::string& name, ScalarType typ
 namespace {
 
 void check_metadata(const LlmMetadata& m, const std::string& path) {
-  const auto check_at_least = [&](const char* name, int64_t value, int64_t minimum) {
+  // The sizes of the tensors of ExecuTorch have 32 bits.
+  constexpr int64_t kMost = std::numeric_limits<executorch::aten::SizesType>::max();
+  const auto check_size = [&](const char* name, int64_t value, int64_t minimum) {
     check_program(value >= minimum, path, ": ", name, ": got ", value, ", expected at least ", minimum);
+    check_program(value <= kMost, path, ": ", name, ": got ", value, ", expected at most ", kMost);
   };
-  check_at_least("get_vocab_size", m.vocab_size, 1);
-  check_at_least("get_max_batch_size", m.rows, 1);
-  check_at_least("sampling_logit_bias", m.logit_bias, 0);
-  check_at_least("sampling_logprobs", m.logprobs, 0);
+  check_size("get_vocab_size", m.vocab_size, 1);
+  check_size("get_max_batch_size", m.rows, 1);
+  check_size("sampling_logit_bias", m.logit_bias, 0);
+  check_size("sampling_logprobs", m.logprobs, 0);
   check_program(
       0 <= m.part.rank && m.part.rank < m.part.size, path, ": tensor_parallel_rank: got ", m.part.rank,
       ", expected a rank in [0, ", m.part.size, ")");
@@ -122,6 +126,7 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
   check_program(
       0 < m.max_seq_len && m.max_seq_len <= m.max_context_len,
       path, ": get_max_seq_len: got ", m.max_seq_len, ", expected 1 to ", m.max_context_len, " (get_max_context_len)");
+  check_size("get_max_seq_len", m.max_seq_len, 1);
 }
 
 } // namespace

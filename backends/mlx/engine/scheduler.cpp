@@ -17,6 +17,7 @@ namespace {
 // and would need more memory for the attention scores. On a GPU, a chunk is as large as the program permits.
 constexpr int64_t kCpuChunk = 512;
 constexpr double kDefaultChunkSeconds = 0.25;
+constexpr int64_t kRaiseLimitsAfter = 1024; // steps
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -28,7 +29,8 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
     : program_(program),
       options_(options),
       rows_(program, options.reuse_prompts),
-      overlaps_((options.overlap < 0 ? !program.runs_on_cpu() : options.overlap > 0) && program.can_defer()) {
+      overlaps_((options.overlap < 0 ? !program.runs_on_cpu() : options.overlap > 0) && program.can_defer()),
+      max_rows_(static_cast<size_t>(program.metadata().rows)) {
   check_not_forked();
   if (draft != nullptr) {
     guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
@@ -240,6 +242,12 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
 
 // Draws the next token of every running answer. An answer for which speculation pays may get several tokens.
 void Scheduler::step() {
+  // Calls that did not fit into memory are tried again from time to time: memory may have been freed since.
+  if (++steps_since_limit_ == kRaiseLimitsAfter) {
+    steps_since_limit_ = 0;
+    max_rows_ = std::min(2 * max_rows_, static_cast<size_t>(program_.metadata().rows));
+    max_draft_ = std::min(2 * max_draft_ + 1, StepCosts::kMaxDraft);
+  }
   if (!pending_.empty()) {
     may_follow_pending() ? advance_pending() : finish_pending();
     if (!pending_.empty()) {
@@ -265,19 +273,21 @@ void Scheduler::step() {
   const bool one_by_one = prefers_single_steps(head.size());
   const auto overlaps = [this](const auto& request) { return can_overlap(*request); };
   const bool submits_ahead = drafts.empty() && host.empty() && std::all_of(head.begin(), head.end(), overlaps);
-  const size_t per_call = one_by_one ? 1 : head.size();
+  const size_t per_call = one_by_one ? 1 : max_rows_;
   for (size_t i = 0; i < head.size(); i += per_call) {
-    const Requests requests(head.begin() + i, head.begin() + i + per_call);
-    submits_ahead ? guarded(requests, [&] { pending_.push_back(submit(requests)); }) : draw(requests);
+    const Requests requests(head.begin() + i, head.begin() + std::min(i + per_call, head.size()));
+    if (submits_ahead) {
+      guarded(requests, [&] { split_if_too_large(requests, [&] { pending_.push_back(submit(requests)); }); });
+    } else {
+      draw(requests);
+    }
   }
   for (auto& [request, draft] : drafts) {
     verify(request, std::move(draft));
   }
-  if (program_.has_logits_of_rows() && !host.empty()) {
-    return draw(host);
-  }
-  for (const auto& request : host) {
-    draw({&request, 1});
+  const size_t per_host_call = program_.has_logits_of_rows() ? max_rows_ : 1;
+  for (size_t i = 0; i < host.size(); i += per_host_call) {
+    draw(std::span(host).subspan(i, std::min(per_host_call, host.size() - i)));
   }
 }
 
@@ -330,7 +340,7 @@ void Scheduler::advance_pending() {
     std::exception_ptr error;
     try {
       if (!requests.empty()) {
-        next = submit(requests, &step);
+        split_if_too_large(requests, [&] { next = submit(requests, &step); });
       }
     } catch (...) {
       error = std::current_exception(); // ends only requests that their pending token does not end
@@ -436,7 +446,7 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
   const auto position = static_cast<int64_t>(request.row->ids.size());
   const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
   const int64_t most = std::min({
-      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_draft(),
+      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_, program_.max_draft(),
       meta.max_context_len - position - 1,
       options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
   if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
@@ -491,12 +501,23 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     task.tokens = tokens;
     task.position = static_cast<int64_t>(row.ids.size());
     task.row = row.index;
-    const auto begin = Clock::now();
-    const auto drawn = program_.verify(task);
-    const double seconds = seconds_since(begin);
+    const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const int64_t end = task.position + static_cast<int64_t>(tokens.size());
     row.written = std::max(row.written, end);
-    const auto drafted = static_cast<int64_t>(draft.tokens.size());
+    const auto begin = Clock::now();
+    std::vector<Drawn> drawn;
+    try {
+      drawn = program_.verify(task);
+    } catch (const EngineError& error) {
+      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || drafted == 0) {
+        throw;
+      }
+      max_draft_ = drafted / 2;
+      steps_since_limit_ = 0;
+      prepare_retry(*request);
+      return;
+    }
+    const double seconds = seconds_since(begin);
     const auto is_right = [](int64_t guess, const Drawn& token) { return guess == token.token; };
     const auto accepted =
         std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin(), is_right).first - draft.tokens.begin();
@@ -511,6 +532,33 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
       rewind(row, std::move(task));
     }
   });
+}
+
+// Makes a call that draws tokens for these requests. If they are several, and the call does not fit into memory, later
+// calls are for fewer rows.
+template <typename Call>
+void Scheduler::split_if_too_large(const Requests& requests, Call&& call) {
+  try {
+    call();
+  } catch (const EngineError& error) {
+    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || requests.size() < 2) {
+      throw;
+    }
+    max_rows_ = requests.size() / 2;
+    steps_since_limit_ = 0;
+    for (const auto& request : requests) {
+      prepare_retry(*request);
+    }
+  }
+}
+
+// After a call that did not fit into memory: if the row cannot go back behind the tokens that it may have read in the
+// call, it reads prompt and answer again.
+void Scheduler::prepare_retry(Request& request) {
+  if (program_.metadata().max_rewind == 0) {
+    request.row->truncate(0);
+    request.is_decoding = false;
+  }
 }
 
 // Forgets the tokens of a call of verify() that were not taken. The request may be over: the row can then be reused.
@@ -540,6 +588,7 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
       task.tokens = std::span(request->ids).subspan(request->row->ids.size());
       task.position = static_cast<int64_t>(request->row->ids.size());
       task.row = request->row->index;
+      request->row->written = std::max(request->row->written, task.position + static_cast<int64_t>(task.tokens.size()));
       tasks.push_back(task);
       ready.push_back(request);
     });
@@ -548,8 +597,9 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
     return;
   }
   guarded(ready, [&] {
-    const auto drawn = run_tasks(ready, tasks);
-    for (size_t i = 0; i < ready.size(); ++i) {
+    std::vector<Drawn> drawn;
+    split_if_too_large(ready, [&] { drawn = run_tasks(ready, tasks); });
+    for (size_t i = 0; i < drawn.size(); ++i) {
       take_plain(ready[i], tasks[i].tokens, drawn[i]);
     }
   });

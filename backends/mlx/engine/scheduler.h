@@ -87,6 +87,9 @@ class Scheduler {
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
   Draft find_draft(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
+  template <typename Call>
+  void split_if_too_large(const Requests& requests, Call&& call);
+  void prepare_retry(Request& request);
   void rewind(Row& row, RowTask task);
   void feed(Request& request, std::span<const int64_t> tokens);
   void encode(Request& request);
@@ -114,6 +117,10 @@ class Scheduler {
   ChunkTimes chunk_times_;
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none
+  // Of a call. They are lowered if a larger call does not fit into memory, and raised again later.
+  size_t max_rows_;
+  int64_t max_draft_ = StepCosts::kMaxDraft;
+  int64_t steps_since_limit_ = 0; // since one of them was changed
 
   mutable std::mutex mutex_; // guards the members below up to is_closing_
   std::condition_variable changed_;

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import binding
 from .metrics import Metrics
-from .program import Program, in_callback
+from .program import Program, enter_callback
 from .sampling_parameters import (
     PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, python_number, shown,
 )  # fmt: skip
@@ -146,6 +146,8 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
     def __next__(self) -> Token:
         while self.finish is None:
             self._program.check_process()
+            if self._request.events.empty():
+                self._program.check_not_in_callback()
             token = self._take(self._request.events.get())
             if token is not None:
                 return token
@@ -237,6 +239,7 @@ class Request:
         self._allowed_tokens, self._words = parameters.allowed_tokens, mask_word_count(program.vocab_size)
         self._wants_logprobs = options.logprobs is not None
         self._waker: Callable[[], object] | None = None
+        self.handles = program.handles
         self._exception: BaseException | None = None  # what `allowed_tokens` raised
         self._parties = [None, None]
         key = next(_keys)
@@ -331,19 +334,20 @@ class Request:
 
 @binding.OnEvent
 def _on_event(key: int, event: Any) -> bool:
-    with in_callback():
-        request, is_last = _requests[key], event.contents.finish != binding.RUNNING
-        request.receive(event.contents)
-        if is_last:
-            del _requests[key]
-            request._leave()
-        return True
+    request, is_last = _requests[key], event.contents.finish != binding.RUNNING
+    enter_callback(request.handles)
+    request.receive(event.contents)
+    if is_last:
+        del _requests[key]
+        request._leave()
+    return True
 
 
 @binding.AllowedTokens
 def _on_allowed_tokens(key: int, answer: Any, length: int, mask: Any, words: int) -> bool:
-    with in_callback():
-        return _requests[key].allow(answer[:length], mask)
+    request = _requests[key]
+    enter_callback(request.handles)
+    return request.allow(answer[:length], mask)
 
 
 def _copy_mask(mask: Any, target: Any, words: int) -> None:

@@ -7,8 +7,7 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -87,10 +86,10 @@ class Program:
             device=None if device is None else device.encode(), profile=profile,
             draft=None if draft is None else os.fsencode(draft),
         )  # fmt: skip
-        self._handles = _Handles(path, options, processes)
+        self.handles = _Handles(path, options, processes)
         # The finalizer also runs at the exit of the process, before Python becomes unable to run the callbacks of the
         # engine's thread.
-        self._finalizer = weakref.finalize(self, self._handles.close)
+        self._finalizer = weakref.finalize(self, self.handles.close)
         self.chunk: int = self.get("get_max_seq_len", 1)
         self.max_context_len: int = self.get("get_max_context_len", self.chunk)
         self.rows: int = self.get("get_max_batch_size", 1)
@@ -113,7 +112,7 @@ class Program:
         for name in ("queue_limit", "chunk"):
             check_integer(name, options.get(name, 0), 0, 2**63, "0 to 2**63 - 1")
         settings = binding.EngineOptions(**options)
-        self.call("engine_create", ctypes.byref(settings), ctypes.byref(self._handles.engine))
+        self.call("engine_create", ctypes.byref(settings), ctypes.byref(self.handles.engine))
 
     def close(self) -> None:
         """Cancel all requests and free the memory. Closing again has no effect."""
@@ -121,11 +120,16 @@ class Program:
 
     def check_process(self) -> None:
         """Raise RuntimeError if the process was forked after the program was loaded: it lacks the engine's thread."""
-        if os.getpid() != self._handles.process:
+        if os.getpid() != self.handles.process:
             raise RuntimeError(
                 f"{self.path.name}: this process was forked after the model was loaded, so it lacks the thread of the "
                 "engine; load the model in the child process, and start that with multiprocessing's method spawn"
             )
+
+    def check_not_in_callback(self) -> None:
+        """Raise RuntimeError in a callback of this engine, which goes on when the callback returns."""
+        if getattr(_this_thread, "handles", None) is self.handles:
+            raise RuntimeError(f"{self.path.name}: a callback must not wait for an answer of the engine that calls it")
 
     def call(self, function: str, *arguments: Any) -> None:
         """Call a function of the C API for this engine or model. Its name begins with `engine_` or `model_`.
@@ -137,7 +141,7 @@ class Program:
 
     def _status(self, function: str, *arguments: Any) -> int:
         self.check_process()
-        with self._handles as handles:
+        with self.handles as handles:
             if handles.is_closed:
                 raise RuntimeError(f"{self.path.name} is closed")
             is_of_engine = function.startswith("engine_") and function != "engine_create"
@@ -230,18 +234,13 @@ class Program:
 _this_thread = threading.local()
 
 
-@contextmanager
-def in_callback() -> Iterator[None]:
-    """A context manager for code that the engine calls on its own thread."""
-    if not hasattr(_this_thread, "is_engine"):
+def enter_callback(handles: _Handles) -> None:
+    """Prepare this thread for Python code. It is that of the engine of `handles`, and runs nothing but callbacks."""
+    if not hasattr(_this_thread, "handles"):
         # Otherwise, Python creates and deletes its state of the thread in each callback. The memory that it maps and
         # unmaps for the state takes about a twentieth of the time of a decode step.
         ctypes.pythonapi.PyGILState_Ensure()
-    _this_thread.is_engine = True
-    try:
-        yield
-    finally:
-        _this_thread.is_engine = False
+        _this_thread.handles = handles
 
 
 # The C objects -------------------------------------------------------------------------
@@ -278,13 +277,15 @@ class _Handles:
         """End all requests, wait until nothing uses the objects, and free them."""
         if os.getpid() != self.process:  # a fork has neither the threads to wait for nor processes of its own to end
             return
-        # The garbage collector may come here during a callback. The thread of an engine cannot wait for its own end.
-        if getattr(_this_thread, "is_engine", False):
-            threading.Thread(target=self.close).start()
-            return
+        # The garbage collector may come here on the thread of an engine, which cannot wait for its own end, also before
+        # enter_callback(): ctypes makes the arguments of a callback first. engine_close() then refuses.
         with self._changed:
             self.is_closed = True
-        self.library.engine_close(self.engine)  # calls that wait for a request return
+        is_engine_thread = hasattr(_this_thread, "handles")
+        # Calls that wait for a request return.
+        if is_engine_thread or self.library.engine_close(self.engine) == binding.INVALID_ARGUMENT:
+            threading.Thread(target=self.close).start()
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._users == 0)
         self.library.engine_free(self.engine)

@@ -56,10 +56,15 @@ def _decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
 
     Supports byte-level BPE, and SentencePiece with byte fallback.
     """
-    if "ByteLevel" in str(backend.decoder):
-        alphabet = _byte_level_alphabet()
-        return lambda token: b"".join(alphabet.get(c, c.encode()) for c in token)
-    return _sentencepiece
+    return _byte_level(_byte_level_alphabet()) if "ByteLevel" in str(backend.decoder) else _sentencepiece
+
+
+def _byte_level(alphabet: dict[str, int]) -> Callable[[str], bytes]:
+    """Return a function that decodes a token as `tokenizers` does.
+
+    A token with a character outside the alphabet, such as a space, was added to the vocabulary as text.
+    """
+    return lambda token: bytes(alphabet[c] for c in token) if alphabet.keys() >= set(token) else token.encode()
 
 
 def _sentencepiece(token: str) -> bytes:
@@ -67,7 +72,7 @@ def _sentencepiece(token: str) -> bytes:
     return bytes.fromhex(byte[1]) if byte else token.replace("\u2581", " ").encode()
 
 
-def _byte_level_alphabet() -> dict[str, bytes]:
+def _byte_level_alphabet() -> dict[str, int]:
     """Return a mapping from each character of byte-level BPE (GPT-2) to the byte that it represents.
 
     The character of a printable byte is the byte itself, in Latin-1. The other bytes have the characters
@@ -75,5 +80,4 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
-    alphabet = {chr(b): bytes([b]) for b in printable}
-    return alphabet | {chr(256 + i): bytes([b]) for i, b in enumerate(others)}
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

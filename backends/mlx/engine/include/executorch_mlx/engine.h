@@ -193,7 +193,7 @@ class Request {
   }
 
   // Waits for the end of the request, at most `seconds`; negative: without limit. Returns whether it has ended. If it
-  // ended by an error or by an exception in a callback, throws that.
+  // ended by an error or by an exception in a callback, throws that. In a callback of its engine, returns at once.
   bool wait(double seconds = -1) {
     if (!executorch_mlx_request_wait(handle_.get(), seconds)) {
       return false;

@@ -110,7 +110,7 @@ executorch_mlx_status executorch_mlx_engine_create(
 // it, wait until their calls have returned, and free it. Not for callbacks. NULL is allowed.
 executorch_mlx_status executorch_mlx_engine_close(executorch_mlx_engine* engine);
 
-// Closes the engine and frees it. Requests stay valid until they are freed.
+// Closes the engine and frees it. Requests stay valid until they are freed. In a callback of the engine, does nothing.
 void executorch_mlx_engine_free(executorch_mlx_engine* engine);
 
 typedef struct {
@@ -246,7 +246,8 @@ executorch_mlx_status executorch_mlx_engine_submit(
 // Ends a request before its next step. Its last event follows. May be called from any thread, callback or signal handler.
 void executorch_mlx_request_cancel(executorch_mlx_request* request);
 
-// Waits for the last event of a request, at most `seconds`; negative: without limit. Returns whether it has ended.
+// Waits for the last event of a request, at most `seconds`; negative: without limit. Returns whether it has ended. In a
+// callback of its engine, returns at once.
 bool executorch_mlx_request_wait(executorch_mlx_request* request, double seconds);
 
 typedef struct {
