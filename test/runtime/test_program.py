@@ -1,6 +1,8 @@
 """Nodes that create tensors, compute with integers, draw random bits or control the flow, and mutable buffers."""
 
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -290,6 +292,47 @@ def test_buffers_are_updated_in_place():
     for _ in range(3):
         model(update)
     assert mx.get_peak_memory() - before < capacity * 64
+
+
+def peak_memory_during(call) -> int:
+    """Bytes by which the resident memory of the process grows while `call` runs."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    size = lambda key: next(int(x.split()[1]) << 10 for x in Path("/proc/self/status").open() if x.startswith(key))
+    before = size("VmRSS")
+    call()
+    return size("VmHWM") - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_loop_that_updates_a_buffer_saves_its_old_contents_once():
+    """Each of 128 iterations overwrites 1 MB of the buffer. If the call fails, the buffer has its old contents."""
+    width = 1 << 18
+    g = Graph()
+    x, row, index = g.input(((0, 128), 2, 1)), g.input((1, width)), g.input((1,), torch.int32)
+    b, column, t = g.buffer((2, width)), g.new_temp(), g.new_temp()
+    body = g.chain(
+        ir.SliceUpdateNode(dst=b, update=row, out=b, axis=lit(0), start=lit(1), stop=lit(2)),
+        ir.SliceUpdateNode(dst=b, update=column, out=b, axis=lit(1), start=lit(3), stop=lit(4)),
+    )
+    g.emit(ir.ScanNode(originals=[x], sliced=[column], outputs=[], carry=[], body_chain_idx=body, scan_axis=0))
+    g.emit(ir.TakeNode(x=b, index=ir.IntOrVidOrTid(kind=1, vid=g.item(index)), out=t, axis=0))
+    g.emit(ir.SliceNode(x=b, out=g.output((2, 4)), axis=lit(1), start=lit(0), stop=lit(4)))
+    model, ones = g.load(), torch.ones(1, width)
+
+    def call(iterations=128, value=1, index=0):
+        numbers = torch.arange(float(iterations)).reshape(-1, 1, 1).repeat(1, 2, 1)
+        return model(numbers, value * ones, torch.tensor([index], dtype=torch.int32))[0].tolist()
+
+    def failing_call():
+        with pytest.raises(RuntimeError):
+            call(128, 2, index=2)
+
+    call()  # the first call keeps a backup
+    assert peak_memory_during(failing_call) < 16 << 20
+    assert call(0) == [[0, 0, 0, 127], [1, 1, 1, 127]]
+    assert call(5, 3) == [[0, 0, 0, 4], [3, 3, 3, 4]]
+    failing_call()
+    assert call(0) == [[0, 0, 0, 4], [3, 3, 3, 4]]
 
 
 def test_dynamic_inputs_accept_sizes_within_bounds():

@@ -121,6 +121,15 @@ def test_attention(library, queries, keys, make_mask):
     torch.testing.assert_close(y.double(), scores.softmax(-1) @ v.repeat_interleave(3, 1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("keys", [256, 257])  # the last key is in a part with others, or in one of its own
+def test_a_score_that_is_nan_makes_the_result_nan(library, keys):
+    format, generator = FORMATS[0], torch.Generator().manual_seed(4)
+    entries, scales, *_ = cache_of(generator, format, keys)
+    scales[:, :, -1] = torch.nan
+    y = attend(library, torch.randn(1, 4, 1, 72, generator=generator), entries, scales, format, 48)
+    assert y.isnan().all()
+
+
 @pytest.mark.parametrize("dtype, format", zip([*TYPES, torch.float32], FORMATS), ids=IDS)
 def test_a_query_has_the_same_bits_in_every_call(library, dtype, format):
     """One call with all queries agrees with calls of fewer queries, which get the keys up to their last query."""

@@ -120,11 +120,12 @@ def test_number_of_threads_does_not_matter(name, delegate, tmp_path):
 
 
 class Loop(Graph):
-    """A loop over x [STEPS, 2, 4] with a carry, its initial state [2, 4], and a product by a constant."""
+    """A loop over x [STEPS, rows, 4] with a carry, its initial state [rows, 4], and a product by a constant."""
 
-    def __init__(self):
+    def __init__(self, rows=2):
         super().__init__()
-        self.x, self.state = self.input((STEPS, 2, 4)), self.input((2, 4))
+        self.rows = rows
+        self.x, self.state = self.input((STEPS, rows, 4)), self.input((rows, 4))
         self.part, self.carry, self.product = self.new_temp(), self.new_temp(), self.new_temp()
         self.matrix = self.constant(random(4, 4, seed=1))
 
@@ -140,10 +141,10 @@ class Loop(Graph):
         )  # fmt: skip
 
     def result(self, slot, *shape):
-        self.emit(ir.IdCopyNode(x=slot, out=self.output(shape or (2, 4))))
+        self.emit(ir.IdCopyNode(x=slot, out=self.output(shape or (self.rows, 4))))
 
     def arguments(self):
-        return [random(STEPS, 2, 4), random(2, 4, seed=2)]
+        return [random(STEPS, self.rows, 4), random(self.rows, 4, seed=2)]
 
 
 def test_slots_that_the_last_time_step_leaves(calls, tmp_path):
@@ -174,6 +175,65 @@ def test_operands_that_all_time_steps_share(number, calls, tmp_path):
     before = calls()
     assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
     assert calls() - before == STEPS
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (1, 4)])
+def test_values_that_depend_on_no_row(rows, shape, delegate, tmp_path):
+    """A step over operands that all time steps and rows share has a result with fewer rows or axes than the state."""
+    g = Loop(rows)
+    shared, y = g.new_temp(), g.new_temp()
+    g.scan(
+        ir.SigmoidNode(x=g.constant(random(*shape, seed=3)), out=shared),
+        ir.MultiplyNode(a=g.product, b=shared, out=y),
+        ir.TanhNode(x=y, out=g.carry),
+    )
+    g.result(g.carry)
+    assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
+
+
+def test_numbers_with_more_axes_than_the_state(delegate, tmp_path):
+    g = Loop()
+    y = g.new_temp()
+    g.scan(
+        ir.TanhNode(x=g.product, out=g.carry),
+        ir.MultiplyNode(a=g.product, b=g.constant(random(1, 1, 1, seed=3)), out=y),
+        outputs=[y],
+    )
+    g.result(y, STEPS, 1, 2, 4)
+    assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
+
+
+def test_slices_without_elements(delegate, capfd):
+    g = Loop()
+    empty, part, y = g.input((STEPS, 2, 0)), g.new_temp(), g.new_temp()
+    g.scan(ir.MultiplyNode(a=g.product, b=part, out=y), ir.TanhNode(x=y, out=g.carry))
+    loop = g.chains[0][-1]
+    loop.originals.append(empty)
+    loop.sliced.append(part)
+    g.result(g.carry)
+    with pytest.raises(RuntimeError):
+        g.run(*g.arguments(), torch.zeros(STEPS, 2, 0))
+    assert "(2,4) and (2,0) cannot be broadcast" in capfd.readouterr().err
+
+
+def test_outputs_along_the_last_axis(delegate, tmp_path):
+    """Only the number of time steps is read from the slices."""
+    g = Loop()
+    y = g.new_temp()
+    body = [
+        ir.AddmmNode(mat1=g.carry, mat2=g.matrix, out=g.product),
+        ir.TanhNode(x=g.product, out=y),
+        ir.SigmoidNode(x=y, out=g.carry),
+    ]
+    g.emit(
+        ir.IdCopyNode(x=g.state, out=g.carry),
+        ir.ScanNode(
+            originals=[g.x], sliced=[g.part], outputs=[y], carry=[g.carry], body_chain_idx=g.chain(*body), scan_axis=2
+        ),
+    )  # fmt: skip
+    g.result(y, 2, 4, 4)
+    assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
 
 
 def test_carries_that_change_places(delegate, tmp_path):

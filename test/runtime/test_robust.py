@@ -10,7 +10,7 @@ import leaks
 import pytest
 import torch
 from fuzz_payloads import fuzz
-from irprograms import FLOAT32, INT32, Graph, Model, ir, lit, lits, value_of
+from irprograms import FLOAT32, INT32, Graph, Model, ir, lit, lits, number, value_of
 from irprograms.examples import EXAMPLES, decoder
 from irprograms.node_case import random
 
@@ -231,6 +231,12 @@ def empty_scan(g):
     g.emit(ir.ScanNode(originals=[x], sliced=[part], outputs=[], carry=[], body_chain_idx=g.chain(), scan_axis=0))
 
 
+def large_outputs_of_a_scan(g):
+    x, part, y = broadcast(g, 2**20, dtype=torch.uint8), g.new_temp(), g.new_temp()
+    body = g.chain(ir.FullNode(out=y, shape=lits(2**12), v=number(1.0), scalar_type=FLOAT32))
+    g.emit(ir.ScanNode(originals=[x], sliced=[part], outputs=[y], carry=[], body_chain_idx=body, scan_axis=0))
+
+
 def row_of_states(g):
     """The row is computed in a branch, so that the host does not know it."""
     row, start = g.input((1,), torch.int64), g.constant(torch.ones(1, dtype=torch.int64))
@@ -258,6 +264,7 @@ def wide_entries(g):
         (stacked, "expected fewer than 2^31 elements"),
         (empty_while, "instructions in one call"),
         (empty_scan, "instructions in one call"),
+        (large_outputs_of_a_scan, "result of shape [1048576,4096]: expected fewer than 2^31 elements"),
         (row_of_states, "expected none, because the axis is empty"),
         (wide_entries, "got 134217728 groups"),
     ],

@@ -121,18 +121,18 @@ bool InPlaceUpdates::write(
   if (!is_copy || !x.is_available() || !update.is_available() || !take_from(x, array_, backup)) {
     return false;
   }
+  array_ = x;
+  saves = saves && needs_saving(update.nbytes());
   const auto dense = row_major_strides(slice.shape);
   char* memory = x.data<char>() + slice.offset;
   if (saves) {
     slice.contents = std::make_unique_for_overwrite<char[]>(update.nbytes());
     prepare_for_update(slice.shape, x.itemsize(), memory, slice.strides);
     strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.get(), dense);
-  }
-  strided_copy(slice.shape, x.itemsize(), update.data<char>(), update.strides(), memory, slice.strides);
-  if (saves) {
     slices_.push_back(std::move(slice));
   }
-  array_ = x;
+  const Slice& written = saves ? slices_.back() : slice;
+  strided_copy(written.shape, x.itemsize(), update.data<char>(), update.strides(), memory, written.strides);
   return true;
 }
 
@@ -143,6 +143,8 @@ bool InPlaceUpdates::write_positions(
       !update.is_available() || !take_from(x, array_, backup)) {
     return false;
   }
+  array_ = x;
+  saves = saves && needs_saving(update.nbytes());
   const auto width = static_cast<int64_t>(x.itemsize());
   const mx::Shape shape{x.shape(0), x.shape(1), 1, x.shape(3)};
   const size_t vector_bytes = x.shape(3) * width;
@@ -171,16 +173,44 @@ bool InPlaceUpdates::write_positions(
   if (saves) {
     slices_.insert(slices_.end(), std::make_move_iterator(slices.begin()), std::make_move_iterator(slices.end()));
   }
-  array_ = x;
   return true;
 }
 
-std::optional<mx::array> InPlaceUpdates::undo() {
+bool InPlaceUpdates::needs_saving(size_t bytes) {
+  if (!has_whole_array_ && saved_bytes_ + bytes > array_->nbytes()) {
+    save_whole_array();
+  }
+  saved_bytes_ += bytes;
+  return !has_whole_array_;
+}
+
+void InPlaceUpdates::save_whole_array() {
+  const auto dense = row_major_strides(array_->shape());
+  const auto copy = [&] {
+    auto contents = std::make_unique_for_overwrite<char[]>(array_->nbytes());
+    strided_copy(
+        array_->shape(), array_->itemsize(), array_->data<char>(), array_->strides(), contents.get(), dense);
+    return contents;
+  };
+  const auto now = copy();
+  write_slices_back();
+  Slice whole{0, array_->shape(), array_->strides(), copy()};
+  strided_copy(array_->shape(), array_->itemsize(), now.get(), dense, array_->data<char>(), array_->strides());
+  slices_.clear();
+  slices_.push_back(std::move(whole));
+  has_whole_array_ = true;
+}
+
+void InPlaceUpdates::write_slices_back() {
   for (auto slice = slices_.rbegin(); slice != slices_.rend(); ++slice) {
     strided_copy(
         slice->shape, array_->itemsize(), slice->contents.get(), row_major_strides(slice->shape),
         array_->data<char>() + slice->offset, slice->strides);
   }
+}
+
+std::optional<mx::array> InPlaceUpdates::undo() {
+  write_slices_back();
   slices_.clear();
   return std::exchange(array_, std::nullopt);
 }

@@ -83,8 +83,17 @@ class InPlaceUpdates {
     mx::Strides strides;
     std::unique_ptr<char[]> contents;  // row-major
   };
+  // Whether a write of `bytes` bytes to array_ has to save what it overwrites. If the saved slices would take more
+  // memory than the array, as in a loop that writes the same slice, saves the whole array in their place. Later writes
+  // then need to save nothing.
+  bool needs_saving(size_t bytes);
+  void save_whole_array();
+  void write_slices_back();
+
   std::optional<mx::array> array_;
-  std::vector<Slice> slices_;
+  std::vector<Slice> slices_;  // from the oldest to the newest, or the whole array from before the first write
+  size_t saved_bytes_ = 0;     // of slices
+  bool has_whole_array_ = false;
 };
 
 } // namespace executorch_mlx

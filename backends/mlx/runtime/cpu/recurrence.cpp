@@ -123,17 +123,18 @@ class Translation {
   // An array of which each time step reads a slice.
   std::optional<CellInput> sliced(const mx::array& x) const {
     const int axis = operands_.axis;
-    const bool fits = x.dtype() == mx::float32 && x.is_available() && x.ndim() == 3 && axis < 2 &&
+    const bool fits = x.dtype() == mx::float32 && x.is_available() && x.ndim() == 3 && x.size() > 0 &&
         x.shape(1 - axis) == rows_ && x.shape(2) % units_ == 0 && x.strides(2) == 1;
     if (!fits) {
       return std::nullopt;
     }
-    return CellInput{x.data<float>(), x.strides(axis), x.strides(1 - axis), x.shape(2) / units_};
+    const int64_t row_stride = rows_ == 1 ? x.shape(2) : x.strides(1 - axis);  // with one row, MLX's may be 0
+    return CellInput{x.data<float>(), x.strides(axis), row_stride, x.shape(2) / units_};
   }
 
   // An array that all time steps read: a matrix, a row or a number.
   std::optional<CellInput> fixed(const mx::array& x) const {
-    if (x.dtype() != mx::float32 || !x.is_available() || x.size() == 0) {
+    if (x.dtype() != mx::float32 || !x.is_available() || x.size() == 0 || x.ndim() > 2) {
       return std::nullopt;
     }
     if (x.size() == 1 && units_ > 1) {
@@ -205,10 +206,10 @@ class Translation {
     return operand < first ? value_of_step(operand) : values_[operand - first];
   }
 
-  // Whether a value is one row, or one number, for all rows.
+  // Whether a value is one row, or one number, for all rows. Such a value may have fewer axes than the state.
   bool has_one_row(int value) const {
     const int input = value - 1 - static_cast<int>(carries_.size());
-    return input >= 0 && input < static_cast<int>(inputs_.size()) && inputs_[input].row_stride == 0 && rows_ > 1;
+    return input >= 0 && input < static_cast<int>(inputs_.size()) && inputs_[input].row_stride == 0;
   }
 
   const RecurrentCell& cell_;
@@ -243,7 +244,8 @@ mx::array pack_recurrent(const mx::array& b) {
 std::optional<RecurrenceResults> recurrence(
     const RecurrentCell& cell, const RecurrenceOperands& operands, const mx::array& packed) {
   const auto& hidden = operands.carries[cell.hidden];
-  if (hidden.ndim() != 2 || hidden.shape(0) == 0 || hidden.shape(1) != packed.shape(0)) {
+  const bool fits = hidden.ndim() == 2 && hidden.shape(0) > 0 && hidden.shape(1) == packed.shape(0);
+  if (!fits || operands.axis > 1) {
     return std::nullopt;
   }
   Translation translation(cell, operands, packed);

@@ -37,6 +37,9 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   // outputs[i][j] is output i of iteration j. The body chain writes the outputs of its iteration to the slots
   // `n.outputs()`. At the end, each of these slots gets the stacked outputs of all iterations.
   std::vector<std::vector<mx::array>> outputs(n.outputs()->size());
+  const auto output_axis = [&](const mx::array& x) {
+    return checked_axis(n.scan_axis(), static_cast<int>(x.ndim()) + 1, "scan_axis");
+  };
   const auto loop = c.loop(n, iterations);
   for (int iteration = 0; iteration < iterations; ++iteration) {
     for (uint32_t i = 0; i < originals.size(); ++i) {
@@ -44,12 +47,15 @@ inline void scan(const fb::ScanParams& n, Context& c) {
     }
     c.run(static_cast<uint32_t>(n.body_chain_idx()));
     for (uint32_t i = 0; i < outputs.size(); ++i) {
-      outputs[i].push_back(c.in(n.outputs()->Get(i)));
+      const auto& output = c.in(n.outputs()->Get(i));
+      if (iteration == 0) {  // before the memory of all iterations is allocated
+        check_size(shape_stacked(output, iterations, output_axis(output)), output.dtype());
+      }
+      outputs[i].push_back(output);
     }
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
-    const int output_axis = checked_axis(n.scan_axis(), static_cast<int>(outputs[i][0].ndim()) + 1, "scan_axis");
-    c.set(n.outputs()->Get(i), stacked(outputs[i], output_axis, c));
+    c.set(n.outputs()->Get(i), stacked(outputs[i], output_axis(outputs[i][0]), c));
   }
 }
 

@@ -256,15 +256,22 @@ inline void concatenate(const fb::JoinNode& n, Context& c) {
   c.set(n.out(), mx::concatenate(std::move(arrays), axis, c.stream));
 }
 
+// The shape of `count` arrays like x, stacked along a new axis.
+inline mx::Shape shape_stacked(const mx::array& x, int count, int axis) {
+  auto shape = x.shape();
+  shape.insert(shape.begin() + axis, count);
+  return shape;
+}
+
 // Returns the arrays stacked along a new axis.
 inline mx::array stacked(const std::vector<mx::array>& arrays, int axis, Context& c) {
-  auto shape = arrays[0].shape();
   for (const auto& x : arrays) {
     check_argument(
-        x.shape() == shape, "tensors: got ", describe(x), " beside ", describe(arrays[0]), ", expected equal shapes");
+        x.shape() == arrays[0].shape(), "tensors: got ", describe(x), " beside ", describe(arrays[0]),
+        ", expected equal shapes");
   }
-  shape.insert(shape.begin() + axis, c.checked_int("result size", static_cast<int64_t>(arrays.size())));
-  check_size(shape, mx::result_type(arrays));
+  const int count = c.checked_int("result size", static_cast<int64_t>(arrays.size()));
+  check_size(shape_stacked(arrays[0], count, axis), mx::result_type(arrays));
   if (!arrays[0].is_available()) {
     return mx::stack(arrays, axis, c.stream);
   }

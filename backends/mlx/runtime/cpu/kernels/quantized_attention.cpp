@@ -128,7 +128,8 @@ float weigh(
     scores[i] = a.bool_mask[mask + i * a.mask_strides[3]] ? scores[i] : -__builtin_inff();
   }
   maximum = maximum_of(scores, visible);
-  if (maximum == -__builtin_inff()) {
+  const auto is_nan = [](float x) { return std::isnan(x); };
+  if (maximum == -__builtin_inff() && std::none_of(scores, scores + visible, is_nan)) {
     std::fill_n(scores, count, 0.0f);
     return 0;
   }
