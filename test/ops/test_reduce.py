@@ -15,6 +15,9 @@ ROWS = [
     row("sum", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (floats(0, 3),), (bools(4),)],
         dtypes=NUMBERS, loose=2),
     row("sum/dtype", lambda x: torch.sum(x, dtype=f32), floats(40), dtypes=FLOATS),
+    row("sum/narrow integers", lambda x: [
+        f(x, dtype=d) for f in (torch.sum, torch.prod) for d in (torch.int8, torch.uint8, torch.int16)], ints(9),
+        edge_verified=False),
     row("sum.dim_IntList", cases=AXES, once=[*ONCE, (floats(0, 3), [0]), (bools(3, 4), [1])],
         dtypes=NUMBERS, loose=2),
     row("mean", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (floats(0, 3),)]),

@@ -37,9 +37,12 @@ def _reduce(op):
         if P.out.dtype == torch.bool and op not in (ir.MaxNode, ir.MinNode):
             raise Unsupported("a result of dtype bool is unsupported; use torch.any or torch.all")
         # torch computes in the dtype of the result, which is int64 for sums of integers and bools. An extremum of bools
-        # is bool.
-        x = self if P.out.dtype == torch.bool else P.cast(self, P.out.dtype)
-        return P.emit(op, x=x, axes=axes_of(x, dim), keepdims=keepdim, dtype=P.out.dtype)
+        # is bool. MLX sums and multiplies narrow integers in 32 bits.
+        out = P.out.dtype
+        is_narrow = op in (ir.SumNode, ir.ProdNode) and not out.is_floating_point and out.itemsize < 4
+        dtype = torch.int32 if is_narrow else out
+        x = self if out == torch.bool else P.cast(self, dtype)
+        return P.cast(P.emit(op, x=x, axes=axes_of(x, dim), keepdims=keepdim, dtype=dtype), out)
 
     return lower
 
