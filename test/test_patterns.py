@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oprows import Dyn, bf16, f16, f32, floats, ints, lower, row, run_in_process
+from oprows import Dyn, bf16, data, f16, f32, floats, ints, lower, row, run_in_process
 
 FLOATS = (f32, f16, bf16)
 N = Dyn("n", 3, also=(1, 7))
@@ -157,6 +157,33 @@ def test_rope_at_any_positions(delegate, length, dtype):
     assert check(case).count("RopeNode") == 2
 
 
+class RoundedRotary(Rotary):
+    """Rounds the positions, the frequencies or the cosines to bfloat16."""
+
+    def __init__(self, rounded):
+        super().__init__()
+        self.rounded = rounded
+
+    def forward(self, query, positions):
+        positions, frequencies = positions.float(), self.inv_freq
+        if self.rounded == "positions":
+            positions = positions.bfloat16().float()
+        if self.rounded == "frequencies":
+            frequencies = frequencies.bfloat16().float()
+        freqs = positions[:, None] * frequencies
+        cos, sin = (f(torch.cat((freqs, freqs), dim=-1)) for f in (torch.cos, torch.sin))
+        if self.rounded == "cosines":
+            cos, sin = cos.bfloat16().float(), sin.bfloat16().float()
+        return query * cos + rotate_half(query) * sin
+
+
+@pytest.mark.parametrize("rounded", ["positions", "frequencies", "cosines"])
+def test_rope_with_rounded_angles_is_not_fused(delegate, rounded):
+    case = row("program/rounded", RoundedRotary(rounded), floats(1, 2, 5, 8), ints(5, low=250, high=300), dtypes=[f32],
+               loose=20)
+    assert "RopeNode" not in check(case)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rope_of_one_token_of_each_sequence(delegate, dtype):
     positions = ints(3, 1, low=0, high=90)
@@ -213,6 +240,16 @@ def test_grouped_attention_dynamic(delegate):
                floats(1, 2, N, 8), dtypes=[f32], loose=4)
     ops = check(case)
     assert "SdpaNode" in ops and "BroadcastToNode" not in ops, ops
+
+
+def test_other_uses_of_repeated_keys_agree_with_torch(delegate):
+    def attention(query, x):
+        keys = repeat_kv(x, 2)
+        return [torch.nn.functional.scaled_dot_product_attention(q, keys, keys) for q in (keys, query)]
+
+    case = row("program/attention to itself, and of one head", attention, floats(1, 1, 5, 8), floats(1, 2, 5, 8),
+               dtypes=[f32], loose=4)
+    assert check(case).count("SdpaNode") == 2
 
 
 class GemmaNorm(torch.nn.Module):
@@ -387,9 +424,25 @@ def norm_over(axis):
     return lambda x: x * torch.rsqrt(x.pow(2).mean(axis, keepdim=True) + 1e-5)
 
 
+class CastNumber(torch.nn.Module):
+    """Casts a constant, then computes with it."""
+
+    def __init__(self, number, function):
+        super().__init__()
+        self.register_buffer("number", torch.tensor(number))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x, self.number)
+
+
 # Functions that resemble a fusion but are not: name → (function, inputs, the IR node that must not appear).
 NEAR_MISSES = {
     "norm over another axis": (norm_over(1), [floats(2, 8, 8)], "RMSNormNode"),
+    "norm of a number": (norm_over(-1), [floats()], "RMSNormNode"),
+    "factor that is truncated to 0": (
+        CastNumber(0.5, lambda x, half: x * half.int() * (1 + torch.erf(x / math.sqrt(2.0)))), [floats(9)], "GeluNode"
+    ),
     "sample variance": (lambda x: by_variance(x, correction=1), [floats(2, 8)], "LayerNormNode"),
     "variance not centered": (
         lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
@@ -404,6 +457,13 @@ NEAR_MISSES = {
         lambda x, y: 0.5 * y * (1 + torch.erf(x / math.sqrt(2.0))), [floats(9), floats(9)], "GeluNode"
     ),
 }
+
+
+def test_rounded_epsilon(delegate):
+    """1e-8 is 0 in float16."""
+    norm = CastNumber(1e-8, lambda x, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps.half()))
+    case = row("program/rounded epsilon", norm, data([[3e-5, -2e-5, 1e-5]]), dtypes=[f32])
+    assert check(case) == ["RMSNormNode"]
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)

@@ -15,6 +15,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import ops as _  # noqa: F401  (fills the registry)
+from .builder.extents import is_same_shape
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
@@ -96,11 +97,11 @@ class MLXPartitioner(Partitioner):
         """
         register_return_types()
         reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
+        partitions = _decide_partitions(exported_program.graph_module, reasons)
         decisions = (Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
         self._reports.append(Report(tuple(decisions)))
         tags = {}
-        supported = {n for n, reason in reasons.items() if reason is None}
-        for index, partition in enumerate(_partitions(exported_program.graph_module, supported)):
+        for index, partition in enumerate(partitions):
             nodes = [n for n in partition if n.op == "call_function"]
             if all(_computes_no_tensor(n) for n in nodes):
                 continue  # sizes and assertions alone are not worth a delegate call
@@ -169,28 +170,43 @@ class MLXPartitioner(Partitioner):
         return remaining
 
 
-_IDENTITIES = (aten.detach.default, aten.alias.default, aten.contiguous.default, aten.to.dtype)
-
-
 def _clone_sources(program: ExportedProgram) -> None:
-    """In `a.copy_(b)`, insert a clone of `b` if `b` is an input of the graph.
+    """In `a.copy_(b)`, insert a clone of `b` if `b` is an input of the graph, or a view of one.
 
-    Without the clone, no node would compute the new value of `a`. If `b` is a buffer, ExecuTorch would then take the
-    new value for one that was written in place, and `a` would keep its old value.
+    Without the clone, no node would compute the new value of `a` if the views change nothing. If `b` is a buffer,
+    ExecuTorch would then take the new value for one that was written in place, and `a` would keep its old value.
+
+    If `a` is a buffer of another shape, `b` is expanded: torch.export takes `b` itself for the new value of `a`.
     """
-    copies = program.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    graph = program.graph
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
     for node in copies:
         target, source = node.args[:2]
-        origin = source
-        while origin.target in _IDENTITIES:
-            origin = origin.args[0]
-        if origin.op == "placeholder":
-            with program.graph.inserting_before(node):
-                clone = program.graph.call_function(aten.clone.default, (source,))
-            clone.meta = dict(source.meta)
-            node.args = (target, clone, *node.args[2:])
+        shape, value = target.meta["val"].shape, source.meta["val"]
+        if target.op == "placeholder" and not is_same_shape(value.shape, shape):
+            target_and_arguments, value = (aten.expand.default, (source, list(shape))), value.expand(shape)
+        elif _origin(source).op == "placeholder":
+            target_and_arguments = aten.clone.default, (source,)
+        else:
+            continue
+        with graph.inserting_before(node):
+            copied = graph.call_function(*target_and_arguments)
+        copied.meta = source.meta | {"val": value}
+        node.args = (target, copied, *node.args[2:])
     if copies:
         program.graph_module.recompile()
+
+
+def _origin(node: Node) -> Node:
+    """Returns the node of which `node` is a view, a view of a view and so on, or `node` itself if it is no view."""
+    while node.op == "call_function" and _is_view(node.target):
+        node = node.args[0]
+    return node
+
+
+def _is_view(target: object) -> bool:
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
@@ -202,6 +218,23 @@ def _calls_in(module: GraphModule) -> Iterator[Node]:
     for inner in module.modules():
         if isinstance(inner, GraphModule):
             yield from (n for n in inner.graph.nodes if n.op == "call_function")
+
+
+def _decide_partitions(module: GraphModule, reasons: dict[Node, str | None]) -> list[Iterable[Node]]:
+    """Returns the groups of nodes that can each be computed in one call of a delegate.
+
+    `reasons` maps each call node to the reason why it is unsupported, or to None. Adds a reason for each condition that
+    another group, ExecuTorch or the caller reads, because a delegate call cannot return a condition.
+    """
+    while True:
+        partitions = _partitions(module, {n for n, reason in reasons.items() if reason is None})
+        returned = [
+            n for partition in partitions for n in partition
+            if isinstance(n.meta.get("val"), torch.SymBool) and any(user not in partition for user in n.users)
+        ]
+        if not returned:
+            return partitions
+        reasons |= dict.fromkeys(returned, "a condition that is read outside of the delegate is unsupported")
 
 
 def _partitions(module: GraphModule, supported: set[Node]) -> list[Iterable[Node]]:
@@ -237,9 +270,10 @@ def _tag_submodules(program: ExportedProgram) -> None:
 def _tag_owned_data(program: ExportedProgram) -> None:
     """Give each parameter, constant and buffer the tag of the delegate that owns it.
 
-    A delegate owns the data that no other delegate and no undelegated node uses. A delegate owns a mutable buffer only
-    if, in addition, it computes the buffer's new value, nothing else reads that new value, and neither the old nor the
-    new value is an output of the program. All other data stays with ExecuTorch, which passes it as arguments.
+    A delegate owns the data that no other delegate and no undelegated node uses, and that is no output of the program.
+    A delegate owns a mutable buffer only if, in addition, it computes the buffer's new value, nothing else reads that
+    new value, and the new value is no output of the program. All other data stays with ExecuTorch, which passes it as
+    arguments.
     """
     signature = program.graph_signature
     buffers = signature.inputs_to_buffers  # the signature computes this dictionary anew at every access
@@ -253,13 +287,12 @@ def _tag_owned_data(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in data:
             continue
-        tags = {user.meta.get("delegation_tag") for user in node.users if user.op != "output"}
+        tags = {user.meta.get("delegation_tag") for user in node.users}  # the output of the graph has no tag
         new_value = new_values.get(buffers.get(node.name))
         if new_value is not None:
             tags.add(nodes[new_value].meta.get("delegation_tag"))
             readers = (user for user in nodes[new_value].users if user.op != "output")
             tags |= {user.meta.get("delegation_tag") for user in readers}
-            is_output = new_value in signature.user_outputs or any(user.op == "output" for user in node.users)
-            tags |= {None} if is_output else set()
+            tags |= {None} if new_value in signature.user_outputs else set()
         if len(tags) == 1 and None not in tags:
             node.meta["delegation_tag"] = tags.pop()

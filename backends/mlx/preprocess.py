@@ -13,6 +13,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.assemble import assemble
 from .builder.digests import Digests, raw_bytes
+from .builder.interface import stored_tensor
 from .builder.program import ProgramBuilder
 from .serialization.pack import pack_payload
 
@@ -50,26 +51,37 @@ class MLXBackend(BackendDetails):
         """
         stored: set[str] = set()
         # The parameters and buffers of the programs are neither freed nor changed until all programs are compiled.
-        every = (program for programs in edge_programs.values() for program in programs)
+        every = [program for programs in edge_programs.values() for program in programs]
         digests = Digests(t for p in every for t in (*p.state_dict.values(), *p.constants.values()))
+        written = {_contents(p, name, digests) for p in every for name in p.graph_signature.buffers_to_mutate.values()}
         return {
             method: [
-                _compile(program, specs, stored, digests)
+                _compile(program, specs, stored, digests, written)
                 for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
         }
 
 
+def _contents(program: ExportedProgram, buffer: str, digests: Digests) -> tuple[str, str]:
+    """Returns the name and the digest of a buffer. Methods share buffers for which both are equal."""
+    return buffer, digests.of(stored_tensor(program, buffer).detach().contiguous()).text
+
+
 def _compile(
-    edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests
+    edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests,
+    written: set[tuple[str, str]] = frozenset(),
 ) -> PreprocessResult:
     """Returns the result of `preprocess` for a graph, without the constants whose keys are in `stored`.
 
-    Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant.
+    Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant. `written` has the
+    buffers that any graph writes, as `_contents` describes them.
     """
     allow_extensions = any(spec.key == ALLOW_EXTENSIONS for spec in compile_specs)
-    program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build(), digests=digests)
+    names = {name for name, _ in written} & set(edge_program.graph_signature.inputs_to_buffers.values())
+    shared = {name for name in names if _contents(edge_program, name, digests) in written}
+    builder = ProgramBuilder(edge_program, allow_extensions=allow_extensions, shared_buffers=shared)
+    program = assemble(builder.build(), digests=digests)
     store = NamedDataStore()
     for key in list(program.constants):
         # A tensor that the builder computed is freed as soon as its bytes are stored.

@@ -46,6 +46,7 @@ ROWS = [
     attention("/3-d, one batch of keys", sdpa, floats(2, 5, 8), floats(1, 7, 8), floats(1, 7, 8), dtypes=F32_ONLY),
     attention("/3-d", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), dtypes=F32_ONLY),
     attention("/3-d mask", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), floats(2, 5, 7), dtypes=F32_ONLY),
+    row("program/number as mask", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), floats(), dtypes=F32_ONLY),
     attention("/wider values", sdpa, Q, K, floats(2, 4, 5, 6), dtypes=F32_ONLY),
     attention("/dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
               floats(1, 2, N, 8), floats(1, 2, N, 8), floats(1, 2, N, 8), dtypes=F32_ONLY),

@@ -53,6 +53,7 @@ BY_HANDLERS = [
     row("fmin", cases=[(edges(), floats(20)), (ints(4), ints(4))]),
     row("fmax", cases=[(edges(), floats(20)), (ints(4), ints(4))]),
     row("ldexp.Tensor", floats(3, 4), ints(4, low=-5, high=5)),
+    row("ldexp.Tensor/integers", ints(3, 4), floats(4), edge_verified=False),
     *shifts("__lshift__", "Scalar", lambda x, k: x << k),
     *shifts("__rshift__", "Scalar", lambda x, k: x >> k),
     *shifts("bitwise_left_shift", "Tensor_Scalar", torch.bitwise_left_shift),

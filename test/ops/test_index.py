@@ -149,6 +149,13 @@ def written_twice(m, x, at):
     return middle, m.cache.clone()
 
 
+def inputs_taken_over(m, x):
+    out = m.state + 1, m.rows + 1
+    m.state.copy_(x[:])  # a view that changes nothing
+    m.rows.copy_(x)
+    return out
+
+
 def unread(m, x):
     m.state.add_(x)
     return x * 2
@@ -177,6 +184,8 @@ STATE = [
     stateful("add.Tensor/buffers exchanged", exchange, floats(3), a=torch.ones(3), b=torch.zeros(3)),
     stateful("index_copy/buffer and its previous value", previous, floats(3), current=torch.ones(3),
              previous=torch.zeros(3)),
+    stateful("add.Tensor/buffers that take an input", inputs_taken_over, floats(3), state=torch.ones(3),
+             rows=torch.ones(2, 3)),
     stateful("add.Tensor/buffer nobody reads", unread, floats(3), state=torch.zeros(3)),
     stateful("index_put/buffer", lambda m, x, at: (m.cache.index_put_([at], x), m.cache * 1)[1], floats(2, 3),
              data([5, 2]), cache=torch.zeros(6, 3)),

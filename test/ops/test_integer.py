@@ -13,6 +13,8 @@ ROWS = [
                       (ints(3, 4, low=0, high=3, dtype=None), ints(4, low=0, high=3, dtype=None))],
         dtypes=DTYPES, **SCAN),
     row("gcd/many steps", lambda x, y: torch.gcd(x, y), *SLOW_PAIRS, **SCAN),
+    row("gcd/lowest integer", lambda x, y: torch.gcd(x, y), data([-128, -128, -128, 3, 6, 0, 3], dtype=torch.int8),
+        data([6, 0, -128, -128, -128, -128, -127], dtype=torch.int8), **SCAN),
     row("lcm", cases=[(ints(40, low=-100, high=100, dtype=None), ints(40, low=-100, high=100, dtype=None))],
         dtypes=DTYPES, **SCAN),
 ]

@@ -15,6 +15,9 @@ ROWS = [
     row("sum", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (floats(0, 3),), (bools(4),)],
         dtypes=NUMBERS, loose=2),
     row("sum/dtype", lambda x: torch.sum(x, dtype=f32), floats(40), dtypes=FLOATS),
+    row("sum/narrow integers", lambda x: [
+        f(x, dtype=d) for f in (torch.sum, torch.prod) for d in (torch.int8, torch.uint8, torch.int16)], ints(9),
+        edge_verified=False),
     row("sum.dim_IntList", cases=AXES, once=[*ONCE, (floats(0, 3), [0]), (bools(3, 4), [1])],
         dtypes=NUMBERS, loose=2),
     row("mean", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (floats(0, 3),)]),
@@ -42,10 +45,10 @@ ROWS = [
                          (ints(2, 3, low=0, high=2), [])]),
     row("argmax", cases=[(floats(2, 3, low=-9, high=9),), (spread(2, 3), -1), (spread(2, 3), 0, True)],
         once=[(GRID, 1), (GRID,), (floats(),), (floats(), 0), (data([1.0, 3.0, 3.0, 0.0]), 0),
-              (spread(2, 3), None, True)], dtypes=NUMBERS),
+              (spread(2, 3), None, True), (floats(), None, True)], dtypes=NUMBERS),
     row("argmin", cases=[(spread(2, 3),), (spread(2, 3), -1), (spread(2, 3), 0, True)],
         once=[(GRID, 1), (GRID,), (floats(),), (floats(), 0), (data([1.0, 0.0, 3.0, 0.0]), 0),
-              (spread(2, 3), None, True)], dtypes=NUMBERS),
+              (spread(2, 3), None, True), (floats(), None, True)], dtypes=NUMBERS),
     row("max.dim", cases=[(spread(2, 3), -1), (spread(2, 3), 0, True)], once=[(GRID, 1), (floats(), 0)],
         dtypes=NUMBERS),
     row("min.dim", cases=[(spread(2, 3), -1), (spread(2, 3), 0, True)], once=[(GRID, 1), (floats(), 0)],
@@ -57,15 +60,16 @@ ROWS = [
         once=[(floats(), 0), (floats(0, 3), 0), (GRID, 1), (bools(4), 0)], dtypes=NUMBERS, loose=2),
 ] + [
     row(f"{name}.correction", lambda x, op=op: (
-        op(x, [0, 2], correction=1), op(x, -1, keepdim=True, correction=0), op(x, correction=2)),
-        floats(2, 3, 4))
+        op(x, [0, 2], correction=1), op(x, -1, keepdim=True, correction=0), op(x, correction=2),
+        op(x[0, 0, 0], -1, correction=0)), floats(2, 3, 4))
     for name, op in (("var", torch.var), ("std", torch.std))
 ] + [
     row(f"{name}{overload}", floats(2, 3, 4), *arguments)
     for name in ("var", "std")
     for overload, arguments in ((".dim", ([1, -1], False, True)), (".default", (True,)))
 ] + [
-    row(f"{name}.correction", lambda x, op=op: (op(x, [0, 2], keepdim=True), op(x, -1, correction=0)), floats(2, 3, 4),
+    row(f"{name}.correction", lambda x, op=op: (
+        op(x, [0, 2], keepdim=True), op(x, -1, correction=0), op(x[0, 0, 0], 0, correction=0)), floats(2, 3, 4),
         edge_verified=False)
     for name, op in (("var_mean", torch.var_mean), ("std_mean", torch.std_mean))
 ]

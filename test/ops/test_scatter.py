@@ -32,7 +32,8 @@ PUT = [
         (floats(5, 4, 3), [None, data([[3, 0]]), data([[1], [2]])], floats(2, 2)),
         (floats(5, 4, 3), [data([3, 0]), None, data([1, 2])], floats(2, 4)),
         (floats(5, 4), [data([[3, 0], [1, 2]])], floats(2, 2, 4)),
-        (floats(5, 4), [data(2)], floats(4))], dtypes=FLOATS),
+        (floats(5, 4), [data(2)], floats(4)), (floats(5), [data(-1)], floats()),
+        (floats(5), [data(2)], floats(), True)], dtypes=FLOATS),
     row("index_put/accumulated", aten.index_put, cases=[
         (floats(5, 4), [data([3, 0, 3])], floats(4), True), (floats(5), [data([-1, 4, 4])], floats(3), True),
         (floats(5, 4), [data([3, 3]), data([1, 1])], floats(), True),

@@ -12,7 +12,7 @@ TIES = data([2.0, 1.0, 2.0, 1.0, 2.0])
 
 ROWS = [
     row("sort", cases=[(spread(3, 5),), (spread(3, 5), 0, True)],
-        once=[(SPECIAL,), (SPECIAL, 0, True), (floats(0, 3), 0)],
+        once=[(SPECIAL,), (SPECIAL, 0, True), (floats(0, 3), 0), (floats(), 0, True)],
         dtypes=NUMBERS),
     row("sort.stable", lambda x: (torch.sort(x, stable=True), torch.sort(x, stable=True, descending=True)),
         cases=[(TIES,)], once=[(spread(3, 5),)], dtypes=F32_ONLY, edge_verified=False),
@@ -21,7 +21,7 @@ ROWS = [
         dtypes=F32_ONLY, edge_verified=False),
     row("topk", cases=[(spread(3, 5), 2), (spread(3, 5), 2, 0, False)],
         once=[(SPECIAL, 4), (SPECIAL, 4, 0, False), (spread(4), 4),
-        (floats(3, 2), 0)], dtypes=NUMBERS),
+        (floats(3, 2), 0), (floats(), 1)], dtypes=NUMBERS),
     row("sort/dynamic", lambda x: torch.sort(x, 0, descending=True), floats(N), dtypes=F32_ONLY),
     row("topk/dynamic", lambda x: torch.topk(x, 1), floats(2, N), dtypes=F32_ONLY),
     # argpartition defines only the element at the partition point.

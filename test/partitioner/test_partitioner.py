@@ -153,6 +153,34 @@ def test_shared_parameter_stays_with_executorch(delegate):
     lowered.assert_matches_eager((x,), (x * 2,))
 
 
+class ReturnedParameter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return self.weight, x * self.weight
+
+
+def test_returned_parameter_stays_with_executorch(delegate):
+    x = torch.randn(3)
+    lowered = Lowered(ReturnedParameter(), (x,))
+    assert lowered.delegates == 1 and not lowered.refused
+    lowered.assert_matches_eager((x,), (x * 2,))
+
+
+def test_condition_for_an_undelegated_branch_is_not_delegated(delegate):
+    """ExecuTorch takes no condition from a delegate."""
+    def branches(x):
+        y = x.exp()
+        return torch.cond(x.shape[0] > 4, lambda y: y.double().float() + 1, lambda y: y * 2, (y,))
+
+    x = torch.randn(4, 3)
+    lowered = lower(branches, x, dynamic_shapes=(({0: torch.export.Dim("n", min=2, max=8)},),))
+    assert lowered.delegates == 1 and "condition" in lowered.refused["<built-in function gt>"]
+    lowered.assert_matches_eager((x,), (torch.randn(5, 3),))
+
+
 def test_exported_program_still_runs_after_lowering():
     """The exported program keeps its constants, although the delegate takes them over."""
     x = torch.randn(3)

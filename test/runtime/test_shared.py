@@ -339,6 +339,42 @@ def test_exported_methods_share_buffers_and_weights():
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_method_that_only_reads_a_buffer_shares_it():
+    from executorch.exir import to_edge_transform_and_lower
+
+    from executorch_mlx import MLXPartitioner
+
+    class State(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("history", torch.ones(4))
+            self.register_buffer("count", torch.tensor(3))
+
+    class Writer(torch.nn.Module):
+        def __init__(self, state):
+            super().__init__()
+            self.state = state
+
+        def forward(self, x):
+            self.state.history.add_(x)
+            self.state.count.add_(1)
+            return x * 2
+
+    class Reader(Writer):
+        def forward(self, x):
+            changed = self.state.history.index_copy(0, torch.tensor([1]), x[:1])  # a copy: the buffer keeps its value
+            return changed * self.state.count
+
+    state, x = State(), torch.arange(4.0)
+    modules = {"forward": Writer(state), "sample": Reader(state)}
+    exported = {name: torch.export.export(module, (x,)) for name, module in modules.items()}
+    lowered = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch()
+    program = Methods(lowered.buffer)
+    for name in ("sample", "forward", "sample", "sample", "forward", "sample"):
+        (result,) = program.program.load_method(name).execute([x])
+        torch.testing.assert_close(result, modules[name](x))
+
+
 def test_methods_can_be_unloaded_in_any_order():
     program = two_counters()
     for order in (("forward", "sample"), ("sample", "forward")):

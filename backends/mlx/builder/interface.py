@@ -31,7 +31,7 @@ class Interface:
 def bind_inputs(P: ProgramBuilder) -> None:
     """Record the value of every placeholder of the graph, and add the slots of inputs and buffers to `P.interface`."""
     signature = P.program.graph_signature
-    mutated = set(signature.buffers_to_mutate.values())
+    mutated = {*signature.buffers_to_mutate.values(), *P.shared_buffers}
     placeholders = {n.name: n for n in P.program.graph.nodes if n.op == "placeholder"}
     for spec in signature.input_specs:
         node = placeholders[spec.arg.name]
@@ -59,7 +59,8 @@ def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
 def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bool) -> TensorSlot:
     """Returns the slot of a parameter, buffer or constant.
 
-    It is a buffer slot if the program writes the tensor, else the slot of a constant or, for a number, of a scalar.
+    It is a buffer slot if the program or another method writes the tensor, else the slot of a constant or, for a
+    number, of a scalar.
     """
     if not is_mutated and (number := _number_tensor(P.program, spec)) is not None:
         return P.scalar(number.item(), number.dtype)

@@ -94,16 +94,26 @@ class Matcher:
     def number(self, value: Any) -> float:
         """Returns the number that an argument holds: a Python number, or the 0-d constant that export made of one.
 
-        Raises `NoMatch` for any other argument.
+        Casts of the constant are applied, except a last cast to a float dtype: ExecuTorch inserts such casts, but torch
+        computes with the number itself. Raises `NoMatch` for any other argument.
         """
+        casts = []
         while is_call(value, *CASTS):
+            casts.insert(0, tensor(value).dtype)
             value = value.args[0]
         if isinstance(value, (int, float)):
             return value
         slot = self.P.value_or_none(value)
-        if isinstance(slot, TensorSlot) and slot.constant_value is not None:
+        if not isinstance(slot, TensorSlot) or slot.constant_value is None:
+            raise NoMatch
+        if casts and casts[-1].is_floating_point:
+            casts.pop()
+        if not casts:
             return slot.constant_value
-        raise NoMatch
+        number = torch.tensor(slot.constant_value, dtype=slot.dtype)
+        for dtype in casts:
+            number = number.to(dtype)
+        return number.item()
 
     def finish(
         self,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -39,15 +39,18 @@ class ProgramBuilder(Emitter):
     - `trace` and `inline`, which lower a torch function or a graph module;
     - `fresh` and `in_place_target`, which choose the slot of a result.
 
-    Without `allow_extensions`, `emit` raises `Unsupported` for an extension.
+    Without `allow_extensions`, `emit` raises `Unsupported` for an extension. `shared_buffers` are the names of buffers
+    that other methods write, so that they are no constants even if this program only reads them.
     """
 
     def __init__(
-        self, program: ExportedProgram, registry: Registry = REGISTRY, *, allow_extensions: bool = False
+        self, program: ExportedProgram, registry: Registry = REGISTRY, *, allow_extensions: bool = False,
+        shared_buffers: Collection[str] = (),
     ):
         super().__init__(allow_extensions=allow_extensions)
         self.program = program
         self.registry = registry
+        self.shared_buffers = shared_buffers
         self.interface = Interface()
         self._reasons: dict[Node, str | None] = {}
         self._values: dict[Node, Any] = {}
@@ -217,10 +220,12 @@ class ProgramBuilder(Emitter):
     def in_place_target(self, x: TensorSlot) -> TensorSlot | None:
         """Returns `x` if the FX node that is being lowered may overwrite it, else None.
 
-        The node may overwrite `x` if `x` is a buffer whose old value is neither read later nor returned. The result is
-        always None in branches, loop bodies and traced functions.
+        The node may overwrite `x` if `x` is a buffer that the program writes, and the old value is neither read later
+        nor returned. The result is always None in branches, loop bodies and traced functions.
         """
         if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._lowering) > 1:
+            return None
+        if x.name not in self.program.graph_signature.buffers_to_mutate.values():
             return None
         now = self._read_at[self.node]
         for holder in self._nodes_of[x]:

@@ -244,9 +244,9 @@ cached_attention = define(
 # State ------------------------------------------------------------------------------------
 
 
-# Returns a copy of `buffer`, for a method that reads a buffer and leaves the writing to another method. If no operator
-# of a method writes a buffer, the MLX program of the method stores the buffer as a constant. The module therefore
-# copies the result to the buffer, which adds no instruction to the MLX program:
+# Returns a copy of `buffer`, for a method that reads a buffer and leaves the writing to another method. The module
+# copies the result to the buffer, which makes the buffer mutable in this method too and adds no instruction to the MLX
+# program. Methods that are lowered together do not need this: they share a buffer that one of them writes.
 #
 #     state = torch.ops.mlx.read_state(self.buffer)
 #     self.buffer.copy_(state)

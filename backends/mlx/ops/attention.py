@@ -23,6 +23,8 @@ def scaled_dot_product_attention(
         raise Unsupported(f"dropout_p: got {dropout_p}, expected 0; call model.eval() before export")
     if query.ndim not in (3, 4):
         raise Unsupported(f"query: got {query.ndim} dimensions, expected 3 or 4; reshape to [B, heads, S, D]")
+    if attn_mask is not None and attn_mask.ndim == 0:
+        raise Unsupported("attn_mask: got 0 dimensions, expected at least 1; reshape it to [1, 1]")
     query, key, value = _broadcast(P, 0, query, key, value)
     if query.ndim == 4 and not enable_gqa:
         query, key, value = _broadcast(P, 1, query, key, value)

@@ -71,7 +71,9 @@ def _ignoring_nan(extremum):
 
 
 def _ldexp(x, exponent):
-    return x * torch.pow(2.0, exponent).to(x.dtype if x.is_floating_point() else torch.float32)
+    # As in torch, the dtype of the exponent counts in the promotion.
+    two = torch.full((), 2.0, dtype=x.dtype if x.is_floating_point() else torch.float32)
+    return x * torch.pow(two, exponent)
 
 
 def _logaddexp2(x, y):

@@ -13,9 +13,12 @@ aten = torch.ops.aten
 
 
 def _euclid_step(a, b, step):
-    """Replaces (a, b) by (b, a mod b), unless b is 0."""
+    """Replaces (a, b) by (b, a mod b), unless b is 0.
+
+    Only the lowest integer is negative here. As in torch, the remainder is that of C.
+    """
     done = b == 0
-    remainder = torch.remainder(a, torch.where(done, 1, b))
+    remainder = torch.fmod(a, torch.where(done, 1, b))
     return [torch.where(done, a, b), torch.where(done, 0, remainder)]
 
 
@@ -33,7 +36,7 @@ def gcd(P, self, other):
     steps = math.ceil(torch.iinfo(dtype).bits / math.log2((1 + math.sqrt(5)) / 2))
     # The loop runs once for each element. The values are not used.
     iterations = P.constant("steps", torch.zeros(steps, dtype=torch.bool))
-    return emit_loop(P, _euclid_step, P.trace(_magnitudes(dtype), self, other), [iterations])[0]
+    return emit_loop(P, _euclid_step, P.trace(_magnitudes(dtype), other, self), [iterations])[0]
 
 
 @REGISTRY.lower(aten.lcm.default)

@@ -22,9 +22,12 @@ REDUCE = {
 }
 
 
-def axes_of(dim) -> list[int]:
-    """Returns the argument `dim`, which may be None, an int or a list, as a list. An empty list means all axes."""
-    if dim is None:
+def axes_of(x, dim) -> list[int]:
+    """Returns `dim`, an argument of a reduction of `x`, as a list. An empty list means all axes.
+
+    `dim` may be None, an int or a list. In torch, 0 and -1 are also axes of a 0-d tensor.
+    """
+    if dim is None or x.ndim == 0:
         return []
     return list(dim) if isinstance(dim, (list, tuple)) else [dim]
 
@@ -34,10 +37,12 @@ def _reduce(op):
         if P.out.dtype == torch.bool and op not in (ir.MaxNode, ir.MinNode):
             raise Unsupported("a result of dtype bool is unsupported; use torch.any or torch.all")
         # torch computes in the dtype of the result, which is int64 for sums of integers and bools. An extremum of bools
-        # is bool.
-        x = self if P.out.dtype == torch.bool else P.cast(self, P.out.dtype)
-        axes = axes_of(dim) if x.ndim else []
-        return P.emit(op, x=x, axes=axes, keepdims=keepdim, dtype=P.out.dtype)
+        # is bool. MLX sums and multiplies narrow integers in 32 bits.
+        out = P.out.dtype
+        is_narrow = op in (ir.SumNode, ir.ProdNode) and not out.is_floating_point and out.itemsize < 4
+        dtype = torch.int32 if is_narrow else out
+        x = self if out == torch.bool else P.cast(self, dtype)
+        return P.cast(P.emit(op, x=x, axes=axes_of(x, dim), keepdims=keepdim, dtype=dtype), out)
 
     return lower
 
@@ -50,8 +55,7 @@ def _any_or_all(op):
     def lower(P, self, dim=None, keepdim=False):
         if dim == []:  # torch reduces no axis, although an empty list means all axes to other reductions
             return P.cast(P.cast(self, torch.bool), P.out.dtype)
-        axes = axes_of(dim) if self.ndim else []
-        result = P.emit(op, x=self, axes=axes, keepdims=keepdim, dtype=torch.bool)
+        result = P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim, dtype=torch.bool)
         return P.cast(result, P.out.dtype)  # torch's result is uint8 for uint8, else bool
 
     return lower
@@ -71,7 +75,7 @@ def _variance(op):
         ddof = int(unbiased) if correction is None else correction
         if ddof != int(ddof):
             raise Unsupported(f"correction: got {ddof}, expected a whole number")
-        return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=int(ddof))
+        return P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim, ddof=int(ddof))
 
     return lower
 
@@ -80,7 +84,7 @@ def _variance_by_flag(op):
     """Returns a handler for the overloads that have the flag `unbiased` in place of `correction`."""
 
     def lower(P, self, unbiased, dim=None, keepdim=False):
-        return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=int(unbiased))
+        return P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim, ddof=int(unbiased))
 
     return lower
 
@@ -94,7 +98,7 @@ def _with_mean(op):
     variance = _variance(op)
 
     def lower(P, self, dim=None, correction=1, keepdim=False):
-        mean = P.emit(ir.MeanNode, x=self, axes=axes_of(dim), keepdims=keepdim)
+        mean = P.emit(ir.MeanNode, x=self, axes=axes_of(self, dim), keepdims=keepdim)
         return [variance(P, self, dim, correction, keepdim), mean]
 
     return lower
@@ -109,7 +113,7 @@ def _arg_reduce(op):
         x = self
         if dim is None:
             x, dim = P.emit(ir.ReshapeNode, x=self, shape=[-1]), 0
-            if keepdim and self.ndim > 1:
+            if keepdim and self.ndim != 1:
                 index = P.emit(op, x=x, axis=dim, keepdims=True, dtype=torch.uint32)
                 index = P.emit(ir.ReshapeNode, x=index, shape=[1] * self.ndim)
                 return P.cast(index, P.out.dtype)

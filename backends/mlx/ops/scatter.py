@@ -71,7 +71,7 @@ def _index_put(x, axes, indices, values, accumulate):
     # In the shape of the values, the axes of the index take the place of the indexed axes if these are adjacent.
     # Otherwise the axes of the index come first.
     first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
-    values = values.to(x.dtype).expand(*kept[:first], *shape, *kept[first:])
+    values = values.to(x.dtype).expand([*kept[:first], *shape, *kept[first:]])
     values = values.movedim(list(range(first, first + len(shape))), list(range(len(shape))))
     moved = x.permute(*axes, *others)
     flat = moved.reshape(math.prod(x.shape[a] for a in axes), math.prod(kept))

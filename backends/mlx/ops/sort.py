@@ -25,10 +25,10 @@ def argsort(P, self, dim, descending, stable=None):
 
 @REGISTRY.lower(aten.topk.default)
 def topk(P, self, k, dim, largest, sorted):
-    if self.ndim == 0:
-        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
+    if self.ndim == 0 and k != 1:
+        raise Unsupported(f"k: got {k} for a 0-d input, expected 1")
     values, index = _sorted(P, self, dim, descending=largest)
-    return [_first(P, x, k, dim % self.ndim) for x in (values, index)]
+    return [_first(P, x, k, dim % self.ndim) for x in (values, index)] if self.ndim else [values, index]
 
 
 def _sorted(P, x, dim, descending):
@@ -38,7 +38,7 @@ def _sorted(P, x, dim, descending):
     their original order.
     """
     if x.ndim == 0:
-        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
+        return [x, P.scalar(0, torch.int64)]
     dim %= x.ndim
     if descending:
         reversed_ = P.emit(ir.FlipNode, x=x, axes=[dim])

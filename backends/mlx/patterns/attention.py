@@ -35,6 +35,9 @@ def _grouped_attention(P, node: Node) -> Match:
     grouped = {key: _repeated(m, key), value: _repeated(m, value)}
     if len({extents(x)[1] for x in grouped.values()}) != 1:
         raise NoMatch
+    # A single query head attends to the heads of all groups. The repeated keys and values may have no other use.
+    if extents(query)[1] == 1 or any(n in grouped for n in (query, *node.args[3:], *node.kwargs.values())):
+        raise NoMatch
 
     def lower(P, last):
         arguments = bind_arguments(last, lambda n: P.value(grouped.get(n, n)))

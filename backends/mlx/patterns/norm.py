@@ -110,12 +110,12 @@ def _before_cast(m: Matcher, source: Node, out: torch.dtype) -> Node:
 
 
 def _check_result(node: Node, x: Node, *weights: Node | None) -> None:
-    """Raises NoMatch unless torch's result, the value of `node`, has the shape and dtype of `x`.
+    """Raises NoMatch unless torch's result, the value of `node`, has the shape and dtype of `x`, which is not 0-d.
 
     The result of the fused instruction always has the shape and dtype of `x`.
     """
     out = tensor(node).dtype
-    if tensor(x).dtype != out or not out.is_floating_point or extents(node) != extents(x):
+    if tensor(x).dtype != out or not out.is_floating_point or extents(node) != extents(x) or not extents(x):
         raise NoMatch
     for weight in weights:
         if weight is not None and torch.promote_types(tensor(weight).dtype, out) != out:

@@ -30,6 +30,7 @@ from ..builder.matcher import (
     is_last_axis,
     tensor,
 )
+from ..builder.peephole import can_represent
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -66,11 +67,13 @@ class _AngleAxes(NamedTuple):
 class _Follower:
     """Computes the `_AngleAxes` of a node from its operands.
 
-    The nodes that it visits do not join the match, because they may have other users.
+    The nodes that it visits do not join the match, because they may have other users. `out` is the dtype of the
+    rotated tensor.
     """
 
-    def __init__(self, P):
+    def __init__(self, P, out: torch.dtype):
         self.P = P
+        self.out = out
 
     def axes(self, node) -> _AngleAxes:
         """Returns the positions and frequencies on which `node` depends, and their axes.
@@ -83,7 +86,7 @@ class _Follower:
             x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
             return self.axes(x).unsqueezed(value.ndim - 1 - axis % value.ndim)
         if is_call(node, *CASTS):
-            return self.axes(_before_cast(node))
+            return self.axes(_before_cast(node, torch.float32))
         if is_call(node, *_MUL):
             return self._product(*map(self.axes, m.arguments(node, _MUL, "self", "other")))
         if self.P.is_constant(node) and value.ndim == 1:
@@ -125,7 +128,7 @@ class _Follower:
             x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
             return self.angles(x, function).unsqueezed(value.ndim - 1 - axis % value.ndim)
         if is_call(node, *CASTS):
-            return self.angles(_before_cast(node), function)
+            return self.angles(_before_cast(node, self.out), function)
         # Hugging Face models multiply by an attention scaling factor. The pattern supports the factor 1.
         if is_call(node, *_MUL, "aten.mul.Scalar"):
             x, factor = m.arguments(node, (*_MUL, "aten.mul.Scalar"), "self", "other")
@@ -153,15 +156,18 @@ def _axis_of_positions(node: Node) -> int:
     return axes[0] if axes else 0
 
 
-def _before_cast(node: Node) -> Node:
-    """Returns the operand of a cast to a float dtype, or from integers to int32 or int64.
+def _before_cast(node: Node, precision: torch.dtype) -> Node:
+    """Returns the operand of a cast that loses nothing which the float dtype `precision` would keep.
 
-    Raises NoMatch for any other cast.
+    Such a cast is one to a float dtype that holds the numbers of `precision` or of the operand, or one from integers to
+    int32 or int64. Raises NoMatch for any other cast.
     """
-    target = tensor(node).dtype
-    if not target.is_floating_point and target not in (torch.int32, torch.int64):
-        raise NoMatch
-    if tensor(node.args[0]).is_floating_point() and not target.is_floating_point:
+    source, target = tensor(node.args[0]).dtype, tensor(node).dtype
+    if target.is_floating_point:
+        is_kept = can_represent(target, precision) or source.is_floating_point and can_represent(target, source)
+    else:
+        is_kept = target in (torch.int32, torch.int64) and not source.is_floating_point
+    if not is_kept:
         raise NoMatch
     return node.args[0]
 
@@ -195,7 +201,7 @@ def _rotation(m: Matcher, node) -> _Rotation:
     else:
         raise NoMatch
     x, cos, sin = operands
-    follower = _Follower(m.P)
+    follower = _Follower(m.P, tensor(node).dtype)
     angles = follower.angles(cos, "cos")
     if angles != follower.angles(sin, "sin"):
         raise NoMatch
