@@ -49,6 +49,7 @@ BY_HANDLERS = [
     row("erfc/tail", lambda x: torch.erfc(x) * 1e12, floats(20, low=3, high=5, dtype=f32), dtypes=F32_ONLY),
     row("signbit", cases=[(edges(zeros=True),), (ints(7),)], dtypes=F32_ONLY),
     row("copysign.Tensor", cases=[(floats(3, 4), floats(4)), (floats(3, dtype=f32), data([0.0, -0.0, -2.0]))]),
+    row("copysign.Tensor/integers", ints(3, 4), floats(4), edge_verified=False),
     row("copysign.Scalar", lambda x: [torch.copysign(x, s) for s in (-0.0, 0.0, -2)], floats(5)),
     row("fmin", cases=[(edges(), floats(20)), (ints(4), ints(4))]),
     row("fmax", cases=[(edges(), floats(20)), (ints(4), ints(4))]),

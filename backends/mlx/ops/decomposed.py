@@ -47,11 +47,11 @@ def _signbit(x):
 
 def _copysign(x, sign):
     negative = _signbit(sign) if isinstance(sign, torch.Tensor) else str(float(sign)).startswith("-")
-    x = x if x.is_floating_point() else x.float()
+    dtype = torch.result_type(x, sign)
+    x = x.to(dtype if dtype.is_floating_point else torch.float32)
     if isinstance(negative, bool):
         return -x.abs() if negative else x.abs()
-    dtype = torch.result_type(x, sign)
-    return torch.where(negative, -x.abs(), x.abs()).to(dtype)
+    return torch.where(negative, -x.abs(), x.abs())
 
 
 def _ignoring_nan(extremum):
