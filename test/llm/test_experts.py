@@ -27,8 +27,8 @@ FAMILIES = {
     "qwen3_moe": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig, dict(num_experts=5, moe_intermediate_size=32)),
     # Some experts only return their input.
     "longcat": (hf.LongcatFlashForCausalLM, hf.LongcatFlashConfig, dict(
-        num_layers=1, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10, head_dim=8,
-        n_routed_experts=4, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=32, ffn_hidden_size=64)),
+        num_layers=1, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10,
+        head_dim=8, n_routed_experts=4, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=32, ffn_hidden_size=64)),
 }
 TOKENS = torch.tensor([[5, 17, 99, 3, 77, 9, 8, 1, 5]])
 

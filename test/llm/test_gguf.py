@@ -89,7 +89,7 @@ MORE_MODELS = {
             original_max_position_embeddings=32, attention_factor=1.5, partial_rotary_factor=0.5)),
         {"rope.dimension_count": 8, "rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.5}),
     "qwen2moe": (hf.Qwen2MoeForCausalLM,
-                 hf.Qwen2MoeConfig(**SMALL_16, **EXPERTS | dict(norm_topk_prob=False), shared_expert_intermediate_size=96),
+                 hf.Qwen2MoeConfig(**SMALL_16 | EXPERTS | dict(norm_topk_prob=False, shared_expert_intermediate_size=96)),
                  QWEN_EXPERT_KEYS | {"expert_shared_feed_forward_length": 96}),
     "qwen3vl": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SMALL), {}),
     "seed_oss": (hf.SeedOssForCausalLM, hf.SeedOssConfig(**SMALL), {}),
@@ -98,7 +98,7 @@ MORE_MODELS = {
                  {"rope.dimension_count": 4}),
     "starcoder2": (hf.Starcoder2ForCausalLM, hf.Starcoder2Config(**SMALL_16), {}),
 }
-# Architectures for which llama.cpp reorders the rows of the query and key projections, or adds 1 to the weights of norms.
+# Architectures for which llama.cpp reorders rows of the query and key projections, or adds 1 to the weights of norms.
 PERMUTED = ("llama", "arcee", "granite", "granitemoe", "mistral3", "smollm3")
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3", "nemotron")
 # Parts of names in transformers → the parts that the package `gguf` knows.
@@ -164,7 +164,7 @@ def write_and_close(writer):
 def _write_tensor(writer, names, architecture, name, values, type_):
     """Write a parameter of the model. `values` are those that the file has after quantization."""
     if architecture in PERMUTED and ("q_proj" in name or "k_proj" in name):
-        # transformers rotates rows i and i + D / 2 of a head of size D together. llama.cpp rotates neighbours, so a file
+        # transformers rotates rows i and i + D / 2 of a head of size D together. llama.cpp rotates neighbours: a file
         # has the rows in the order 0, D / 2, 1, D / 2 + 1, ...
         size = (MODELS | MORE_MODELS)[architecture][1].head_dim
         order = torch.arange(len(values)).view(-1, 2, size // 2).transpose(1, 2).flatten()

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ, compressed-tensors, bitsandbytes and FP8, against the model with the dequantized weights."""
+"""Checkpoints of GPTQ, AWQ, compressed-tensors, bitsandbytes and FP8, against models with dequantized weights."""
 
 import json
 import re

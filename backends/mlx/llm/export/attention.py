@@ -47,8 +47,8 @@ def attend_over_cache(
     unknown = [name for name, x in tensors.items() if isinstance(x, torch.Tensor) and name not in _WITHOUT_EFFECT]
     if unknown:
         raise ValueError(
-            f"export_llm: model: {type(module).__name__}: got {unknown[0]} for the attention, a tensor, expected a mask "
-            "that depends on positions only"
+            f"export_llm: model: {type(module).__name__}: got {unknown[0]} for the attention, a tensor, expected a "
+            "mask that depends on positions only"
         )
     if not getattr(module, "is_causal", True):
         raise ValueError(f"export_llm: model: {type(module).__name__} is not causal, expected a decoder")

@@ -18,8 +18,8 @@ class Architecture:
     - `rotates_part`: whether the rotary embedding may leave out dimensions of a head.
     - `keys`: keys of the metadata, after the name of the architecture → names in the config, besides `KEYS`.
     - `values`: values of the config that the metadata lacks.
-    - `biases`: names in the config, each of which says whether some layers have biases → a tensor of the file that there
-      is if they have.
+    - `biases`: names in the config, each of which says whether some layers have biases → a tensor that the file has if
+      they have biases.
     - `names`: parts of names in transformers → what the package `gguf` knows instead.
     """
 
@@ -98,8 +98,8 @@ ARCHITECTURES = {
     "seed_oss": Architecture("seed_oss", biases=_ATTENTION_BIAS | {"attention_out_bias": "blk.0.attn_output.bias"}),
     "smollm3": Architecture("smollm3", is_permuted=True),
     "stablelm": Architecture(
-        "stablelm", rotates_part=True, keys={_EPSILON: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
-        biases={"use_qkv_bias": "blk.0.attn_q.bias"},
+        "stablelm", rotates_part=True, biases={"use_qkv_bias": "blk.0.attn_q.bias"},
+        keys={_EPSILON: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
     ),
     "starcoder2": Architecture("starcoder2", keys={_EPSILON: "norm_epsilon"}, biases={"use_bias": "blk.0.attn_q.bias"}),
 }  # fmt: skip

@@ -73,7 +73,8 @@ class GGUFFile:
         table, experts = (WITH_EXPERTS, " with experts") if self.get("expert_count") else (ARCHITECTURES, "")
         if self.architecture not in table:
             raise ValueError(
-                f"{self.path}: general.architecture: got {self.architecture}{experts}, expected one of {', '.join(table)}"
+                f"{self.path}: general.architecture: got {self.architecture}{experts}, expected one of "
+                f"{', '.join(table)}"
             )
         self.known = table[self.architecture]
 
@@ -171,7 +172,8 @@ class GGUFFile:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if not self.known.rotates_part and (rotated or width) != width:
             raise ValueError(f"{self.path}: got rope.dimension_count {rotated}, expected the size of a head, {width}")
-        for key, parameters in (("rope.freq_base", rope), ("rope.freq_base_swa", config.rope_parameters.get("sliding_attention"))):
+        of_windows = config.rope_parameters.get("sliding_attention")
+        for key, parameters in (("rope.freq_base", rope), ("rope.freq_base_swa", of_windows)):
             if parameters is not None and (base := self.get(key)):
                 parameters["rope_theta"] = base
         kind = self.get("rope.scaling.type", "none")
@@ -218,7 +220,8 @@ class GGUFFile:
             try:
                 self._install_tensor(model, name, tensors, unpacked, inexact)
             except NotImplementedError as error:  # from the package gguf
-                raise ValueError(f"{self.path}: {tensors[0].name}: got {tensors[0].tensor_type.name}: {error}") from error
+                first = tensors[0]
+                raise ValueError(f"{self.path}: {first.name}: got {first.tensor_type.name}: {error}") from error
         if unknown:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
         tie(model, model.config, unpacked)
@@ -282,7 +285,8 @@ class GGUFFile:
                         for part in zip(*(p.operands for p in packings))]
             install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE, mode=packings[0].mode)
             return
-        values = self._ordered(_joined([float_tensor(part) for part in parts], module), name, model.config).reshape(shape)
+        rows = _joined([float_tensor(part) for part in parts], module)
+        values = self._ordered(rows, name, model.config).reshape(shape)
         if self.known.has_offset_norms and name.endswith("norm.weight"):
             values = values.float() - 1
         unpacked[name] = values.mT if is_transposed else values
@@ -300,7 +304,7 @@ class GGUFFile:
 
 
 def _joined(parts: Sequence[torch.Tensor], experts: torch.nn.Module) -> torch.Tensor:
-    """Return the rows [E, N, ...] of the parts of a weight of `experts` as one tensor. Return a single part unchanged."""
+    """Return the rows [E, N, ...] of the parts of a weight of `experts` as one tensor, and a single part unchanged."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(list(parts), 1) if experts.is_concatenated else torch.stack(list(parts), 2).flatten(1, 2)

@@ -13,10 +13,10 @@ class StatelessRotary(torch.nn.Module):
     """The rotary embedding `rotary` of kind `dynamic` or `longrope`, computed from the positions alone.
 
     The modules of `transformers` for these kinds take the frequencies for the largest position of the call, and keep
-    them in an attribute. An exported program has no such state, and its results must not depend on the other tokens of a
-    call. This module therefore takes the frequencies of each token for the position of the token, as `transformers` does
-    if it gets one token in each call. Apart from that, `forward` is that of `rotary`. If `rotary` has a kind for each type
-    of layers, only those of the two kinds are changed.
+    them in an attribute. An exported program has no such state, and its results must not depend on the other tokens of
+    a call. This module therefore takes the frequencies of each token for the position of the token, as `transformers`
+    does if it gets one token in each call. Apart from that, `forward` is that of `rotary`. If `rotary` has a kind for
+    each type of layers, only those of the two kinds are changed.
 
     Phi-3.5-MoE also has a factor for the cosines and sines, which depends on the position. Beyond the original length,
     this module takes the frequencies for long contexts, like Microsoft's code; that of `transformers` keeps the others.

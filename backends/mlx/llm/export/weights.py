@@ -368,7 +368,7 @@ def load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
             raise ValueError(f"load_causal_lm: {problem} tensors for {type(model).__name__}: {shortened(names)}")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    for tensor in model.state_dict(keep_vars=True).values():  # the buffers of the checkpoint too, such as those of routers
+    for tensor in model.state_dict(keep_vars=True).values():  # also the buffers, such as the biases of routers
         tensor._is_hf_initialized = True
 
 
