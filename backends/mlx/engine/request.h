@@ -23,6 +23,10 @@ namespace executorch_mlx {
 
 using Clock = std::chrono::steady_clock;
 
+inline double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 struct Row;
 
 class Request {

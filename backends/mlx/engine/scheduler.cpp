@@ -1,11 +1,9 @@
 #include "scheduler.h"
 
 #include <algorithm>
-#include <exception>
-#include <iterator>
+#include <new>
 #include <utility>
 
-#include "check.h"
 #include "fork_check.h"
 #include "host_sampler.h"
 
@@ -18,10 +16,6 @@ namespace {
 constexpr int64_t kCpuChunk = 512;
 constexpr double kDefaultChunkSeconds = 0.25;
 constexpr int64_t kRaiseLimitsAfter = 1024; // steps
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 } // namespace
 
@@ -291,290 +285,13 @@ void Scheduler::step() {
   }
 }
 
-// Whether a step of this request may be submitted before the host knows the token of the previous step.
-bool Scheduler::can_overlap(const Request& request) const {
-  const RequestOptions& options = request.options;
-  return overlaps_ && !request.samples_on_host && options.allowed_tokens == nullptr &&
-      !program_.metadata().speech.is_speech() && (guesser_ == nullptr || options.draft == 0);
-}
-
-// Whether this request needs a draw after its pending one, unless the pending token turns out to end the answer.
-bool Scheduler::needs_draw_after_pending(const Request& request) const {
-  if (request.is_over()) {
-    return false;
-  }
-  const auto generated = static_cast<int64_t>(request.ids.size() - request.options.prompt.size());
-  const auto position = static_cast<int64_t>(request.row->ids.size()) + 1;
-  const int64_t most = request.options.max_new_tokens;
-  return (most == 0 || generated + 1 < most) && position < program_.metadata().max_context_len;
-}
-
-// Whether the next step can be submitted before the pending tokens are read. This is so if it makes the same calls as
-// the pending step, except for requests that certainly end with their pending token.
-bool Scheduler::may_follow_pending() {
-  const size_t running =
-      std::count_if(running_.begin(), running_.end(), [](const auto& request) { return request->is_decoding; });
-  size_t pending = 0;
-  for (const PendingStep& step : pending_) {
-    if (!step.draw.can_be_source()) {
-      return false;
-    }
-    for (const auto& request : step.requests) {
-      pending += !request->is_over();
-      if (needs_draw_after_pending(*request) && !propose(request, running).tokens.empty()) {
-        return false; // a draft is likely to pay as soon as the pending token is known
-      }
-    }
-  }
-  return pending == running && (running < 2 || prefers_single_steps(running) == (pending_.size() > 1));
-}
-
-// Submits the calls of the next step, and takes the tokens of the pending calls.
-void Scheduler::advance_pending() {
-  for (PendingStep& step : std::exchange(pending_, {})) {
-    Requests requests;
-    std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests), [this](const auto& request) {
-      return needs_draw_after_pending(*request);
-    });
-    std::optional<PendingStep> next;
-    std::exception_ptr error;
-    try {
-      if (!requests.empty()) {
-        split_if_too_large(requests, [&] { next = submit(requests, &step); });
-      }
-    } catch (...) {
-      error = std::current_exception(); // ends only requests that their pending token does not end
-    }
-    finish(std::move(step));
-    if (error != nullptr) {
-      guarded(requests, [&] { std::rethrow_exception(error); });
-    }
-    if (next && std::any_of(requests.begin(), requests.end(), [](const auto& request) { return !request->is_over(); })) {
-      pending_.push_back(std::move(*next));
-    } else if (next) {
-      finish(std::move(*next));
-    }
-  }
-}
-
-// Submits the next draw of each request, in one call. With `source`, a pending step of these requests, the call takes
-// the tokens of `source` on the device.
-Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* source) {
-  const auto begin = Clock::now();
-  const size_t ahead = source == nullptr ? 0 : 1;
-  std::vector<RowTask> tasks;
-  std::vector<size_t> sources;
-  for (const auto& request : requests) {
-    std::vector<int64_t> no_draft;
-    Row& row = *request->row;
-    RowTask task = request->draw_task(no_draft);
-    task.seed = request->seed_of_draw(ahead);
-    task.tokens = std::span(request->ids).last(1);
-    task.position = static_cast<int64_t>(row.ids.size() + ahead);
-    task.row = row.index;
-    row.written = std::max(row.written, task.position + 1);
-    tasks.push_back(task);
-    if (source != nullptr) {
-      sources.push_back(std::find(source->requests.begin(), source->requests.end(), request) - source->requests.begin());
-    }
-  }
-  PendingDraw draw = program_.submit_draw(tasks, source == nullptr ? nullptr : &source->draw, sources);
-  return {std::move(requests), std::move(draw), begin};
-}
-
-// Waits for the tokens of a call, and gives them to the requests that are not over.
-void Scheduler::finish(PendingStep step) {
-  guarded(step.requests, [&] {
-    const auto drawn = program_.finish_draw(step.draw);
-    const auto now = Clock::now();
-    // Calls run one after the other: this one began when it was submitted, or later, when the previous one ended.
-    const double seconds = std::chrono::duration<double>(now - std::max(step.submitted, finished_)).count();
-    finished_ = now;
-    const size_t running = step.requests.size();
-    running == 1 ? costs_.record_one_row(1, seconds) : costs_.record_rows(program_.decode_width(running), seconds);
-    count_steps(1, 0, seconds);
-    for (size_t i = 0; i < step.requests.size(); ++i) {
-      const auto& request = step.requests[i];
-      if (!request->is_over()) {
-        const int64_t fed = request->ids.back();
-        take_plain(request, {&fed, 1}, drawn[i]);
-      }
-    }
-  });
-}
-
-void Scheduler::finish_pending() {
-  for (PendingStep& step : std::exchange(pending_, {})) {
-    finish(std::move(step));
-  }
-}
-
-// Returns whether this number of answers get their next tokens faster by one call for each of them.
-bool Scheduler::prefers_single_steps(size_t running) {
-  return running > 1 && costs_.prefers_single_steps(running, program_.decode_width(running));
-}
-
-// Returns how many of at most `most` tokens the draft model should guess; 0 if `lookup` or a plain step is faster.
-int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup) {
-  constexpr int64_t kTrial = 3; // tokens of a draft that only measures the draft model
-  const double measured = guesser_->token_seconds();
-  const auto choice = costs_.best_draft(
-      guesser_->acceptance.rate(), most, running, program_.decode_width(running),
-      measured > 0 ? measured : costs_.assumed_draft_seconds());
-  if (choice.length > 0 && (lookup.length == 0 || choice.rate > lookup.rate)) {
-    return choice.length;
-  }
-  return running == 1 && guesser_->is_trial_due() ? std::min(kTrial, most) : 0;
-}
-
-// Returns the draft for the next call, or an empty one for a plain step.
-Draft Scheduler::propose(const std::shared_ptr<Request>& request, size_t running) {
-  try {
-    return find_draft(request, running);
-  } catch (const std::bad_alloc&) { // the answer does not depend on drafts
-    return {};
-  }
-}
-
-// What propose() returns. If the lookup finds a draft that does not pay, its first token is kept in
-// Request::plain_guess: the plain step shows whether it is right.
-Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t running) {
-  Request& request = *given;
-  const LlmMetadata& meta = program_.metadata();
-  const RequestOptions& options = request.options;
-  const bool chooses = options.draft < 0;
-  const auto position = static_cast<int64_t>(request.row->ids.size());
-  const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
-  const int64_t most = std::min({
-      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_, program_.max_draft(),
-      meta.max_context_len - position - 1,
-      options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
-  if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
-    return {};
-  }
-  // A draft ends before the first stop id: tokens behind one are never part of an answer, and the call without it draws
-  // the stop id too. It also ends before the first token that the program lacks, because the vocabulary of a draft model
-  // may be longer.
-  const auto cut = [&](std::vector<int64_t>& tokens) {
-    const auto ends = [&](int64_t token) { return token >= meta.vocab_size || request.is_stop_id(token); };
-    tokens.erase(std::find_if(tokens.begin(), tokens.end(), ends), tokens.end());
-  };
-  Draft draft = request.drafter.propose(request.ids, most);
-  cut(draft.tokens);
-  request.plain_guess.reset();
-  StepCosts::Choice lookup;
-  if (chooses && !draft.tokens.empty()) {
-    const double rate = request.drafter.acceptance(draft.level).rate();
-    const auto length = static_cast<int64_t>(draft.tokens.size());
-    lookup = costs_.best_draft(rate, length, running, program_.decode_width(running), 0);
-  }
-  if (guesser_) {
-    const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
-    if (length > 0) {
-      const auto begin = Clock::now();
-      // At most, a draft model has not read any of the tokens yet.
-      const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()));
-      Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
-      count_steps(0, 0, seconds_since(begin));
-      cut(of_model.tokens);
-      if (!of_model.tokens.empty()) {
-        return of_model;
-      }
-    }
-  }
-  if (chooses && !draft.tokens.empty()) {
-    if (lookup.length == 0) {
-      request.plain_guess = {draft.level, draft.tokens[0]};
-    }
-    draft.tokens.resize(lookup.length);
-  }
-  return draft;
-}
-
-// Draws the token after each token of a draft. The request gets the drawn tokens up to the first that was not guessed.
-void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
-  guarded({request}, [&] {
-    Row& row = *request->row;
-    RowTask task = request->draw_task(draft.tokens);
-    std::vector<int64_t> tokens = {request->ids.back()};
-    tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
-    task.tokens = tokens;
-    task.position = static_cast<int64_t>(row.ids.size());
-    task.row = row.index;
-    const auto drafted = static_cast<int64_t>(draft.tokens.size());
-    const int64_t end = task.position + static_cast<int64_t>(tokens.size());
-    row.written = std::max(row.written, end);
-    const auto begin = Clock::now();
-    std::vector<Drawn> drawn;
-    try {
-      drawn = program_.verify(task);
-    } catch (const EngineError& error) {
-      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || drafted == 0) {
-        throw;
-      }
-      max_draft_ = drafted / 2;
-      steps_since_limit_ = 0;
-      prepare_retry(*request);
-      return;
-    }
-    const double seconds = seconds_since(begin);
-    const auto is_right = [](int64_t guess, const Drawn& token) { return guess == token.token; };
-    const auto accepted =
-        std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin(), is_right).first - draft.tokens.begin();
-    costs_.record_one_row(drafted + 1, seconds);
-    (draft.is_of_model ? guesser_->acceptance : request->drafter.acceptance(draft.level)).learn(drafted, accepted);
-    request->count_call(drafted);
-    count_steps(1, drafted, seconds);
-    for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
-      take(request, {&tokens[i], 1}, drawn[i], /*was_drafted=*/i < accepted);
-    }
-    if (program_.has_rewind() && static_cast<int64_t>(row.ids.size()) < end) {
-      rewind(row, std::move(task));
-    }
-  });
-}
-
-// Makes a call that draws tokens for these requests. If they are several, and the call does not fit into memory, later
-// calls are for fewer rows.
-template <typename Call>
-void Scheduler::split_if_too_large(const Requests& requests, Call&& call) {
-  try {
-    call();
-  } catch (const EngineError& error) {
-    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || requests.size() < 2) {
-      throw;
-    }
-    max_rows_ = requests.size() / 2;
-    steps_since_limit_ = 0;
-    for (const auto& request : requests) {
-      prepare_retry(*request);
-    }
-  }
-}
-
 // After a call that did not fit into memory: if the row cannot go back behind the tokens that it may have read in the
 // call, it reads prompt and answer again.
 void Scheduler::prepare_retry(Request& request) {
-  if (program_.metadata().max_rewind == 0) {
+  if (program_.metadata().max_rewind == 0 && request.row != nullptr) {
     request.row->truncate(0);
     request.is_decoding = false;
   }
-}
-
-// Forgets the tokens of a call of verify() that were not taken. The request may be over: the row can then be reused.
-void Scheduler::rewind(Row& row, RowTask task) {
-  const auto begin = Clock::now();
-  task.tokens = task.tokens.first(row.ids.size() - task.position);
-  try {
-    program_.rewind(task);
-  } catch (...) {
-    row.truncate(0);
-    throw;
-  }
-  row.written = static_cast<int64_t>(row.ids.size());
-  const double seconds = seconds_since(begin);
-  costs_.record_rewind(seconds);
-  count_steps(0, 0, seconds);
 }
 
 // Draws the next token of each request, in one call.
@@ -705,28 +422,6 @@ void Scheduler::leave(const std::shared_ptr<Request>& request, bool is_valid) {
     }
   }
   request->close();
-}
-
-// Runs `body`. If it throws, the requests end with this error, and their rows are forgotten.
-template <typename Body>
-void Scheduler::guarded(const Requests& requests, Body&& body) {
-  const auto fail = [&](executorch_mlx_status status, const char* message) {
-    for (const auto& request : requests) {
-      if (request->row != nullptr) {
-        request->end(EXECUTORCH_MLX_FINISH_ERROR, status, message);
-        leave(request, /*is_valid=*/false);
-      }
-    }
-  };
-  try {
-    body();
-  } catch (const EngineError& error) {
-    fail(error.status, error.what());
-  } catch (const std::bad_alloc& error) {
-    fail(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
-  } catch (const std::exception& error) {
-    fail(EXECUTORCH_MLX_FAILED, error.what());
-  }
 }
 
 } // namespace executorch_mlx

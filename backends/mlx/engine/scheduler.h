@@ -12,15 +12,18 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "chunk_times.h"
 #include "draft_model.h"
 #include "llm_program.h"
@@ -132,5 +135,45 @@ class Scheduler {
   std::thread thread_;
   std::thread::id thread_id_;
 };
+
+// Runs `body`. If it throws, the requests end with this error, and their rows are forgotten.
+template <typename Body>
+void Scheduler::guarded(const Requests& requests, Body&& body) {
+  const auto fail = [&](executorch_mlx_status status, const char* message) {
+    for (const auto& request : requests) {
+      if (request->row != nullptr) {
+        request->end(EXECUTORCH_MLX_FINISH_ERROR, status, message);
+        leave(request, /*is_valid=*/false);
+      }
+    }
+  };
+  try {
+    body();
+  } catch (const EngineError& error) {
+    fail(error.status, error.what());
+  } catch (const std::bad_alloc& error) {
+    fail(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
+  } catch (const std::exception& error) {
+    fail(EXECUTORCH_MLX_FAILED, error.what());
+  }
+}
+
+// Makes a call that draws tokens for these requests. If they are several, and the call does not fit into memory, later
+// calls are for fewer rows.
+template <typename Call>
+void Scheduler::split_if_too_large(const Requests& requests, Call&& call) {
+  try {
+    call();
+  } catch (const EngineError& error) {
+    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || requests.size() < 2) {
+      throw;
+    }
+    max_rows_ = requests.size() / 2;
+    steps_since_limit_ = 0;
+    for (const auto& request : requests) {
+      prepare_retry(*request);
+    }
+  }
+}
 
 } // namespace executorch_mlx

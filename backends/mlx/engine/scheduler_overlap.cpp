@@ -1,0 +1,130 @@
+// Overlap: the scheduler submits a step before the host has read the tokens of the previous one.
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <utility>
+
+#include "scheduler.h"
+
+namespace executorch_mlx {
+
+// Whether a step of this request may be submitted before the host knows the token of the previous step.
+bool Scheduler::can_overlap(const Request& request) const {
+  const RequestOptions& options = request.options;
+  return overlaps_ && !request.samples_on_host && options.allowed_tokens == nullptr &&
+      !program_.metadata().speech.is_speech() && (guesser_ == nullptr || options.draft == 0);
+}
+
+// Whether this request needs a draw after its pending one, unless the pending token turns out to end the answer.
+bool Scheduler::needs_draw_after_pending(const Request& request) const {
+  if (request.is_over()) {
+    return false;
+  }
+  const auto generated = static_cast<int64_t>(request.ids.size() - request.options.prompt.size());
+  const auto position = static_cast<int64_t>(request.row->ids.size()) + 1;
+  const int64_t most = request.options.max_new_tokens;
+  return (most == 0 || generated + 1 < most) && position < program_.metadata().max_context_len;
+}
+
+// Whether the next step can be submitted before the pending tokens are read. This is so if it makes the same calls as
+// the pending step, except for requests that certainly end with their pending token.
+bool Scheduler::may_follow_pending() {
+  const size_t running =
+      std::count_if(running_.begin(), running_.end(), [](const auto& request) { return request->is_decoding; });
+  size_t pending = 0;
+  for (const PendingStep& step : pending_) {
+    if (!step.draw.can_be_source()) {
+      return false;
+    }
+    for (const auto& request : step.requests) {
+      pending += !request->is_over();
+      if (needs_draw_after_pending(*request) && !propose(request, running).tokens.empty()) {
+        return false; // a draft is likely to pay as soon as the pending token is known
+      }
+    }
+  }
+  return pending == running && (running < 2 || prefers_single_steps(running) == (pending_.size() > 1));
+}
+
+// Submits the calls of the next step, and takes the tokens of the pending calls.
+void Scheduler::advance_pending() {
+  for (PendingStep& step : std::exchange(pending_, {})) {
+    Requests requests;
+    std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests), [this](const auto& request) {
+      return needs_draw_after_pending(*request);
+    });
+    std::optional<PendingStep> next;
+    std::exception_ptr error;
+    try {
+      if (!requests.empty()) {
+        next = submit(requests, &step);
+      }
+    } catch (...) {
+      error = std::current_exception(); // ends only requests that their pending token does not end
+    }
+    finish(std::move(step));
+    if (error != nullptr) {
+      // Only now, because the tokens of `step` belong into the rows first.
+      guarded(requests, [&] { split_if_too_large(requests, [&] { std::rethrow_exception(error); }); });
+    }
+    if (next && std::any_of(requests.begin(), requests.end(), [](const auto& request) { return !request->is_over(); })) {
+      pending_.push_back(std::move(*next));
+    } else if (next) {
+      finish(std::move(*next));
+    }
+  }
+}
+
+// Submits the next draw of each request, in one call. With `source`, a pending step of these requests, the call takes
+// the tokens of `source` on the device.
+Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* source) {
+  const auto begin = Clock::now();
+  const size_t ahead = source == nullptr ? 0 : 1;
+  std::vector<RowTask> tasks;
+  std::vector<size_t> sources;
+  for (const auto& request : requests) {
+    std::vector<int64_t> no_draft;
+    Row& row = *request->row;
+    RowTask task = request->draw_task(no_draft);
+    task.seed = request->seed_of_draw(ahead);
+    task.tokens = std::span(request->ids).last(1);
+    task.position = static_cast<int64_t>(row.ids.size() + ahead);
+    task.row = row.index;
+    row.written = std::max(row.written, task.position + 1);
+    tasks.push_back(task);
+    if (source != nullptr) {
+      sources.push_back(std::find(source->requests.begin(), source->requests.end(), request) - source->requests.begin());
+    }
+  }
+  PendingDraw draw = program_.submit_draw(tasks, source == nullptr ? nullptr : &source->draw, sources);
+  return {std::move(requests), std::move(draw), begin};
+}
+
+// Waits for the tokens of a call, and gives them to the requests that are not over.
+void Scheduler::finish(PendingStep step) {
+  guarded(step.requests, [&] {
+    const auto drawn = program_.finish_draw(step.draw);
+    const auto now = Clock::now();
+    // Calls run one after the other: this one began when it was submitted, or later, when the previous one ended.
+    const double seconds = std::chrono::duration<double>(now - std::max(step.submitted, finished_)).count();
+    finished_ = now;
+    const size_t running = step.requests.size();
+    running == 1 ? costs_.record_one_row(1, seconds) : costs_.record_rows(program_.decode_width(running), seconds);
+    count_steps(1, 0, seconds);
+    for (size_t i = 0; i < step.requests.size(); ++i) {
+      const auto& request = step.requests[i];
+      if (!request->is_over()) {
+        const int64_t fed = request->ids.back();
+        take_plain(request, {&fed, 1}, drawn[i]);
+      }
+    }
+  });
+}
+
+void Scheduler::finish_pending() {
+  for (PendingStep& step : std::exchange(pending_, {})) {
+    finish(std::move(step));
+  }
+}
+
+} // namespace executorch_mlx
