@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import (
     BackendDetails,
@@ -70,7 +72,7 @@ def _contents(program: ExportedProgram, buffer: str, digests: Digests) -> tuple[
 
 def _compile(
     edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests,
-    written: set[tuple[str, str]] = frozenset(),
+    written: Collection[tuple[str, str]] = (),
 ) -> PreprocessResult:
     """Returns the result of `preprocess` for a graph, without the constants whose keys are in `stored`.
 

@@ -90,6 +90,8 @@ class Scheduler {
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
   Draft find_draft(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
+  template <typename Lower, typename Call>
+  bool fits(const Requests& requests, bool can_be_smaller, Lower&& lower_limit, Call&& call);
   template <typename Call>
   void split_if_too_large(const Requests& requests, Call&& call);
   void prepare_retry(Request& request);
@@ -120,10 +122,11 @@ class Scheduler {
   ChunkTimes chunk_times_;
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none
-  // Of a call. They are lowered if a larger call does not fit into memory, and raised again later.
+  // The limits of a call: the number of its rows, and that of its draft tokens. A limit is lowered if a call does not
+  // fit into memory, and raised again later.
   size_t max_rows_;
   int64_t max_draft_ = StepCosts::kMaxDraft;
-  int64_t steps_since_limit_ = 0; // since one of them was changed
+  int64_t steps_since_limit_ = 0; // since a limit was changed
 
   mutable std::mutex mutex_; // guards the members below up to is_closing_
   std::condition_variable changed_;
@@ -158,22 +161,31 @@ void Scheduler::guarded(const Requests& requests, Body&& body) {
   }
 }
 
+// Makes a call that draws tokens for these requests, and returns whether it fitted into memory. If not, runs
+// `lower_limit`, so that the next call is smaller. If it cannot be smaller, throws the error.
+template <typename Lower, typename Call>
+bool Scheduler::fits(const Requests& requests, bool can_be_smaller, Lower&& lower_limit, Call&& call) {
+  try {
+    call();
+    return true;
+  } catch (const EngineError& error) {
+    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !can_be_smaller) {
+      throw;
+    }
+  }
+  lower_limit();
+  steps_since_limit_ = 0;
+  for (const auto& request : requests) {
+    prepare_retry(*request);
+  }
+  return false;
+}
+
 // Makes a call that draws tokens for these requests. If they are several, and the call does not fit into memory, later
 // calls are for fewer rows.
 template <typename Call>
 void Scheduler::split_if_too_large(const Requests& requests, Call&& call) {
-  try {
-    call();
-  } catch (const EngineError& error) {
-    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || requests.size() < 2) {
-      throw;
-    }
-    max_rows_ = requests.size() / 2;
-    steps_since_limit_ = 0;
-    for (const auto& request : requests) {
-      prepare_retry(*request);
-    }
-  }
+  fits(requests, requests.size() > 1, [&] { max_rows_ = requests.size() / 2; }, call);
 }
 
 } // namespace executorch_mlx

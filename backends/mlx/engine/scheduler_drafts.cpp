@@ -104,15 +104,8 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     row.written = std::max(row.written, end);
     const auto begin = Clock::now();
     std::vector<Drawn> drawn;
-    try {
-      drawn = program_.verify(task);
-    } catch (const EngineError& error) {
-      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || drafted == 0) {
-        throw;
-      }
-      max_draft_ = drafted / 2;
-      steps_since_limit_ = 0;
-      prepare_retry(*request);
+    const auto shorten = [&] { max_draft_ = drafted / 2; };
+    if (!fits({request}, drafted > 0, shorten, [&] { drawn = program_.verify(task); })) {
       return;
     }
     const double seconds = seconds_since(begin);

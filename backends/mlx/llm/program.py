@@ -277,12 +277,12 @@ class _Handles:
         """End all requests, wait until nothing uses the objects, and free them."""
         if os.getpid() != self.process:  # a fork has neither the threads to wait for nor processes of its own to end
             return
-        # The garbage collector may come here on the thread of an engine, which cannot wait for its own end, also before
-        # enter_callback(): ctypes makes the arguments of a callback first. engine_close() then refuses.
         with self._changed:
             self.is_closed = True
+        # The garbage collector may run this on the thread of an engine, which cannot wait for its own end. If it does so
+        # before enter_callback(), while ctypes makes the arguments of a callback, engine_close() returns an error.
+        # Otherwise, engine_close() ends the calls that wait for a request.
         is_engine_thread = hasattr(_this_thread, "handles")
-        # Calls that wait for a request return.
         if is_engine_thread or self.library.engine_close(self.engine) == binding.INVALID_ARGUMENT:
             threading.Thread(target=self.close).start()
             return
