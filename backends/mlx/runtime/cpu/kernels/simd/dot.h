@@ -15,14 +15,8 @@ namespace {
 
 // alpha * total + beta * old. `old` is ignored if beta is 0.
 inline Floats scaled(Floats total, float alpha, float beta, Floats old) {
-  Floats result = alpha * total;
-  if (beta == 0) {
-    return result;
-  }
-  // Rounds alpha * total. Otherwise the compiler could fuse either product with the addition, and not the same one in
-  // every kernel.
-  asm("" : "+m"(result));
-  return result + beta * old;
+  const Floats result = alpha * total;
+  return beta == 0 ? result : multiply_add(broadcast(beta), old, result);
 }
 
 // Writes the sums of M * R accumulators: y[r * ldy + j * between] = alpha * sum(acc[r * R + j]) + beta * (its old value).

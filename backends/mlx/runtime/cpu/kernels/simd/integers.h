@@ -106,7 +106,6 @@ inline Floats byte_order(Floats v, Constant<4>) {
 
 // Rounds to the nearest integer, ties to even. |x| is at most 2^23.
 inline Ints rounded(Floats x) {
-  round_product(x);
   const Ints sign = (Ints)x >> 31;  // -1 or 0
   const Ints magnitude = (Ints)((Floats)((Ints)x & 0x7fffffff) + 0x1p23f) - 0x4b000000;
   return (magnitude ^ sign) - sign;

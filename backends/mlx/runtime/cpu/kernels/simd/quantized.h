@@ -20,16 +20,6 @@ inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t fir
   return buffer;
 }
 
-// x * scale + bias, in one step if the instruction set has one. This is not left to the compiler, which could fuse the
-// two operations in one kernel and not in another.
-inline Floats scaled_and_shifted(Floats x, Floats scale, Floats bias) {
-#if defined(__FMA__)
-  return fused_multiply_add(x, scale, bias);
-#else
-  return x * scale + bias;
-#endif
-}
-
 // An unsigned integer type of `Size` bytes.
 template <int Size>
 struct BytesOf {
@@ -49,7 +39,7 @@ class Group {
   Group(float scale, float bias) : scale_(broadcast(scale)), bias_(broadcast(bias)) {}
 
   Floats values(const char* from) const {
-    return scaled_and_shifted(integers(from), scale_, bias_);
+    return multiply_add(integers(from), scale_, bias_);
   }
 
  private:
@@ -97,7 +87,7 @@ template <int Bits>
 class IndexedGroup {
  public:
   IndexedGroup() = default;
-  IndexedGroup(float scale, float bias) : table_(scaled_and_shifted(integers(), broadcast(scale), broadcast(bias))) {}
+  IndexedGroup(float scale, float bias) : table_(multiply_add(integers(), broadcast(scale), broadcast(bias))) {}
 
   Floats values(const char* from) const {
     typedef long long Pairs __attribute__((vector_size(64)));
@@ -197,7 +187,8 @@ void quantized_tile(
           keep_in_register(elements);
         }
         repeat<R>([&](auto j) __attribute__((always_inline)) {
-          acc[r.value * R + j.value] += elements * values[j.value];
+          Floats& sum = acc[r.value * R + j.value];
+          sum = multiply_add(elements, values[j.value], sum);
         });
       });
     }

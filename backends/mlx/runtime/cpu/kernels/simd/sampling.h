@@ -58,7 +58,7 @@ inline Floats power_of_2(Floats x) {
       1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f};
   Floats p = broadcast(1.5252734e-5f);
   for (const float c : kCoefficients) {
-    p = p * r + c;
+    p = multiply_add(p, r, broadcast(c));
   }
   const Floats y = p * (Floats)(((Words)rounded << 23) + (127u << 23));
   return x > -126.0f ? y : Floats{};

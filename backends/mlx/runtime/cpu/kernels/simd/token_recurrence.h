@@ -94,7 +94,7 @@ void recur_columns(const GatedRecurrence& r, int first, int columns) {
     const Floats key = broadcast(now.decayed_key[i]);
     repeat<V>([&](auto v) {
       const Floats x = load_columns(state + i * state_stride + v.value * kLanes);
-      held[v.value] = multiply_add<FloatType::float32>(key, x, held[v.value]);
+      held[v.value] = multiply_add(key, x, held[v.value]);
     });
   }
   for (int token = 0; token < r.tokens; ++token) {
@@ -130,13 +130,12 @@ void recur_columns(const GatedRecurrence& r, int first, int columns) {
       }
       repeat<V>([&](auto v) {
         constexpr int at = v.value * kLanes;
-        Floats decayed = load_columns(state + i * state_stride + at) * decay;
-        round_product(decayed);
-        const Floats x = multiply_add<FloatType::float32>(key, error[v.value], decayed);
+        const Floats decayed = load_columns(state + i * state_stride + at) * decay;
+        const Floats x = multiply_add(key, error[v.value], decayed);
         store_columns(x, r.next + first + i * r.next_stride + at);
-        sums[v.value] = multiply_add<FloatType::float32>(query, x, sums[v.value]);
+        sums[v.value] = multiply_add(query, x, sums[v.value]);
         if constexpr (HasBeta) {
-          next_held[v.value] = multiply_add<FloatType::float32>(next_key, x, next_held[v.value]);
+          next_held[v.value] = multiply_add(next_key, x, next_held[v.value]);
         }
       });
     }
@@ -202,11 +201,10 @@ void selective_scan(const SelectiveScan& s) {
         const bool is_whole = left >= kLanes;
         const Floats rates = is_whole ? load<Floats>(s.rates + at) : load_partial<Floats>(s.rates + at, left);
         const Floats old = is_whole ? load<Floats>(state + at) : load_partial<Floats>(state + at, left);
-        Floats decayed = old * decay_factor(step * rates);
-        round_product(decayed);
-        const Floats x = multiply_add<FloatType::float32>(input, load<Floats>(key + i), decayed);
+        const Floats decayed = old * decay_factor(step * rates);
+        const Floats x = multiply_add(input, load<Floats>(key + i), decayed);
         is_whole ? store(x, s.next + at) : store_partial(x, s.next + at, left);
-        total = multiply_add<FloatType::float32>(x, load<Floats>(query + i), total);
+        total = multiply_add(x, load<Floats>(query + i), total);
       }
       sums_of[c] = total;
     }

@@ -5,6 +5,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_FMA)
+#include <arm_neon.h>
 #endif
 
 namespace executorch_mlx::EXECUTORCH_MLX_ISA {
@@ -108,15 +110,6 @@ inline void keep_in_register([[maybe_unused]] Floats& x) {
   asm("" : "+v"(x));
 #elif defined(__AVX__)
   asm("" : "+x"(x));
-#endif
-}
-
-// Keeps the compiler from fusing the product x with an addition.
-inline void round_product(Floats& x) {
-#if defined(__AVX__)
-  keep_in_register(x);
-#else
-  asm("" : "+m"(x));
 #endif
 }
 
@@ -252,6 +245,16 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_FEATURE_FMA)
+  constexpr int count = kLanes / 4;
+  float32x4_t x[count], y[count], z[count];
+  __builtin_memcpy(x, &a, sizeof(a));
+  __builtin_memcpy(y, &b, sizeof(b));
+  __builtin_memcpy(z, &c, sizeof(c));
+  for (int i = 0; i < count; ++i) {
+    z[i] = vfmaq_f32(z[i], x[i], y[i]);
+  }
+  return load<Floats>(z);
 #else
   for (int lane = 0; lane < kLanes; ++lane) {
     c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
@@ -260,7 +263,17 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Returns acc + x * w. For bfloat16 pairs, each lane of acc gets the sum of the products of both elements.
+// a * b + c, rounded once if the instruction set has such an instruction. The compiler itself fuses nothing, because
+// kernels.cpp is compiled with -ffp-contract=off: it could fuse an expression in one kernel and not in another.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return fused_multiply_add(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// multiply_add() for elements of `Type`. For bfloat16 pairs, each lane gets the sum of the products of both elements.
 template <FloatType Type>
 inline Floats multiply_add(Floats x, Floats w, Floats acc) {
 #if defined(__AVX512BF16__)
@@ -268,7 +281,7 @@ inline Floats multiply_add(Floats x, Floats w, Floats acc) {
     return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w);
   }
 #endif
-  return acc + x * w;
+  return multiply_add(x, w, acc);
 }
 
 // Loads elements of `Type` as float32, and bfloat16 pairs as they are. load_first() loads `count` elements and sets the

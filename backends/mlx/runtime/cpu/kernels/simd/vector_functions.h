@@ -14,16 +14,16 @@ inline Floats exp(Floats x) {
   const Floats highest = Floats{} + 88.72283f;
   const Floats lowest = Floats{} - 87.33654f;
   const Floats clamped = x < lowest ? lowest : x;
-  const Floats rounded = clamped * 1.44269504f + kRounding;
+  const Floats rounded = multiply_add(clamped, broadcast(1.44269504f), broadcast(kRounding));
   const Floats n = rounded - kRounding;
-  const Floats r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  const Floats r = multiply_add(n, broadcast(2.12194440e-4f), multiply_add(n, broadcast(-0.693359375f), clamped));
   constexpr float kCoefficients[] = {
       1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
   Floats p = Floats{} + 1.9875691500e-4f;
   for (const float c : kCoefficients) {
-    p = p * r + c;
+    p = multiply_add(p, r, broadcast(c));
   }
-  const Floats mantissa = p * (r * r) + r + 1;
+  const Floats mantissa = multiply_add(p, r * r, r) + 1;
   // Multiplies by 2^(n - 1) and then by 2. For n = 128, the factor 2^n would be infinite, although the result may be
   // finite.
   const Words half = ((Words)rounded << 23) + (126u << 23);
@@ -88,9 +88,9 @@ void tanh(const float* x, float* y, ptrdiff_t count) {
     const Floats square = v * v;
     Floats p = Floats{} - 5.70498872745e-3f;
     for (const float c : kCoefficients) {
-      p = p * square + c;
+      p = multiply_add(p, square, broadcast(c));
     }
-    const Floats near_zero = v * (1 + square * p);
+    const Floats near_zero = v * multiply_add(square, p, broadcast(1));
     const Floats magnitude = v < 0 ? -v : v;
     const Floats far = 1 - 2 / (exp(2 * magnitude) + 1);
     return magnitude < 0.625f ? near_zero : v < 0 ? -far : far;
@@ -133,17 +133,17 @@ float softmax_numerators(float* x, ptrdiff_t count, float scale) {
 void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
   for (ptrdiff_t row = 0; row < rows; ++row, x += width, y += width) {
     Floats squares[4] = {};
+    const auto add_square = [&](int u, Floats v) { squares[u] = multiply_add(v, v, squares[u]); };
     ptrdiff_t i = 0;
     for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
       for (int u = 0; u < 4; ++u) {
-        const Floats v = load<Floats>(x + i + u * kLanes);
-        squares[u] += v * v;
+        add_square(u, load<Floats>(x + i + u * kLanes));
       }
     }
-    float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-    for (; i < width; ++i) {
-      total += x[i] * x[i];
+    for (int u = 0; i < width; ++u, i += kLanes) {
+      add_square(u, width - i < kLanes ? load_partial<Floats>(x + i, static_cast<int>(width - i)) : load<Floats>(x + i));
     }
+    const float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
     const float factor = 1 / __builtin_sqrtf(total / static_cast<float>(width) + eps);
     for (ptrdiff_t j = 0; j < width; ++j) {
       y[j] = weight ? x[j] * factor * weight[j] : x[j] * factor;
@@ -151,12 +151,16 @@ void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptr
   }
 }
 
-void rotate(
-    const float* __restrict x, const float* __restrict cosines, const float* __restrict sines, float* __restrict y,
-    ptrdiff_t half) {
-  for (ptrdiff_t i = 0; i < half; ++i) {
-    y[i] = x[i] * cosines[i] - x[half + i] * sines[i];
-    y[half + i] = x[i] * sines[i] + x[half + i] * cosines[i];
+void rotate(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half) {
+  for (ptrdiff_t i = 0; i < half; i += kLanes) {
+    const int count = half - i < kLanes ? static_cast<int>(half - i) : kLanes;
+    const auto read = [&](const float* from) {
+      return count == kLanes ? load<Floats>(from) : load_partial<Floats>(from, count);
+    };
+    const auto write = [&](Floats v, float* to) { count == kLanes ? store(v, to) : store_partial(v, to, count); };
+    const Floats a = read(x + i), b = read(x + half + i), cosine = read(cosines + i), sine = read(sines + i);
+    write(multiply_add(-b, sine, a * cosine), y + i);
+    write(multiply_add(b, cosine, a * sine), y + half + i);
   }
 }
 
