@@ -20,6 +20,7 @@ from ...partitioner import MLXPartitioner, Report
 from ...quiet import quiet_lowering
 from .constant_calls import compute_constant_calls
 from .decomposition import decompose
+from .last_token import narrow_to_last_token
 
 
 @paused_collector()
@@ -36,6 +37,7 @@ def lower(
     """
     for program in methods.values():
         compute_constant_calls(program)
+        narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
     partitioner = MLXPartitioner(allow_extensions=allow_extensions)
     # torch generates the Python code of a traced graph only if the code runs.

@@ -1,6 +1,6 @@
 // Products of x with weights that are not float32. If x has few rows, a kernel converts the weights to float32 in
-// registers. If x has more rows, rows of weights are converted to float32 in memory. Products of bfloat16 with bfloat16
-// need no conversion if the processor has an instruction for them.
+// registers. If x has more rows, the weights are converted to float32 while they are packed in panels. Products of bfloat16
+// with bfloat16 need no conversion if the processor has an instruction for them.
 #include <algorithm>
 #include <atomic>
 
@@ -42,11 +42,10 @@ namespace {
 // The product of many rows x, given in float32.
 void multiply_many_quantized_rows(const ExecutorchMlxQuantizedMatmul& p, const float* x, float* y) {
   const Operands operands{.x = x, .ldx = p.k, .y = y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k};
-  const auto convert = [&](int, int first, int count, float* to, int64_t& stride) {
-    kernels().dequantize_rows(matrix_of(p), first, first + count, to, stride);
-    return static_cast<const float*>(to);
+  const auto pack = [&](int, int first, int count, float* panel) {
+    kernels().pack_quantized_panel(matrix_of(p), first, count, panel);
   };
-  multiply_many_rows(&operands, 1, FloatType::float32, convert, [](int, int, int) { return Bytes{}; });
+  multiply_many_rows(&operands, 1, FloatType::float32, pack, [](int, int, int) { return Bytes{}; });
 }
 
 } // namespace
@@ -103,13 +102,10 @@ extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
   const AsFloats x(p->x, p->x_type, int64_t{p->m} * p->k);
   const Operands operands{
       .x = x.get(), .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k, .y_type = p->y_type};
-  const auto convert = [&](int, int first, int count, float* to, int64_t& stride) {
-    for (int64_t r = 0; r < count; ++r) {
-      kernels().widen(p->w + (first + r) * p->row_stride, p->type, p->column_stride, to + r * stride, p->k);
-    }
-    return static_cast<const float*>(to);
+  const auto pack = [&](int, int first, int count, float* panel) {
+    pack_halves(p->w + first * p->row_stride, p->type, p->row_stride, p->column_stride, count, p->k, panel);
   };
-  multiply_many_rows(&operands, 1, FloatType::float32, convert, [](int, int, int) { return Bytes{}; });
+  multiply_many_rows(&operands, 1, FloatType::float32, pack, [](int, int, int) { return Bytes{}; });
 }
 
 extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* products, int count) {

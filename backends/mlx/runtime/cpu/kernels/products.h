@@ -181,11 +181,22 @@ struct Bytes {
   }
 };
 
-// Computes products of the same many rows x, of float32 or of pairs. convert(i, first, count, to, stride) returns rows first
-// ... first + count - 1 of w [n, k] of product i in this type, with the distance `stride` between rows: a pointer into w, or
-// `to` after writing them there. source(i, first, count) is where these rows lie in memory, or empty.
-template <typename Product, typename Convert, typename Source>
-void multiply_many_rows(const Product* products, int count, FloatType type, Convert&& convert, Source&& source) {
+// Writes the panel of `rows` rows of k elements in half precision, converted to float32.
+inline void pack_halves(
+    const uint16_t* w, FloatType type, int64_t row_stride, int64_t column_stride, int rows, int k, float* panel) {
+  static thread_local std::vector<float> converted;
+  converted.resize(int64_t{rows} * k);
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels().widen(w + r * row_stride, type, column_stride, converted.data() + r * k, k);
+  }
+  kernels().pack_panel(converted.data(), k, rows, k, panel);
+}
+
+// Computes products of the same many rows x, of float32 or of pairs. pack(i, first, count, panel) writes the panel of
+// rows first ... first + count - 1 of w [n, k] of product i, in this type. source(i, first, count) is where these rows
+// lie in memory, or empty.
+template <typename Product, typename Pack, typename Source>
+void multiply_many_rows(const Product* products, int count, FloatType type, Pack&& pack, Source&& source) {
   const auto& simd = kernels();
   const auto& all = products[0];  // x, m and k are those of all products
   const int panel_rows = simd.panel_rows;
@@ -205,22 +216,28 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Conv
   constexpr size_t kMaxPrefetched = 32 << 10;
   const auto parts = panel_parts(products, count, panel_rows, kPanels);
   const int threads = executorch_mlx_threads();
-  parallel(static_cast<int>(parts.size()), [&](int i) {
+  const int blocks = (all.m + kRowBlock - 1) / kRowBlock;
+  // The parts that are left when each thread has had as many as the others are divided into tasks by rows of x.
+  const int left = static_cast<int>(parts.size()) % threads;
+  const int whole = static_cast<int>(parts.size()) - left;
+  const int divisions = left == 0 ? 1 : std::min(blocks, threads / left);
+  parallel(whole + left * divisions, [&](int task) {
+    const int i = task < whole ? task : whole + (task - whole) / divisions;
+    const int division = (task - whole) % divisions;
+    const int first_block = task < whole ? 0 : blocks * division / divisions;
+    const int end_block = task < whole ? blocks : blocks * (division + 1) / divisions;
     const auto [product, first, last] = parts[i];
     const Product& p = products[product];
     const int columns = last - first;
     static thread_local AlignedFloats buffer;
     static thread_local size_t buffer_size = 0;
-    const size_t needed = size * (kPanels + 1);
+    const size_t needed = size * kPanels;
     if (buffer_size < needed) {
       buffer = AlignedFloats(needed);
       buffer_size = needed;
     }
     for (int j = 0; j < columns; j += panel_rows) {
-      const int rows = std::min(panel_rows, columns - j);
-      int64_t stride = p.k;
-      const float* w = convert(product, first + j, rows, buffer.get() + size * kPanels, stride);
-      simd.pack_panel(w, stride, rows, p.k, buffer.get() + size * (j / panel_rows));
+      pack(product, first + j, std::min(panel_rows, columns - j), buffer.get() + size * (j / panel_rows));
     }
     // If all threads are equally fast, this one gets part i + threads next. Its rows of w come from memory meanwhile.
     Bytes next;
@@ -228,9 +245,8 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Conv
       const auto& part = parts[i + threads];
       next = source(part.product, part.first, part.last - part.first);
     }
-    const int blocks = (p.m + kRowBlock - 1) / kRowBlock;
     const int prefetching = std::min(blocks, kPrefetchingBlocks);
-    for (int b = 0; b < blocks; ++b) {
+    for (int b = first_block; b < end_block; ++b) {
       const int row = b * kRowBlock;
       const int rows = std::min(kRowBlock, p.m - row);
       const int last_blocks = b - (blocks - prefetching);

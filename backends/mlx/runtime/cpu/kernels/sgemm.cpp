@@ -125,17 +125,13 @@ void dot_rows(const PaddedRows& x, const RowProduct& p, FloatType type, int firs
 // Converts rows of half precision to float32.
 void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type) {
   const bool is_half = size_of(type) == 2;
-  const auto convert = [&](int i, int first, int count, float* to, int64_t& stride) {
+  const auto pack = [&](int i, int first, int count, float* panel) {
     const auto& p = products[i];
     const void* rows = at(p.w, type, first * p.ldw);
-    if (!is_half) {
-      stride = p.ldw;
-      return static_cast<const float*>(rows);
+    if (is_half) {
+      return pack_halves(static_cast<const uint16_t*>(rows), type, p.ldw, 1, count, p.k, panel);
     }
-    for (int64_t r = 0; r < count; ++r) {
-      kernels().widen(static_cast<const uint16_t*>(rows) + r * p.ldw, type, 1, to + r * p.k, p.k);
-    }
-    return static_cast<const float*>(to);
+    kernels().pack_panel(static_cast<const float*>(rows), p.ldw, count, p.k, panel);
   };
   const auto source = [&](int i, int first, int count) {
     const auto& p = products[i];
@@ -143,7 +139,7 @@ void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type)
     return Bytes{begin, count * p.ldw * static_cast<int64_t>(size_of(type))};
   };
   multiply_many_rows(
-      products.data(), static_cast<int>(products.size()), is_half ? FloatType::float32 : type, convert, source);
+      products.data(), static_cast<int>(products.size()), is_half ? FloatType::float32 : type, pack, source);
 }
 
 } // namespace

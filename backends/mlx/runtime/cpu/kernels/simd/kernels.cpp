@@ -38,6 +38,7 @@ extern const Kernels kernels = {
     .arrange_for_quantized = arrange_for_quantized,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
+    .pack_quantized_panel = pack_quantized_panel,
     .dequantize_entries = dequantize_entries,
 #if defined(__AVX512VNNI__)
     .has_fast_integers = true,

@@ -165,6 +165,8 @@ struct Kernels {
       ptrdiff_t ldy);
   // Writes rows [first, last) of the matrix to `out`, in float32.
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
+  // The same as pack_panel for the rows first ... first + rows - 1 of the matrix in float32.
+  void (*pack_quantized_panel)(const QuantizedMatrix& q, int first, int rows, float* panel);
   // Writes the first `count` entries to the rows of `out`, in float32.
   void (*dequantize_entries)(const QuantizedEntries& e, int count, float* out, ptrdiff_t ldo);
 

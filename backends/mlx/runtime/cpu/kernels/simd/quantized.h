@@ -4,7 +4,8 @@
 // matrix therefore has the same bits as the product with the matrix that dequantize_rows() writes.
 #pragma once
 
-#include "dot.h"
+#include "panels.h"
+#include "transposed.h"
 
 namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
@@ -263,6 +264,43 @@ void dequantize_rows(const QuantizedMatrix& q, int first, int last, float* out, 
       }
     });
   }
+}
+
+// A vector of packed words has words of kLanes rows. It is unpacked to vectors of a panel, where rows lie side by side.
+template <int Bits>
+void pack_quantized_panel_of(const QuantizedMatrix& q, int first, int rows, float* panel) {
+  constexpr int kPerWord = 32 / Bits;
+  const int words = q.k * Bits / 32;
+  const int groups = q.k / q.group_size;
+  const ptrdiff_t stride = section_stride(q.k);
+  const ptrdiff_t first_group = static_cast<ptrdiff_t>(first) * groups;
+  float columns[2][kMaxGroups * kLanes];  // the scales and the biases of each group
+  const ptrdiff_t offset = first_group * (q.scale_type == FloatType::float32 ? 4 : 2);
+  const auto transpose_numbers = [&](const void* numbers, float* to) {
+    transpose_rows(static_cast<const char*>(numbers) + offset, q.scale_type, groups, rows, groups, to, kLanes);
+  };
+  transpose_numbers(q.scales, columns[0]);
+  transpose_numbers(q.biases, columns[1]);
+  const auto* w = reinterpret_cast<const float*>(q.w + static_cast<ptrdiff_t>(first) * words);
+  for (int i = 0; i < words; i += kLanes) {
+    Floats bits[kLanes];
+    load_transposed<FloatType::float32>(w, words, rows, words, i, bits);
+    for (int word = i; word < words && word < i + kLanes; ++word) {
+      const int group = word * kPerWord / q.group_size;
+      const Floats scale = load<Floats>(columns[0] + group * kLanes), bias = load<Floats>(columns[1] + group * kLanes);
+      const Words integers = (Words)bits[word - i];
+      repeat<kPerWord>([&](auto j) __attribute__((always_inline)) {
+        const int element = word * kPerWord + j.value;
+        const Ints integer = (Ints)(integers >> j.value * Bits & ((1u << Bits) - 1));
+        const Floats value = multiply_add(__builtin_convertvector(integer, Floats), scale, bias);
+        store(value, panel + element % kLanes * stride + element / kLanes * kLanes);
+      });
+    }
+  }
+}
+
+void pack_quantized_panel(const QuantizedMatrix& q, int first, int rows, float* panel) {
+  call_with_bits(q.bits, [&](auto bits) { pack_quantized_panel_of<decltype(bits)::value>(q, first, rows, panel); });
 }
 
 } // namespace
