@@ -23,6 +23,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "backends/mlx/engine/README.md": "llm-engine.md",
+    "examples/README.md": "examples.md",
 }
 LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "sh", ".fbs": "c", ".toml": "toml", ".json": "json"}
 
