@@ -201,7 +201,7 @@ def _warn_if_blas_is_slow(delegate: str) -> None:
         return
     cause = "mlx.core was imported" if "mlx.core" in sys.modules else "libmlx was loaded"
     warnings.warn(
-        f"{cause} before the delegate: matrix products on a CPU use MLX's own BLAS, which is many times slower "
-        "than OpenBLAS; call executorch_mlx.load_delegate() before importing mlx",
+        f"{cause} before the delegate: float32 products on a CPU use MLX's own BLAS, which is many times slower than "
+        "the delegate's kernels; call executorch_mlx.load_delegate() before importing mlx",
         stacklevel=3,
     )

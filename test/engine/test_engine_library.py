@@ -13,8 +13,8 @@ import torch
 from llm_runner import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
-HEADERS = Path(__file__).resolve().parents[2] / "backends" / "mlx" / "engine" / "include"
-C_HEADERS = ("executorch_mlx", "delegate", "memory", "buffers")
+SOURCES = Path(__file__).resolve().parents[2] / "backends" / "mlx"
+C_HEADERS = {"engine": ("executorch_mlx",), "runtime": ("delegate", "memory", "buffers", "deferred")}
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STRESS = Path(__file__).resolve().parent / "stress"
 
@@ -32,14 +32,15 @@ def build_project(source: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", C_HEADERS)
-def test_headers_of_the_c_api_are_valid_c(name, tmp_path):
+@pytest.mark.parametrize("part, name", [(part, name) for part, names in C_HEADERS.items() for name in names])
+def test_headers_of_the_c_api_are_valid_c(part, name, tmp_path):
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         pytest.skip("needs a C compiler")
     source = tmp_path / "main.c"
     source.write_text(f"#include <executorch_mlx/{name}.h>\n")
-    command = [compiler, "-std=c11", "-Wall", "-Wstrict-prototypes", "-Werror", "-fsyntax-only", f"-I{HEADERS}", source]
+    include = SOURCES / part / "include"
+    command = [compiler, "-std=c11", "-Wall", "-Wstrict-prototypes", "-Werror", "-fsyntax-only", f"-I{include}", source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -23,6 +24,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "backends/mlx/engine/README.md": "llm-engine.md",
+    "examples/README.md": "examples.md",
 }
 LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "sh", ".fbs": "c", ".toml": "toml", ".json": "json"}
 
@@ -35,6 +37,7 @@ _INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 _sources: dict[str, str] = {}
 
 
+@event_priority(100)  # before mkdocstrings, which leaves out folders that do not exist
 def on_config(config: MkDocsConfig) -> None:
     """Make mkdocstrings find backends/mlx as `executorch_mlx`, the name under which it is imported."""
     package = ROOT / "build" / "docs-package" / "executorch_mlx"

@@ -14,7 +14,6 @@ from .answer_file import read_answers
 from .request_file import LineError, Request, request_id, request_number
 
 CSV, PARQUET = ".csv", ".parquet"
-SUFFIXES = (CSV, PARQUET)
 ROWS_AT_A_TIME = 1024  # rows of a table in memory at once
 MAX_CELL = 64 * 2**20  # characters in a cell of a CSV file
 

@@ -10,16 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..batch import AnswerFile, RequestLines, Totals, Workers, answer_all, count_and_check
+from ..batch.table_file import CSV, PARQUET, Table, TableRequests, open_table, write_table
 from . import model_arguments
 from .model_arguments import CommandError
 
-if TYPE_CHECKING:
-    from ..batch import AnswerFile, RequestLines, Totals, Workers
-    from ..batch.table_file import Table, TableRequests
-
-JSON_LINES, CSV, PARQUET = ".jsonl", ".csv", ".parquet"
+JSON_LINES = ".jsonl"
 TABLES = (CSV, PARQUET)
 
 
@@ -75,14 +73,10 @@ def run(options: argparse.Namespace) -> int:
         path = options.output.with_name(f"{options.output.name}{JSON_LINES}") if is_table else options.output
         if is_table and options.output.exists() and not path.exists():
             raise CommandError(f"{options.output} exists: delete it, or choose another file for the answers")
-        from ..batch import AnswerFile
-
         with AnswerFile(path) as answers:
             totals = _answer(options, requests, answers)
             num_requests = len(answers.answered)
             if is_table:
-                from ..batch.table_file import write_table
-
                 write_table(table, path, options.output, options.answer_column)
                 path.unlink()
     print(f"{options.output}: {_summary(totals, num_requests)}", file=sys.stderr)
@@ -121,13 +115,9 @@ def _open_requests(options: argparse.Namespace) -> tuple[Table | None, RequestLi
         raise CommandError(f"{options.input}: got the suffix {suffix!r}, expected .jsonl, .csv or .parquet")
     given = {"--chat": options.chat, "--column": options.column, "--body": options.body, "--system": options.system}
     if suffix == JSON_LINES:
-        from ..batch import RequestLines
-
         if unused := [name for name, value in given.items() if value]:
             raise CommandError(f"{unused[0]}: expected a table (.csv or .parquet), got {options.input}")
         return None, RequestLines(options.input)
-    from ..batch.table_file import TableRequests, open_table
-
     if options.system is not None and not options.chat:
         raise CommandError("--system: expected --chat as well")
     table = open_table(options.input)
@@ -162,8 +152,6 @@ def _name(options: argparse.Namespace) -> str:
 
 def _answer(options: argparse.Namespace, requests: RequestLines | TableRequests, answers: AnswerFile) -> Totals:
     """Answer the requests that have no answer yet, and return the totals of this run."""
-    from ..batch import Totals, answer_all, count_and_check
-
     total = count_and_check(requests, answers)
     done, totals = set(answers.answered.values()), Totals()
     if len(done) == total:

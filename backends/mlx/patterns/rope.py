@@ -111,7 +111,7 @@ class _Follower:
         """
         if is_call(positions, *_ADD):
             for steps, offset in m.commuted(positions, *_ADD):
-                if is_call(steps, *_ARANGE) and _counts_from_zero(m, steps):
+                if is_call(steps, *_ARANGE) and _counts_from_zero(steps):
                     if tensor(offset).numel() == 1 and not tensor(offset).is_floating_point():
                         return offset
         return positions
@@ -172,7 +172,7 @@ def _before_cast(node: Node, precision: torch.dtype) -> Node:
     return node.args[0]
 
 
-def _counts_from_zero(m: Matcher, node: Node) -> bool:
+def _counts_from_zero(node: Node) -> bool:
     if tensor(node).dtype not in (torch.int32, torch.int64, torch.float32):
         return False
     if is_call(node, "aten.arange.default"):

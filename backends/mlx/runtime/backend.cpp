@@ -1,4 +1,8 @@
-// ExecuTorch's BackendInterface, and the C API of the library. No exception leaves this file.
+// ExecuTorch's BackendInterface, and the C API of executorch_mlx/delegate.h. No exception leaves this file.
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/delegate.h>
+#pragma GCC visibility pop
+
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/platform/log.h>
@@ -288,16 +292,17 @@ Backend& the_backend() {
 }
 
 } // namespace
+} // namespace executorch_mlx
 
-extern "C" {
+// -- C API ------------------------------------------------------------------------
 
-__attribute__((visibility("default"))) const char* executorch_mlx_version() {
+using namespace executorch_mlx;
+
+const char* executorch_mlx_version() {
   return kVersion;
 }
 
-// Registers the backend. Returns 0 if this backend is registered now, or already was; 1 if another library has
-// registered an MLXBackend, which stays in use; otherwise the number of an ExecuTorch Error.
-__attribute__((visibility("default"))) int executorch_mlx_register() {
+int executorch_mlx_register() {
   auto* registered = et::get_backend_class(kBackendName);
   if (registered != nullptr) {
     return registered == &the_backend() ? 0 : 1;
@@ -306,14 +311,11 @@ __attribute__((visibility("default"))) int executorch_mlx_register() {
   return error == Error::Ok ? 0 : static_cast<int>(error);
 }
 
-// Returns 1 if this process was forked after the library was loaded, else 0.
-__attribute__((visibility("default"))) int executorch_mlx_is_forked() {
+int executorch_mlx_is_forked() {
   return is_forked();
 }
 
-// Sets a load option (see options.h) for the programs that are loaded from now on. Returns 0, or else logs the
-// reason and returns the number of an ExecuTorch Error.
-__attribute__((visibility("default"))) int executorch_mlx_set_option(const char* key, const char* value) {
+int executorch_mlx_set_option(const char* key, const char* value) {
   et::BackendOption option;
   std::array<char, et::kMaxOptionValueLength> string{};
   const bool fits = key != nullptr && value != nullptr && std::strlen(key) < sizeof(option.key) &&
@@ -329,26 +331,22 @@ __attribute__((visibility("default"))) int executorch_mlx_set_option(const char*
   return static_cast<int>(the_backend().set_option(context, et::Span<et::BackendOption>(&option, 1)));
 }
 
-// Returns the device, "cpu" or "gpu", of programs that are loaded with the option `device`. If `device` is "" or null,
-// returns that of programs that are loaded without the option. Returns null if the device is unknown or not available.
-__attribute__((visibility("default"))) const char* executorch_mlx_device(const char* device) {
+const char* executorch_mlx_device(const char* device) {
   const char* result = nullptr;
   guarded("device", [&] { result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device))); });
   return result;
 }
 
-__attribute__((visibility("default"))) int executorch_mlx_group(int* rank, int* size) {
+int executorch_mlx_group(int* rank, int* size) {
   return static_cast<int>(guarded("group", [&] {
     *rank = process_group().rank();
     *size = process_group().size();
   }));
 }
 
-__attribute__((visibility("default"))) int executorch_mlx_group_share(void* data, size_t size) {
+int executorch_mlx_group_share(void* data, size_t size) {
   return static_cast<int>(guarded("group", [&] { share(data, size); }));
 }
-
-} // extern "C"
 
 namespace {
 
@@ -356,5 +354,3 @@ namespace {
 [[maybe_unused]] const int registered_at_load = executorch_mlx_register();
 
 } // namespace
-
-} // namespace executorch_mlx

@@ -1,5 +1,9 @@
 // The C API of executorch_mlx/buffers.h. It reads and writes the memory of the arrays directly. An array that is not
 // contiguous, or whose memory is shared, is copied to memory of its own first.
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/buffers.h>
+#pragma GCC visibility pop
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -84,11 +88,7 @@ void check_range(const Bytes& bytes, int64_t begin, int64_t count) {
 
 } // namespace
 
-#define EXECUTORCH_MLX_EXPORT __attribute__((visibility("default")))
-
-extern "C" {
-
-EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers) {
+int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers) {
   bool has_caches = false;
   const auto error = guarded("buffers", [&] {
     check_argument(named_data_map != nullptr && buffers != nullptr, "got a null pointer");
@@ -104,7 +104,7 @@ EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_open(const void* named_data_map
   return static_cast<int>(has_caches ? Error::NotSupported : error);
 }
 
-EXECUTORCH_MLX_EXPORT int executorch_mlx_has_ring_buffers(const void* named_data_map) {
+int executorch_mlx_has_ring_buffers(const void* named_data_map) {
   bool result = false;
   guarded("buffers", [&] {
     const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
@@ -116,20 +116,20 @@ EXECUTORCH_MLX_EXPORT int executorch_mlx_has_ring_buffers(const void* named_data
   return result;
 }
 
-EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) {
+void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) {
   delete buffers;
 }
 
-EXECUTORCH_MLX_EXPORT size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers) {
+size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers) {
   return buffers->buffers.size();
 }
 
-EXECUTORCH_MLX_EXPORT const char* executorch_mlx_buffers_describe(
+const char* executorch_mlx_buffers_describe(
     const executorch_mlx_buffers* buffers, size_t buffer) {
   return buffer < buffers->buffers.size() ? buffers->buffers[buffer].first.c_str() : "";
 }
 
-EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_size(
+void executorch_mlx_buffers_size(
     const executorch_mlx_buffers* buffers, size_t buffer, int64_t* length, size_t* index_bytes) {
   *length = 0;
   *index_bytes = 0;
@@ -143,7 +143,7 @@ EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_size(
   }
 }
 
-EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_copy(
+int executorch_mlx_buffers_copy(
     executorch_mlx_buffers* buffers, size_t buffer, int64_t from, int64_t to, int64_t count) {
   return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
     check_range(bytes, from, count);
@@ -154,7 +154,7 @@ EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_copy(
   });
 }
 
-EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_read(
+int executorch_mlx_buffers_read(
     executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data) {
   return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
     check_range(bytes, begin, count);
@@ -164,7 +164,7 @@ EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_read(
   });
 }
 
-EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_write(
+int executorch_mlx_buffers_write(
     executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, const void* data) {
   return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
     check_range(bytes, begin, count);
@@ -173,5 +173,3 @@ EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_write(
     }
   });
 }
-
-} // extern "C"

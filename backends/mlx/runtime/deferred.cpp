@@ -1,3 +1,7 @@
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/deferred.h>
+#pragma GCC visibility pop
+
 #include "deferred.h"
 
 #include <algorithm>
@@ -135,11 +139,7 @@ struct executorch_mlx_deferred {
   std::unique_ptr<DeferredCall> call;
 };
 
-#define EXECUTORCH_MLX_EXPORT __attribute__((visibility("default")))
-
-extern "C" {
-
-EXECUTORCH_MLX_EXPORT void executorch_mlx_defer(
+void executorch_mlx_defer(
     const executorch_mlx_deferred* source, const void* output, const int64_t* elements, size_t count) {
   last_call.reset();
   next_call.emplace();
@@ -150,17 +150,15 @@ EXECUTORCH_MLX_EXPORT void executorch_mlx_defer(
   }
 }
 
-EXECUTORCH_MLX_EXPORT executorch_mlx_deferred* executorch_mlx_deferred_take() {
+executorch_mlx_deferred* executorch_mlx_deferred_take() {
   next_call.reset();
   return last_call == nullptr ? nullptr : new executorch_mlx_deferred{std::move(last_call)};
 }
 
-EXECUTORCH_MLX_EXPORT int executorch_mlx_deferred_finish(executorch_mlx_deferred* call) {
+int executorch_mlx_deferred_finish(executorch_mlx_deferred* call) {
   return static_cast<int>(guarded("execute", [&] { call->call->finish(); }));
 }
 
-EXECUTORCH_MLX_EXPORT void executorch_mlx_deferred_free(executorch_mlx_deferred* call) {
+void executorch_mlx_deferred_free(executorch_mlx_deferred* call) {
   delete call;
 }
-
-} // extern "C"

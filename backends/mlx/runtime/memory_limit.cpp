@@ -1,3 +1,7 @@
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/memory.h>
+#pragma GCC visibility pop
+
 #include "memory_limit.h"
 
 #include <mlx/mlx.h>
@@ -98,49 +102,47 @@ void set_memory_error(std::string message) {
 
 } // namespace executorch_mlx
 
-// -- C API, see executorch_mlx/memory.h ------------------------------------------
-
-#define EXECUTORCH_MLX_API extern "C" __attribute__((visibility("default")))
+// -- C API ------------------------------------------------------------------------
 
 using namespace executorch_mlx;
 
-EXECUTORCH_MLX_API size_t executorch_mlx_get_active_memory() {
+size_t executorch_mlx_get_active_memory() {
   return active_memory();
 }
 
-EXECUTORCH_MLX_API size_t executorch_mlx_get_peak_memory() {
+size_t executorch_mlx_get_peak_memory() {
   return std::max(active_memory(), mx::get_peak_memory() + in_place_peak_bytes.load(std::memory_order_relaxed));
 }
 
-EXECUTORCH_MLX_API void executorch_mlx_reset_peak_memory() {
+void executorch_mlx_reset_peak_memory() {
   mx::reset_peak_memory();
   in_place_peak_bytes.store(in_place_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
-EXECUTORCH_MLX_API size_t executorch_mlx_get_cache_memory() {
+size_t executorch_mlx_get_cache_memory() {
   return mx::get_cache_memory();
 }
 
-EXECUTORCH_MLX_API void executorch_mlx_clear_cache() {
+void executorch_mlx_clear_cache() {
   mx::clear_cache();
 }
 
-EXECUTORCH_MLX_API size_t executorch_mlx_set_cache_limit(size_t bytes) {
+size_t executorch_mlx_set_cache_limit(size_t bytes) {
   return mx::set_cache_limit(bytes);
 }
 
-EXECUTORCH_MLX_API size_t executorch_mlx_get_memory_limit() {
+size_t executorch_mlx_get_memory_limit() {
   return memory_limit();
 }
 
-EXECUTORCH_MLX_API size_t executorch_mlx_set_memory_limit(size_t bytes) {
+size_t executorch_mlx_set_memory_limit(size_t bytes) {
   std::lock_guard lock(memory_mutex());
   const size_t before = limit_bytes.exchange(bytes, std::memory_order_relaxed);
   follow_limit(before, bytes);
   return before;
 }
 
-EXECUTORCH_MLX_API int executorch_mlx_set_wired_limit(size_t bytes, size_t* previous) {
+int executorch_mlx_set_wired_limit(size_t bytes, size_t* previous) {
   try {
     const size_t before = mx::set_wired_limit(bytes);
     if (previous != nullptr) {
@@ -152,6 +154,6 @@ EXECUTORCH_MLX_API int executorch_mlx_set_wired_limit(size_t bytes, size_t* prev
   }
 }
 
-EXECUTORCH_MLX_API const char* executorch_mlx_memory_error() {
+const char* executorch_mlx_memory_error() {
   return memory_error.c_str();
 }

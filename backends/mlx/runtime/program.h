@@ -77,10 +77,10 @@ struct Program {
   }
 };
 
-// Reads a program from a payload and verifies everything that does not depend on the inputs. `data` must be aligned
-// to 8 bytes and outlive the program. The program is for `device`. `missing_for_metal` is null if the program may contain Metal source. Otherwise it
-// says what is missing to run Metal source, and a program that contains Metal source is rejected with this text. Throws
-// Failure.
+// Reads a program from a payload and verifies everything that does not depend on the inputs. `data` must be aligned to
+// 8 bytes and outlive the program. The program is for `device`. `missing_for_metal` is null if the program may contain
+// Metal source. Otherwise it says what is missing to run Metal source, and a program that contains Metal source is
+// rejected with this text. Throws Failure.
 Program load_program(const void* data, size_t size, mx::Device device, const char* missing_for_metal);
 
 } // namespace executorch_mlx

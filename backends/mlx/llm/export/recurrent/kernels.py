@@ -30,7 +30,7 @@ def kernels_of(model: PreTrainedModel, cache: Any) -> Iterator[None]:
     try:
         for module in {sys.modules[type(m).__module__] for m in model.modules()}:
             for name, value in list(vars(module).items()):
-                new = _replacement(module, name, value, cache)
+                new = _replacement(module, value, cache)
                 if new is not None:
                     replaced.append((module, name, value))
                     setattr(module, name, new)
@@ -40,7 +40,7 @@ def kernels_of(model: PreTrainedModel, cache: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _replacement(module: Any, name: str, value: Any, cache: Any) -> Any:
+def _replacement(module: Any, value: Any, cache: Any) -> Any:
     if inspect.isfunction(value) and value.__module__.startswith("transformers.models."):
         kernel = KERNELS.get(value.__name__)
         return None if kernel is None else _bound(kernel, cache)

@@ -250,12 +250,12 @@ class Analysis:
 
     def _check_sizes(self) -> None:
         """Raise Refine or CannotSplit if the processes cannot have equal parts of every segment."""
-        for node, found in self.splits.items():
+        for found in self.splits.values():
             for split in found if isinstance(found, list) else [found]:
                 if split is not None:
-                    self._check_size(node, split)
+                    self._check_size(split)
 
-    def _check_size(self, node: torch.fx.Node, split: Split) -> None:
+    def _check_size(self, split: Split) -> None:
         for segment in split.segments:
             if segment.size * segment.copies % self.processes == 0:
                 continue

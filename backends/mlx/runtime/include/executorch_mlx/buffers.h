@@ -16,19 +16,20 @@ extern "C" {
 typedef struct executorch_mlx_buffers executorch_mlx_buffers;
 
 // Finds the mutable buffers that have a name in the program, of all methods that are loaded, sorted by name. Buffers
-// without a name are left out. If a method was loaded several times, the
-// buffers are those of its first instance. `named_data_map` identifies the program: it is what
-// Program::get_named_data_map() of ExecuTorch returns. The buffers stay in memory until executorch_mlx_buffers_close().
-// Returns Error::NotSupported, and logs nothing, if the program also has KV caches of UpdateAndAttendNode, which are in no
-// buffer.
+// without a name are left out. If a method was loaded several times, the buffers are those of its first instance.
+// `named_data_map` identifies the program: it is what Program::get_named_data_map() of ExecuTorch returns. The buffers
+// stay in memory until executorch_mlx_buffers_close(). Returns Error::NotSupported, and logs nothing, if the program
+// also has KV caches of UpdateAndAttendNode, which are in no buffer.
 int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers);
 
 // Returns 1 if the program has a KV cache of UpdateAndAttendNode that keeps only the last positions, because of the load
 // option kv_windows, else 0.
 int executorch_mlx_has_ring_buffers(const void* named_data_map);
 
+// Frees what executorch_mlx_buffers_open() stored. `buffers` may be null.
 void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers);
 
+// Returns the number of buffers. The functions below take an index in [0, count) as `buffer`.
 size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers);
 
 // Returns a description of a buffer: dtype, shape and name. Valid until the buffers are closed.
