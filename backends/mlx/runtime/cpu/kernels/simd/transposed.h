@@ -11,16 +11,36 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
+// Prefetches later rows of x, with elements of `Size` bytes, while the columns i ... i + kLanes - 1 of the next kLanes rows
+// are read. If rows have no gaps, their lines are prefetched in the order in which they lie in memory, which takes two
+// thirds of the time: the memory is slower if it is read at kLanes places in turn.
+template <ptrdiff_t Size>
+__attribute__((always_inline)) inline void prefetch_later_rows(
+    const char* x, ptrdiff_t ldx, int rows, int k, int i) {
+  constexpr ptrdiff_t kDistance = 8 << 10;  // bytes
+  const ptrdiff_t row_bytes = ldx * Size;
+  if (row_bytes == 0 || kDistance / row_bytes >= rows) {
+    return;
+  }
+  if (ldx == k) {
+    for (ptrdiff_t byte = 0; byte < kLanes * kLanes * Size; byte += 64) {
+      prefetch(x + kDistance + i * kLanes * Size + byte);
+    }
+  } else {
+    for (int r = 0; r < kLanes; ++r) {
+      prefetch(x + kDistance / row_bytes * row_bytes + r * row_bytes + i * Size);
+    }
+  }
+}
+
 // Writes the columns i ... i + kLanes - 1 of x [rows, k] to the vectors v: lane r has the element of row r, for r < kLanes.
-// Lanes without a row, and vectors without a column, have any values.
+// Lanes without a row, and vectors without a column, have any values. Not inlined, it would take twice as long.
 template <FloatType Type>
-inline void load_transposed(const typename Elements<Type>::Element* x, ptrdiff_t ldx, int rows, int k, int i, Floats* v) {
-  const ptrdiff_t rows_ahead = rows_to_prefetch(ldx * sizeof(*x));
+__attribute__((always_inline)) inline void load_transposed(
+    const typename Elements<Type>::Element* x, ptrdiff_t ldx, int rows, int k, int i, Floats* v) {
+  prefetch_later_rows<sizeof(*x)>(reinterpret_cast<const char*>(x), ldx, rows, k, i);
   for (int r = 0; r < kLanes; ++r) {
     const auto* from = x + (r < rows ? r : 0) * ldx + i;
-    if (rows_ahead < rows) {
-      prefetch(from + rows_ahead * ldx);
-    }
     v[r] = k - i >= kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, k - i);
   }
   transpose(v);
