@@ -163,8 +163,10 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, capfd):
     assert "line 1 is not an answer of a batch" in error_with("my notes")
     assert "line 1 is not an answer of a batch" in error_with("my notes\n")
     assert "line 1 is not an answer of a batch" in error_with('{"my": 1}\n{"notes": 2}')
-    assert "line 2 is not an answer" in error_with('{"id": "batch_req_1_0123456789abcdef"}\n{}\n')
-    other = '{"id": "batch_req_%d_0123456789abcdef"}\n'
+    other = '{"id": "batch_req_%d_0123456789abcdef", "response": null, "error": {"message": "m"}}\n'
+    assert "line 2 is not an answer" in error_with(f"{other % 1}{{}}\n")
+    for rest in ["", ', "error": null', ', "response": {"status_code": 200}, "error": null', ', "error": {}']:
+        assert "line 1 is not an answer" in error_with(f'{{"id": "batch_req_1_0123456789abcdef"{rest}}}\n')
     assert "has an answer for request 1 whose id is batch_req_1_0123456789abcdef" in error_with(other % 1)
     assert "1 requests that" in error_with(other % 2)
     assert batch(program, requests, requests) == 1

@@ -150,6 +150,13 @@ def test_methods_of_the_engine_in_cpp(stress, tmp_path_factory, tmp_path):
     assert (length, drawn, closed) == ("4", "6", "engine: it is closed")
 
 
+def test_token_bytes_can_be_added_in_cpp(stress, program):
+    path = program("no_table", programs.successor, vocabulary=None)
+    done = subprocess.run([str(stress), str(path), "text"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "6 7 8 token_bytes: the program has token bytes already\n"
+
+
 def test_requests_from_many_threads(stress, tmp_path):
     path = programs.export_rows(tmp_path / "rows.pte", 4)
     done = subprocess.run([str(stress), str(path), "3000"], capture_output=True, text=True, timeout=120)

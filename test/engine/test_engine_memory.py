@@ -20,12 +20,13 @@ def test_model_beyond_the_limit_is_an_error(run, chat_program):
 
 
 def test_step_beyond_the_limit_is_an_error(run, chat_program):
+    """The prompt is divided into chunks of one token, and the first one does not fit."""
     done = run(chat_program, "--prompt-ids", "1", "--memory-limit", "100kB")
     needed = int(re.search(r"asked for (\d+) bytes", done.stderr)[1])
     done = run(chat_program, "--prompt-ids", "1,2,3", "--memory-limit", str(needed + 200))
     assert done.code == 1
     assert done.finish == "error"
-    assert re.search(rf"sample: 3 tokens at position 0: .*the limit is {needed + 200} bytes", done.stderr)
+    assert re.search(rf"sample: 1 tokens at position 0: .*the limit is {needed + 200} bytes", done.stderr)
 
 
 @pytest.mark.parametrize("size", ["", "0", "-1", "much", "1.5", "2 GiBs", "GiB", "1e9", "0.1B", "9999999TiB", "nan"])

@@ -4,8 +4,11 @@ Other requests, chunk sizes, prompt reuse and speculation do not change the toke
 """
 
 import math
+import os
 import random
+import shutil
 import struct
+import time
 
 import c_api as api
 import pytest
@@ -248,6 +251,30 @@ def test_prefix_is_saved_while_an_answer_runs(path, saved, tmp_path):
         running.cancel()
     first, second = saved.read_bytes(), (tmp_path / "second.cache").read_bytes()
     assert first == second
+
+
+def test_steps_of_an_answer_run_while_a_prefix_is_saved(path, tmp_path):
+    """A step runs between two buffers of the row."""
+    unfinished = []
+
+    def watch(request):
+        while len(request.events) == 1 and engine.stats().waiting == 0:  # until the prefix is queued
+            time.sleep(0.001)
+        unfinished.append(len(list(tmp_path.glob("*.tmp"))))
+
+    with api.Engine(path) as engine, engine.submit([3], watch, max_new_tokens=500, ignore_eos=True) as running:
+        engine.save_prefix(LONG, tmp_path / "x.cache")
+        running.cancel()
+    assert sum(unfinished) > 0
+
+
+def test_file_of_the_program_is_read_before_the_engine_is_needed_for_a_prefix(path, tmp_path):
+    program = shutil.copy(path, tmp_path / "program.pte")
+    with api.Engine(program) as engine:
+        os.utime(program, (1, 1))
+        with pytest.raises(api.ApiError, match="the file has changed since it was loaded"):
+            engine.save_prefix(LONG, tmp_path / "x.cache")
+        assert engine.stats().busy_seconds == 0
 
 
 def refusal(path, file) -> str:
@@ -517,3 +544,55 @@ def test_step_of_several_rows_beyond_the_memory_limit_is_divided(path, overlap):
             assert answers() == expected
         finally:
             memory.set_memory_limit(before)
+
+
+@pytest.mark.parametrize("window", ["auto", 24])
+def test_chunk_beyond_the_memory_limit_is_divided(tmp_path_factory, window):
+    """A chunk of 256 tokens needs more than 600,000 bytes. With ring buffers, a row cannot go back by a whole chunk."""
+    from executorch_mlx import memory
+
+    path = export(tmp_path_factory, f"engine_chunk_{window}", chunk=256, sliding_window=window)
+    prompt, targets, options = LONG * 3, LONG[:60], options_of({"temperature": 1, "seed": 3, "top_k": 20})
+    with api.Engine(path, reuse_prompts=False) as engine:
+        expected = engine.generate(prompt, **options), engine.score(LONG, targets)
+        for room in (600_000, 200_000, 100_000):
+            before = memory.set_memory_limit(memory.get_active_memory() + room)
+            try:
+                with engine.submit(prompt, **options) as request:
+                    assert request.wait() and (request.tokens, request.error) == (expected[0], "")
+                assert engine.score(LONG, targets) == expected[1]
+            finally:
+                memory.set_memory_limit(before)
+
+
+def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_path_factory):
+    """The limit is set while a step of both rows is pending. The ring buffers can go back by one position only.
+
+    The rows go on with the tokens of the pending step, and know afterwards which tokens they hold.
+    """
+    from executorch_mlx import memory
+
+    path = export(tmp_path_factory, "engine_short_ring", batch=2, sliding_window=24, chunk=2, speculation=False)
+    options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0, max_new_tokens=100)
+    prompts = [LONG[:40], LONG[40:80]]
+
+    def limit(request):
+        if len(request.events) == 2:  # the first token of a step for both rows
+            memory.set_memory_limit(memory.get_active_memory() + 20_000)  # has room for a call of one row
+
+    before = memory.set_memory_limit(None)
+    with api.Engine(path, overlap=1) as engine:
+        expected = [engine.generate(prompt, **options) for prompt in prompts]
+        steps = engine.stats().steps
+        requests = [engine.submit(prompts[0], **options), engine.submit(prompts[1], limit, **options)]
+        try:
+            assert all(request.wait() for request in requests)
+            assert [(request.tokens, request.error) for request in requests] == [(tokens, "") for tokens in expected]
+            assert engine.stats().steps - steps > 150  # almost all steps are for one row
+        finally:
+            memory.set_memory_limit(before)
+            for request in requests:
+                request.free()
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            with engine.submit([*prompt, *tokens, 5], max_new_tokens=1) as request:
+                assert request.wait() and request.info.reused_tokens == len(prompt) + len(tokens) - 1

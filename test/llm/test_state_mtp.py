@@ -234,11 +234,12 @@ def test_cancelled_answers(good_head):
             assert first + rest.tokens == whole
 
 
-def test_drafts_beyond_the_memory_limit_end_no_answer(good_head):
-    """After a call that fails, the states may have read its draft tokens. The row reads prompt and answer again."""
+@pytest.mark.parametrize("chunk", [4, CHUNK])
+def test_drafts_and_chunks_beyond_the_memory_limit_end_no_answer(good_head, chunk):
+    """After a call that fails, the states may have read its tokens. The row reads prompt and answer again."""
     options = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 0.8, "seed": 5}
     for room in (60_000, 90_000):
-        with LLM.load(good_head, chunk=4) as llm:
+        with LLM.load(good_head, chunk=chunk) as llm:
             expected = llm.generate(PROMPT, draft=0, **options).result().tokens
             assert llm.generate(PROMPT, draft=6, **options).result().metrics.accepted_tokens > 0
             before = memory.set_memory_limit(memory.get_active_memory() + room)

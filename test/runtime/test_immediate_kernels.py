@@ -3,9 +3,14 @@
 These are views, kernels, elementwise groups, and updates of buffers in place.
 """
 
+import random
+from collections.abc import Callable
+from functools import partial
+
 import hypothesis.strategies as st
 import pytest
 import torch
+from executorch_mlx import memory
 from hypothesis import given, settings
 from irprograms import Graph, ir, lit, lits
 from irprograms.graph import value_of
@@ -73,28 +78,76 @@ def test_restore_buffers_option(restores):
     assert result[:, 0].tolist() == [1, 0 if restores else 1, 1]
 
 
-def test_failed_call_keeps_what_it_wrote_before_an_evaluation():
-    """The host reads a value after the first addition. The call fails after the second one."""
-    g = Graph()
-    x, index, out = g.input((4,)), g.input((), INT64), g.output((4,))
-    buffer, largest, position = g.buffer((4,)), g.new_temp(), g.new_value()
-    vector = g.constant(torch.ones(3))
-    g.emit(ir.AddNode(a=buffer, b=x, out=buffer), ir.MaxNode(x=x, out=largest, axes=[]))
-    g.item(largest)
-    g.emit(
-        ir.ExpNode(x=buffer, out=buffer),  # left to MLX
-        ir.ItemIntNode(x=index, out=position),
-        ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(vid=position, kind=1), out=g.new_temp(), axis=0),
-        ir.IdCopyNode(x=buffer, out=out),
-    )
-    model, ones, zeros, valid = g.load(), torch.ones(4), torch.zeros(4), torch.tensor(0)
-    model(-ones, valid)
-    expected = (ones * -1).exp()
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            model(ones, torch.tensor(3))
-        expected = expected + 1
-    torch.testing.assert_close(model(zeros, valid)[0], expected.exp())
+def random_updates(seed: int) -> tuple[Graph, Callable]:
+    """A program that updates two buffers [6, 4], and a function that returns the updated buffers.
+
+    The inputs are x [6, 4] and an index. Some updates are left to MLX, and the host reads values between the updates. The
+    program fails after the last update if the index is not less than 3.
+    """
+    draw, g, steps = random.Random(seed), Graph(), []
+    x, index = g.input((6, 4)), g.input((), INT64)
+    buffers, vector = [g.buffer((6, 4)) for _ in range(2)], g.constant(torch.ones(3))
+
+    def update_rows(i: int, is_lazy: bool):
+        source, target, rows = draw.randrange(5), draw.randrange(5), g.new_temp()
+        g.emit(ir.SliceNode(x=x, out=rows, **row_range(source, source + 2)))
+        if is_lazy:
+            g.emit(ir.SinNode(x=rows, out=rows))
+        g.emit(ir.SliceUpdateNode(dst=buffers[i], update=rows, out=buffers[i], **row_range(target, target + 2)))
+
+        def step(now, x):
+            now[i] = now[i].clone()
+            now[i][target : target + 2] = x[source : source + 2].sin() if is_lazy else x[source : source + 2]
+
+        return step
+
+    def update_all(i: int):
+        g.emit(ir.SinNode(x=buffers[i], out=buffers[i]))
+        return lambda now, x: now.__setitem__(i, now[i].sin())
+
+    def copy(i: int):
+        g.emit(ir.IdCopyNode(x=buffers[i], out=buffers[1 - i]))
+        return lambda now, x: now.__setitem__(1 - i, now[i])
+
+    def read(i: int):
+        g.emit(ir.MaxNode(x=buffers[i], out=(largest := g.new_temp()), axes=[]))
+        g.item(largest)
+        return lambda now, x: None
+
+    for _ in range(draw.randint(3, 9)):
+        i = draw.randrange(2)
+        updates = [partial(update_rows, i, False), partial(update_rows, i, True), partial(update_all, i), partial(copy, i)]
+        steps.append(draw.choice([*updates, *[partial(read, i)] * 3])())
+    g.emit(ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(tid=index, kind=2), out=g.new_temp(), axis=0))
+    g.emit(*(ir.IdCopyNode(x=buffer, out=g.output((6, 4))) for buffer in buffers))
+
+    def updated(now, x):
+        now = list(now)
+        for step in steps:
+            step(now, x)
+        return now
+
+    return g, updated
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+@pytest.mark.parametrize("seed", range(24))
+def test_failed_call_leaves_buffers_as_they_were(seed, is_limited):
+    g, updated = random_updates(seed)
+    model, expected = g.load(), [torch.zeros(6, 4)] * 2
+    before = memory.set_memory_limit(1 << 40 if is_limited else None)
+    try:
+        for call in range(12):
+            x = torch.linspace(-1, 1, 24).reshape(6, 4) * (call + 1)
+            if call % 3:
+                with pytest.raises(RuntimeError):
+                    model(x, torch.tensor(3))
+            else:
+                expected = updated(expected, x)
+                for result, value in zip(model(x, torch.tensor(0)), expected, strict=True):
+                    torch.testing.assert_close(result, value)
+    finally:
+        memory.set_memory_limit(before)
 
 
 def broadcast(g: Graph, x, *shape: int) -> ir.Tid:

@@ -158,6 +158,17 @@ def test_selective_scan(library, shape):
     assert_close(scan(library, *inputs), expected_scan(*inputs))
 
 
+@linux_only
+@pytest.mark.parametrize("size", [5, 16, 20])
+def test_selective_scan_of_an_infinite_input(library, size):
+    """The outputs of its channel are infinite, and not NaN, whatever the size of the state is."""
+    inputs = [t.abs() for t in scan_inputs(1, 6, 3, size)]
+    inputs[0][0, 2, 1] = torch.inf
+    for result, value in zip(scan(library, *inputs), expected_scan(*inputs), strict=True):
+        assert value.isinf().any() and not value.isnan().any()
+        torch.testing.assert_close(result.double(), value, rtol=1e-4, atol=1e-4)
+
+
 def in_parts(run, inputs, state, axis, lengths, total):
     """Returns the outputs and the last state of successive calls, whose numbers of tokens are `lengths`, repeated."""
     outputs, at, i = [], 0, 0

@@ -94,9 +94,20 @@ def read_answers(path: Path, end: int | None = None) -> Iterator[tuple[int, dict
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(line)
-        request_number(answer["id"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        _check_answer(answer)
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: line {number} is not an answer of a batch; choose another file for the answers"
         ) from error
     return answer
+
+
+def _check_answer(value: Any) -> None:
+    """Raise ValueError unless `value` has the fields of an answer."""
+    match value:
+        case {"id": str(id), "error": None, "response": {"status_code": int(), "body": dict()}}:
+            request_number(id)
+        case {"id": str(id), "error": {"message": str()}}:
+            request_number(id)
+        case _:
+            raise ValueError("got other fields than those of an answer")

@@ -127,14 +127,24 @@ void verify_targets(
       total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ", targets.size(),
       " targets, expected at most ", program.metadata().max_context_len + 1, " together");
   size_t done = 0;
+  size_t most = std::min(static_cast<size_t>(program.max_verify()), kScoredTokens);
   engine.scheduler->run(std::move(prompt), [&](Row& row) {
-    const size_t count = std::min({inputs.size() - done, static_cast<size_t>(program.max_verify()), kScoredTokens});
+    const size_t count = std::min(inputs.size() - done, most);
     const RowTask task = {
         .tokens = std::span(inputs).subspan(done, count),
         .position = static_cast<int64_t>(row.ids.size()),
         .row = row.index,
         .wants_logprobs = true};
-    call(task, done);
+    row.expect(task);
+    try {
+      call(task, done);
+    } catch (const EngineError& error) {
+      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || count == 1 || !row.is_intact(program.metadata())) {
+        throw;
+      }
+      most = count / 2;
+      return true;
+    }
     row.append(task.tokens);
     done += count;
     return done < inputs.size();
@@ -336,10 +346,9 @@ executorch_mlx_status executorch_mlx_engine_save_prefix(
     check_language_model(program, "save_prefix");
     auto ids = read_array(prompt, length, "prompt");
     check_prompt(program.metadata(), ids);
-    engine->scheduler->run(std::move(ids), [&](Row& row) {
-      save_row(program, row, path);
-      return false;
-    });
+    check_not_forked();
+    RowWriter writer(program, path); // on this thread, because it may read the whole file of the program
+    engine->scheduler->run(std::move(ids), [&](Row& row) { return writer.write_next(row); });
   });
 }
 
@@ -350,13 +359,13 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(path, "path");
     check_language_model(*engine->model->program, "load_prefix");
     check_not_forked();
-    const auto load = open_row(*engine->model->program, path); // before a row is given up for it
+    RowReader reader(*engine->model->program, path); // before a row is given up for it
     engine->scheduler->run({}, [&](Row& row) {
-      load(row);
-      if (length != nullptr) {
+      const bool has_more = reader.read_next(row);
+      if (!has_more && length != nullptr) {
         *length = static_cast<int64_t>(row.ids.size());
       }
-      return false;
+      return has_more;
     });
   });
 }

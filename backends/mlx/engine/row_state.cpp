@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -28,14 +29,6 @@ struct JoiningThread {
   std::thread thread;
   ~JoiningThread() {
     if (thread.joinable()) thread.join();
-  }
-};
-
-// Removes the file at the end of its scope, if it exists.
-struct RemovedFile {
-  const std::string& path;
-  ~RemovedFile() {
-    std::remove(path.c_str());
   }
 };
 
@@ -84,13 +77,19 @@ uint64_t hash(std::span<const char> bytes, uint64_t seed) {
   return result;
 }
 
-uint64_t hash_of(const Header& header) {
-  return hash({reinterpret_cast<const char*>(&header), sizeof(header)}, 0);
-}
-
 std::span<const char> as_bytes(std::span<const int64_t> ids) {
   return {reinterpret_cast<const char*>(ids.data()), ids.size_bytes()};
 }
+
+std::span<const char> as_bytes(const Header& header) {
+  return {reinterpret_cast<const char*>(&header), sizeof(header)};
+}
+
+uint64_t hash_of(const Header& header) {
+  return hash(as_bytes(header), 0);
+}
+
+} // namespace
 
 // A file in memory.
 class MappedFile {
@@ -146,6 +145,11 @@ class RowBuffers {
     return {row * capacity, count, static_cast<size_t>(count) * index_bytes};
   }
 
+  // The range that holds all tokens of a row.
+  Range range_of(size_t buffer, const Row& row) const {
+    return range(buffer, row.index, static_cast<int64_t>(row.ids.size()), row.written);
+  }
+
   // Whether later positions overwrite earlier ones. This is so if the rows of the buffer are shorter than the context:
   // they are ring buffers or states.
   bool is_overwritten(size_t buffer) const {
@@ -188,11 +192,15 @@ class RowBuffers {
   const std::shared_ptr<executorch_mlx_buffers> buffers_;
 };
 
-// Throws EngineError unless the model has one part: a file would hold only the part of the row that this process has.
-void check_one_part(const LlmProgram& program) {
+namespace {
+
+// The buffers that a file holds. Throws EngineError unless the model has one part: a file would hold only the part of the
+// row that this process has.
+std::unique_ptr<RowBuffers> checked_buffers(const LlmProgram& program) {
   check_argument(
       program.metadata().part.size == 1, "prefix: the model has ", program.metadata().part.size,
       " parts, expected a model in one part");
+  return std::make_unique<RowBuffers>(program, program.prompt_buffers());
 }
 
 uint64_t program_hash(const LlmProgram& program) {
@@ -253,91 +261,113 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
   return true;
 }
 
-void save_row(const LlmProgram& program, const Row& row, const std::string& path) {
-  check_one_part(program);
-  RowBuffers buffers(program, program.prompt_buffers());
-  const auto length = static_cast<int64_t>(row.ids.size());
-  Header header;
-  header.program = program_hash(program);
-  header.num_ids = row.ids.size();
-  header.written = row.written;
-  for (size_t i = 0; i < buffers.count(); ++i) {
-    header.num_bytes += buffers.range(i, row.index, length, row.written).bytes;
+RowWriter::RowWriter(const LlmProgram& program, const std::string& path)
+    : path_(path), buffers_(checked_buffers(program)), program_hash_(program_hash(program)) {}
+
+RowWriter::~RowWriter() {
+  if (!temporary_.empty()) {
+    std::remove(temporary_.c_str()); // has no effect after the file was renamed
   }
+}
+
+void RowWriter::begin(const Row& row) {
   // The file has a temporary name until it is complete. The name is random, because other engines may save to the path
   // at the same time.
   std::random_device random;
-  const std::string temporary = str(path, ".", random(), random(), ".tmp");
-  const RemovedFile removed{temporary}; // has no effect after the file was renamed
-  std::ofstream file(temporary, std::ios::binary);
-  const auto write = [&](std::span<const char> bytes) {
-    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  };
-  uint64_t checksum = hash(as_bytes(row.ids), hash_of(header));
-  write({reinterpret_cast<const char*>(&header), sizeof(header)});
-  write(as_bytes(row.ids));
-  std::vector<char> bytes;
-  for (size_t i = 0; i < buffers.count(); ++i) {
-    const auto range = buffers.range(i, row.index, length, row.written);
-    bytes.resize(range.bytes);
-    buffers.read(i, range, bytes.data());
-    checksum = hash(bytes, checksum);
-    write(bytes);
+  temporary_ = str(path_, ".", random(), random(), ".tmp");
+  file_.open(temporary_, std::ios::binary);
+  check_written(file_.is_open());
+  Header header;
+  header.program = program_hash_;
+  header.num_ids = row.ids.size();
+  header.written = row.written;
+  for (size_t i = 0; i < buffers_->count(); ++i) {
+    header.num_bytes += buffers_->range_of(i, row).bytes;
   }
-  header.checksum = checksum;
-  file.seekp(0);
-  write({reinterpret_cast<const char*>(&header), sizeof(header)});
-  file.close();
-  const bool is_written = file && std::rename(temporary.c_str(), path.c_str()) == 0;
-  check(is_written, EXECUTORCH_MLX_FAILED, path, ": cannot write the file");
+  checksum_ = hash(as_bytes(row.ids), hash_of(header));
+  write(as_bytes(header));
+  write(as_bytes(row.ids));
 }
 
-std::function<void(Row&)> open_row(const LlmProgram& program, const std::string& path) {
-  check_one_part(program);
-  const RowBuffers of_program(program, program.prompt_buffers());
-  const auto file = std::make_shared<const MappedFile>(path);
-  auto contents = file->bytes();
+bool RowWriter::write_next(const Row& row) {
+  if (next_ == 0) {
+    begin(row);
+  }
+  if (next_ < buffers_->count()) {
+    const auto range = buffers_->range_of(next_, row);
+    std::vector<char> bytes(range.bytes);
+    buffers_->read(next_, range, bytes.data());
+    checksum_ = hash(bytes, checksum_);
+    write(bytes);
+    ++next_;
+  }
+  if (next_ < buffers_->count()) {
+    return true;
+  }
+  file_.seekp(offsetof(Header, checksum));
+  write({reinterpret_cast<const char*>(&checksum_), sizeof(checksum_)});
+  file_.close();
+  check_written(file_ && std::rename(temporary_.c_str(), path_.c_str()) == 0);
+  return false;
+}
+
+void RowWriter::check_written(bool is_written) const {
+  check(is_written, EXECUTORCH_MLX_FAILED, path_, ": cannot write the file");
+}
+
+void RowWriter::write(std::span<const char> bytes) {
+  file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+RowReader::RowReader(const LlmProgram& program, const std::string& path)
+    : path_(path), buffers_(checked_buffers(program)), file_(std::make_unique<const MappedFile>(path)) {
+  rest_ = file_->bytes();
   Header header;
   const bool has_header =
-      contents.size() >= sizeof(header) && std::memcmp(contents.data(), header.magic, sizeof(header.magic)) == 0;
+      rest_.size() >= sizeof(header) && std::memcmp(rest_.data(), header.magic, sizeof(header.magic)) == 0;
   check_argument(has_header, path, ": not a prompt cache");
-  std::memcpy(&header, contents.data(), sizeof(header));
-  contents = contents.subspan(sizeof(header));
+  std::memcpy(&header, rest_.data(), sizeof(header));
+  rest_ = rest_.subspan(sizeof(header));
   check_argument(
       header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
-  const bool is_complete = header.num_ids <= contents.size() / sizeof(int64_t) &&
-      header.num_bytes == contents.size() - header.num_ids * sizeof(int64_t);
+  const bool is_complete = header.num_ids <= rest_.size() / sizeof(int64_t) &&
+      header.num_bytes == rest_.size() - header.num_ids * sizeof(int64_t);
   check_argument(is_complete, path, ": the file is incomplete");
-  std::vector<int64_t> ids(header.num_ids);
-  std::memcpy(ids.data(), contents.data(), header.num_ids * sizeof(int64_t));
-  contents = contents.subspan(header.num_ids * sizeof(int64_t));
-  const uint64_t expected = std::exchange(header.checksum, 0);
-  check_prompt(program.metadata(), ids, "prefix");
-  const bool is_possible = static_cast<int64_t>(ids.size()) <= header.written &&
-      header.written <= program.metadata().max_context_len;
+  ids_.resize(header.num_ids);
+  std::memcpy(ids_.data(), rest_.data(), header.num_ids * sizeof(int64_t));
+  rest_ = rest_.subspan(header.num_ids * sizeof(int64_t));
+  check_prompt(program.metadata(), ids_, "prefix");
+  written_ = header.written;
+  const bool is_possible = std::ssize(ids_) <= written_ && written_ <= program.metadata().max_context_len;
   check_argument(is_possible, path, ": the file is damaged");
+  expected_ = std::exchange(header.checksum, 0);
+  checksum_ = hash(as_bytes(ids_), hash_of(header));
+}
 
-  return [of_program, path, file, contents, header, ids, expected](Row& row) {
-    RowBuffers buffers = of_program;
-    auto rest = contents;
-    uint64_t checksum = hash(as_bytes(ids), hash_of(header));
-    // The row is written before the checksum is known, so that the file is read once.
-    row.truncate(0);
-    const auto length = static_cast<int64_t>(ids.size());
-    for (size_t i = 0; i < buffers.count(); ++i) {
-      const auto range = buffers.range(i, row.index, length, header.written);
-      check_argument(range.bytes <= rest.size(), path, ": the file is damaged");
-      // The checksum is computed while the buffer is written.
-      JoiningThread sum{std::thread([bytes = rest.first(range.bytes), &checksum] { checksum = hash(bytes, checksum); })};
-      buffers.write(i, range, rest.data());
-      sum.thread.join();
-      rest = rest.subspan(range.bytes);
-    }
-    check_argument(rest.empty() && checksum == expected, path, ": the file is damaged");
-    row.append(ids);
-    row.written = std::max(row.written, header.written);
-  };
+RowReader::~RowReader() = default;
+
+bool RowReader::read_next(Row& row) {
+  row.truncate(0);
+  // The row is written before the checksum is known, so that the file is read once.
+  if (next_ < buffers_->count()) {
+    const auto range = buffers_->range(next_, row.index, std::ssize(ids_), written_);
+    check_argument(range.bytes <= rest_.size(), path_, ": the file is damaged");
+    // The checksum is computed while the buffer is written.
+    const auto bytes = rest_.first(range.bytes);
+    JoiningThread sum{std::thread([this, bytes] { checksum_ = hash(bytes, checksum_); })};
+    buffers_->write(next_, range, bytes.data());
+    sum.thread.join();
+    rest_ = rest_.subspan(range.bytes);
+    ++next_;
+  }
+  if (next_ < buffers_->count()) {
+    return true;
+  }
+  check_argument(rest_.empty() && checksum_ == expected_, path_, ": the file is damaged");
+  row.append(ids_);
+  row.written = std::max(row.written, written_);
+  return false;
 }
 
 } // namespace executorch_mlx

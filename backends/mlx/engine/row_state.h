@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <fstream>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,12 +42,57 @@ class RowContents {
   std::vector<std::vector<char>> overwritten_; // by buffer
 };
 
-// Writes a row to a file. Throws EngineError.
-void save_row(const LlmProgram& program, const Row& row, const std::string& path);
+class MappedFile;
+class RowBuffers;
 
-// Opens a file that save_row() wrote, and returns a function that reads it into a row. Both throw EngineError: with
-// INVALID_ARGUMENT for a file that is damaged, or of another program or format version. After an error of the function,
-// which only finds damaged contents of buffers, the row holds nothing. The program must outlive the function.
-std::function<void(Row&)> open_row(const LlmProgram& program, const std::string& path);
+// Writes a row to a file, one buffer at a time, so that the engine can use other rows in between. The program must
+// outlive the object.
+class RowWriter {
+ public:
+  // Reads the file of the program, unless a RowWriter or RowReader has done so before. Throws EngineError.
+  RowWriter(const LlmProgram& program, const std::string& path);
+  RowWriter(const RowWriter&) = delete;
+  ~RowWriter(); // an incomplete file is removed
+
+  // Writes the next buffer of a row, which must not change between the calls. Returns whether more buffers follow; if
+  // not, the file is complete. Throws EngineError.
+  bool write_next(const Row& row);
+
+ private:
+  void begin(const Row& row);
+  void write(std::span<const char> bytes);
+  void check_written(bool is_written) const;
+
+  const std::string path_;
+  const std::unique_ptr<RowBuffers> buffers_;
+  const uint64_t program_hash_;
+  std::string temporary_; // the name of the file until it is complete
+  std::ofstream file_;
+  uint64_t checksum_ = 0;
+  size_t next_ = 0; // buffer
+};
+
+// Reads a row from a file that RowWriter wrote, one buffer at a time. The program must outlive the object.
+class RowReader {
+ public:
+  // Throws EngineError: with INVALID_ARGUMENT for a file that is damaged, or of another program or format version.
+  RowReader(const LlmProgram& program, const std::string& path);
+  RowReader(const RowReader&) = delete;
+  ~RowReader();
+
+  // Reads the next buffer into a row. Returns whether more buffers follow; if not, the row holds the tokens of the file.
+  // Until then, and after an error, it holds nothing. Throws EngineError if the contents of the buffers are damaged.
+  bool read_next(Row& row);
+
+ private:
+  const std::string path_;
+  const std::unique_ptr<RowBuffers> buffers_;
+  const std::unique_ptr<const MappedFile> file_;
+  std::span<const char> rest_; // of the file
+  std::vector<int64_t> ids_;
+  int64_t written_ = 0; // Row::written
+  uint64_t expected_ = 0, checksum_ = 0;
+  size_t next_ = 0; // buffer
+};
 
 } // namespace executorch_mlx

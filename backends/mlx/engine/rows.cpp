@@ -13,6 +13,10 @@ constexpr int64_t kMinPrefix = 16;
 
 } // namespace
 
+void Row::expect(const RowTask& task) {
+  written = std::max(written, task.position + static_cast<int64_t>(task.tokens.size()));
+}
+
 void Row::append(std::span<const int64_t> tokens) {
   ids.insert(ids.end(), tokens.begin(), tokens.end());
   written = std::max(written, static_cast<int64_t>(ids.size()));

@@ -21,6 +21,12 @@ struct Row {
   std::shared_ptr<Request> request; // null: the row is free
   uint64_t last_used = 0;
 
+  // Records that a call will write the tokens of `task`. To be called before the call, which may write some and fail.
+  void expect(const RowTask& task);
+  // Whether the row still holds its tokens after a call that failed. If not, it has to forget them.
+  bool is_intact(const LlmMetadata& meta) const {
+    return written - static_cast<int64_t>(ids.size()) <= meta.max_rewind;
+  }
   // Records that `tokens` were written at the positions from ids.size() on.
   void append(std::span<const int64_t> tokens);
   // Whether the sound of this row is equal to `other`. Null stands for no sound.

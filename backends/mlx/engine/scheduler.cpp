@@ -17,6 +17,11 @@ constexpr int64_t kCpuChunk = 512;
 constexpr double kDefaultChunkSeconds = 0.25;
 constexpr int64_t kRaiseLimitsAfter = 1024; // steps
 
+int64_t largest_chunk(const LlmProgram& program, const executorch_mlx_engine_options& options) {
+  const int64_t most = program.metadata().max_seq_len;
+  return std::min(options.chunk > 0 ? options.chunk : program.runs_on_cpu() ? kCpuChunk : most, most);
+}
+
 } // namespace
 
 Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_mlx_engine_options& options)
@@ -24,7 +29,8 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
       options_(options),
       rows_(program, options.reuse_prompts),
       overlaps_((options.overlap < 0 ? !program.runs_on_cpu() : options.overlap > 0) && program.can_defer()),
-      max_rows_(static_cast<size_t>(program.metadata().rows)) {
+      max_rows_(1, program.metadata().rows),
+      max_chunk_(1, largest_chunk(program, options)) {
   check_not_forked();
   if (draft != nullptr) {
     guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
@@ -83,6 +89,7 @@ executorch_mlx_engine_stats Scheduler::stats() const {
 void Scheduler::loop() {
   while (wait_for_work()) {
     end_cancelled();
+    raise_limits();
     begin_next();
     advance_prompt();
     step();
@@ -127,11 +134,24 @@ void Scheduler::end_cancelled() {
   }
 }
 
+Scheduler::Requests::iterator Scheduler::find_prompt() {
+  return std::find_if(running_.begin(), running_.end(), [](const auto& request) { return !request->is_decoding; });
+}
+
+// From time to time, raises the limits of calls that did not fit into memory: memory may have been freed since. A prompt
+// keeps the limits with which it began. Otherwise, a row that cannot go back could fail and begin again without end.
+void Scheduler::raise_limits() {
+  if (find_prompt() == running_.end() && ++steps_since_limit_ >= kRaiseLimitsAfter) {
+    steps_since_limit_ = 0;
+    for (auto* limit : {&max_rows_, &max_chunk_, &max_draft_}) {
+      limit->raise();
+    }
+  }
+}
+
 // Gives a row to the first of the waiting requests with the highest priority, unless a prompt is being processed.
 void Scheduler::begin_next() {
-  const bool has_prompt =
-      std::any_of(running_.begin(), running_.end(), [](const auto& request) { return !request->is_decoding; });
-  if (has_prompt || !rows_.has_free()) {
+  if (find_prompt() != running_.end() || !rows_.has_free()) {
     return;
   }
   std::shared_ptr<Request> request;
@@ -164,8 +184,7 @@ void Scheduler::begin_next() {
 
 // Feeds the next chunk of a prompt. The last chunk of an answer's prompt draws the first token.
 void Scheduler::advance_prompt() {
-  const auto found =
-      std::find_if(running_.begin(), running_.end(), [](const auto& request) { return !request->is_decoding; });
+  const auto found = find_prompt();
   if (found == running_.end()) {
     return;
   }
@@ -182,7 +201,7 @@ void Scheduler::advance_prompt() {
         end(request, EXECUTORCH_MLX_LENGTH);
       }
     } else if (request->work || chunk.size() < rest.size()) {
-      feed(*request, chunk);
+      fits({request}, max_chunk_, static_cast<int64_t>(chunk.size()), [&] { feed(*request, chunk); });
     } else {
       request->is_decoding = true;
       draw({&request, 1});
@@ -193,9 +212,7 @@ void Scheduler::advance_prompt() {
 // The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run, a
 // chunk should take options_.chunk_seconds.
 int64_t Scheduler::chunk_size(int64_t position, int64_t rest) const {
-  const int64_t most = program_.metadata().max_seq_len;
-  const int64_t preferred = options_.chunk > 0 ? options_.chunk : program_.runs_on_cpu() ? kCpuChunk : most;
-  const int64_t limit = std::min(preferred, most);
+  const int64_t limit = max_chunk_.value();
   if (running_.size() == 1) {
     return std::min(limit, rest);
   }
@@ -221,14 +238,15 @@ void Scheduler::encode(Request& request) {
 // Adds tokens to the row of a request. What the program returns is discarded.
 void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   const auto begin = Clock::now();
-  const RowTask task = {
-      .tokens = tokens, .position = static_cast<int64_t>(request.row->ids.size()), .row = request.row->index};
+  Row& row = *request.row;
+  const RowTask task = {.tokens = tokens, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+  row.expect(task);
   if (request.samples_on_host) {
     program_.logits({&task, 1});
   } else {
     program_.draw({&task, 1});
   }
-  request.row->append(tokens);
+  row.append(tokens);
   const double seconds = seconds_since(begin);
   chunk_times_.record(task.position, static_cast<int64_t>(tokens.size()), seconds);
   count_steps(0, 0, seconds);
@@ -236,12 +254,6 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
 
 // Draws the next token of every running answer. An answer for which speculation pays may get several tokens.
 void Scheduler::step() {
-  // Calls that did not fit into memory are tried again from time to time: memory may have been freed since.
-  if (++steps_since_limit_ == kRaiseLimitsAfter) {
-    steps_since_limit_ = 0;
-    max_rows_ = std::min(2 * max_rows_, static_cast<size_t>(program_.metadata().rows));
-    max_draft_ = std::min(2 * max_draft_ + 1, StepCosts::kMaxDraft);
-  }
   if (!pending_.empty()) {
     may_follow_pending() ? advance_pending() : finish_pending();
     if (!pending_.empty()) {
@@ -267,11 +279,14 @@ void Scheduler::step() {
   const bool one_by_one = prefers_single_steps(head.size());
   const auto overlaps = [this](const auto& request) { return can_overlap(*request); };
   const bool submits_ahead = drafts.empty() && host.empty() && std::all_of(head.begin(), head.end(), overlaps);
-  const size_t per_call = one_by_one ? 1 : max_rows_;
+  const auto max_rows = static_cast<size_t>(max_rows_.value());
+  const size_t per_call = one_by_one ? 1 : max_rows;
   for (size_t i = 0; i < head.size(); i += per_call) {
     const Requests requests(head.begin() + i, head.begin() + std::min(i + per_call, head.size()));
     if (submits_ahead) {
-      guarded(requests, [&] { split_if_too_large(requests, [&] { pending_.push_back(submit(requests)); }); });
+      guarded(requests, [&] {
+        fits(requests, max_rows_, std::ssize(requests), [&] { pending_.push_back(submit(requests)); });
+      });
     } else {
       draw(requests);
     }
@@ -279,7 +294,7 @@ void Scheduler::step() {
   for (auto& [request, draft] : drafts) {
     verify(request, std::move(draft));
   }
-  const size_t per_host_call = program_.has_logits_of_rows() ? max_rows_ : 1;
+  const size_t per_host_call = program_.has_logits_of_rows() ? max_rows : 1;
   for (size_t i = 0; i < host.size(); i += per_host_call) {
     draw(std::span(host).subspan(i, std::min(per_host_call, host.size() - i)));
   }
@@ -288,10 +303,14 @@ void Scheduler::step() {
 // After a call that did not fit into memory: if the row cannot go back behind the tokens that it may have read in the
 // call, it reads prompt and answer again.
 void Scheduler::prepare_retry(Request& request) {
-  if (program_.metadata().max_rewind == 0 && request.row != nullptr) {
-    request.row->truncate(0);
-    request.is_decoding = false;
+  if (request.row == nullptr) {
+    return;
   }
+  Row& row = *request.row;
+  if (!row.is_intact(program_.metadata())) {
+    row.truncate(0);
+  }
+  request.is_decoding = request.is_decoding && row.ids.size() + 1 == request.ids.size();
 }
 
 // Draws the next token of each request, in one call.
@@ -305,7 +324,7 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
       task.tokens = std::span(request->ids).subspan(request->row->ids.size());
       task.position = static_cast<int64_t>(request->row->ids.size());
       task.row = request->row->index;
-      request->row->written = std::max(request->row->written, task.position + static_cast<int64_t>(task.tokens.size()));
+      request->row->expect(task);
       tasks.push_back(task);
       ready.push_back(request);
     });
@@ -315,7 +334,10 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
   }
   guarded(ready, [&] {
     std::vector<Drawn> drawn;
-    split_if_too_large(ready, [&] { drawn = run_tasks(ready, tasks); });
+    const bool is_chunk = ready.size() == 1; // a chunk of a prompt, or one token
+    CallLimit& limit = is_chunk ? max_chunk_ : max_rows_;
+    const auto size = is_chunk ? std::ssize(tasks[0].tokens) : std::ssize(ready);
+    fits(ready, limit, size, [&] { drawn = run_tasks(ready, tasks); });
     for (size_t i = 0; i < drawn.size(); ++i) {
       take_plain(ready[i], tasks[i].tokens, drawn[i]);
     }

@@ -9,6 +9,7 @@
 // again.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -32,6 +33,30 @@
 #include "speculation.h"
 
 namespace executorch_mlx {
+
+// The largest size of a call. It is lowered if a call does not fit into memory, and raised again later.
+class CallLimit {
+ public:
+  CallLimit(int64_t smallest, int64_t largest) : smallest_(smallest), largest_(largest), value_(largest) {}
+
+  int64_t value() const {
+    return value_;
+  }
+
+  // Lowers the limit after a call of this size. Returns false if no call can be smaller.
+  bool lower(int64_t size) {
+    value_ = size > smallest_ ? size / 2 : value_;
+    return size > smallest_;
+  }
+
+  void raise() {
+    value_ = std::min(2 * value_ + 1, largest_);
+  }
+
+ private:
+  const int64_t smallest_, largest_;
+  int64_t value_;
+};
 
 class Scheduler {
  public:
@@ -74,6 +99,8 @@ class Scheduler {
   void loop();
   bool wait_for_work();
   void end_cancelled();
+  Requests::iterator find_prompt();
+  void raise_limits();
   void begin_next();
   void advance_prompt();
   void step();
@@ -90,10 +117,8 @@ class Scheduler {
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
   Draft find_draft(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
-  template <typename Lower, typename Call>
-  bool fits(const Requests& requests, bool can_be_smaller, Lower&& lower_limit, Call&& call);
   template <typename Call>
-  void split_if_too_large(const Requests& requests, Call&& call);
+  bool fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call);
   void prepare_retry(Request& request);
   void rewind(Row& row, RowTask task);
   void feed(Request& request, std::span<const int64_t> tokens);
@@ -122,11 +147,10 @@ class Scheduler {
   ChunkTimes chunk_times_;
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none
-  // The limits of a call: the number of its rows, and that of its draft tokens. A limit is lowered if a call does not
-  // fit into memory, and raised again later.
-  size_t max_rows_;
-  int64_t max_draft_ = StepCosts::kMaxDraft;
-  int64_t steps_since_limit_ = 0; // since a limit was changed
+  CallLimit max_rows_;
+  CallLimit max_chunk_; // tokens of a prompt
+  CallLimit max_draft_{0, StepCosts::kMaxDraft}; // draft tokens
+  int64_t steps_since_limit_ = 0; // since a limit was changed, without those while a prompt was read
 
   mutable std::mutex mutex_; // guards the members below up to is_closing_
   std::condition_variable changed_;
@@ -161,31 +185,23 @@ void Scheduler::guarded(const Requests& requests, Body&& body) {
   }
 }
 
-// Makes a call that draws tokens for these requests, and returns whether it fitted into memory. If not, runs
-// `lower_limit`, so that the next call is smaller. If it cannot be smaller, throws the error.
-template <typename Lower, typename Call>
-bool Scheduler::fits(const Requests& requests, bool can_be_smaller, Lower&& lower_limit, Call&& call) {
+// Makes a call for these requests, and returns whether it fitted into memory. If not, lowers the limit, so that the next
+// call is smaller. If it cannot be smaller, throws the error. `size` is the size of the call to which the limit applies.
+template <typename Call>
+bool Scheduler::fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call) {
   try {
     call();
     return true;
   } catch (const EngineError& error) {
-    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !can_be_smaller) {
+    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !limit.lower(size)) {
       throw;
     }
   }
-  lower_limit();
   steps_since_limit_ = 0;
   for (const auto& request : requests) {
     prepare_retry(*request);
   }
   return false;
-}
-
-// Makes a call that draws tokens for these requests. If they are several, and the call does not fit into memory, later
-// calls are for fewer rows.
-template <typename Call>
-void Scheduler::split_if_too_large(const Requests& requests, Call&& call) {
-  fits(requests, requests.size() > 1, [&] { max_rows_ = requests.size() / 2; }, call);
 }
 
 } // namespace executorch_mlx

@@ -44,7 +44,7 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
   const auto position = static_cast<int64_t>(request.row->ids.size());
   const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
   const int64_t most = std::min({
-      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_, program_.max_draft(),
+      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_.value(), program_.max_draft(),
       meta.max_context_len - position - 1,
       options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
   if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
@@ -101,11 +101,10 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     task.row = row.index;
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const int64_t end = task.position + static_cast<int64_t>(tokens.size());
-    row.written = std::max(row.written, end);
+    row.expect(task);
     const auto begin = Clock::now();
     std::vector<Drawn> drawn;
-    const auto shorten = [&] { max_draft_ = drafted / 2; };
-    if (!fits({request}, drafted > 0, shorten, [&] { drawn = program_.verify(task); })) {
+    if (!fits({request}, max_draft_, drafted, [&] { drawn = program_.verify(task); })) {
       return;
     }
     const double seconds = seconds_since(begin);

@@ -65,7 +65,9 @@ void Scheduler::advance_pending() {
     finish(std::move(step));
     if (error != nullptr) {
       // Only now, because the tokens of `step` belong into the rows first.
-      guarded(requests, [&] { split_if_too_large(requests, [&] { std::rethrow_exception(error); }); });
+      guarded(requests, [&] {
+        fits(requests, max_rows_, std::ssize(requests), [&] { std::rethrow_exception(error); });
+      });
     }
     if (next && std::any_of(requests.begin(), requests.end(), [](const auto& request) { return !request->is_over(); })) {
       pending_.push_back(std::move(*next));
@@ -90,7 +92,7 @@ Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* s
     task.tokens = std::span(request->ids).last(1);
     task.position = static_cast<int64_t>(row.ids.size() + ahead);
     task.row = row.index;
-    row.written = std::max(row.written, task.position + 1);
+    row.expect(task);
     tasks.push_back(task);
     if (source != nullptr) {
       sources.push_back(std::find(source->requests.begin(), source->requests.end(), request) - source->requests.begin());

@@ -82,6 +82,7 @@ void run_init_chain(Handle& handle) {
   if (init >= 0) {
     Context context(handle.program, handle.state, handle.stream, handle.limits);
     context.run(static_cast<uint32_t>(init));
+    context.wait_for_started_work();
     std::vector<mx::array> arrays;
     for (const auto& slot : handle.state.tensors) {
       if (slot) {
@@ -145,6 +146,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
     }
     Context context(handle.program, state, handle.stream, handle.limits, profiler ? &*profiler : nullptr);
     context.run(handle.program.graph->main_chain_idx());
+    context.wait_for_started_work();
     outputs = collect_outputs(handle.program, args, state, handle.stream);
     write_value_outputs(handle.program, args, state);
     // Buffers are evaluated even if no output depends on them. Otherwise, their unevaluated graph would grow with

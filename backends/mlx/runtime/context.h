@@ -253,7 +253,16 @@ class Context {
     if (has_memory_limit()) [[unlikely]] {
       return state_.evaluate(std::move(arrays), stream);
     }
+    has_started_work_ = true;
     Evaluation(std::move(arrays), stream).start();
+  }
+
+  // Waits for the work of start(). Throws if it has failed.
+  void wait_for_started_work() const {
+    if (has_started_work_) {
+      Evaluation({}, stream).wait();
+      check_no_failure_since(failures_);
+    }
   }
 
   // The number and name of a tensor slot, for messages.
@@ -289,6 +298,8 @@ class Context {
   Products products_;  // computed, and not taken yet
   std::map<uint32_t, LoopMatrix> loop_matrices_;  // of the loops that are running, by slot
   int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
+  bool has_started_work_ = false;  // by start()
+  const uint64_t failures_ = failed_evaluations();  // before the call
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
   int64_t executed_ = 0;  // the number of instructions that have run so far, plus one for each run of a chain
   int64_t evaluated_at_ = 0;  // `executed_` at the last evaluation of all slots

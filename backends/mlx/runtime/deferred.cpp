@@ -54,9 +54,7 @@ void DeferredCall::finish() {
   std::lock_guard lock(session_->mutex);
   try {
     wait();
-    if (failed_evaluations() != failures_) {
-      fail(Error::Internal, "an evaluation failed while the call ran");
-    }
+    check_no_failure_since(failures_);
   } catch (...) {
     settle(stream_);
     state_.lose_buffers();

@@ -106,8 +106,18 @@ void Evaluation::start() {
   });
 }
 
+void Evaluation::wait() {
+  settle_on_error([&] { mx::synchronize(stream_); });
+}
+
 uint64_t failed_evaluations() {
   return failures;
+}
+
+void check_no_failure_since(uint64_t before) {
+  if (failures != before) {
+    fail(Error::Internal, "an evaluation failed while the call ran");
+  }
 }
 
 void settle(mx::Stream stream) {

@@ -27,6 +27,9 @@ class Evaluation {
   // Like run(), but returns before the arrays of the last stage are computed.
   void start();
 
+  // Waits for all work that has been started on the stream, and throws as run() does.
+  void wait();
+
  private:
   template <typename Body>
   void settle_on_error(Body&& body);
@@ -46,6 +49,9 @@ void settle(mx::Stream stream);
 // call that waits for other results. Code that waits for started work must therefore compare this number before and
 // after.
 uint64_t failed_evaluations();
+
+// Throws Failure if an evaluation has failed since failed_evaluations() returned `failures`.
+void check_no_failure_since(uint64_t failures);
 
 // Evaluates arrays and waits for them. Throws as Evaluation does.
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream);

@@ -107,9 +107,21 @@ void State::drop_backup() {
   caches_undo_.clear();
 }
 
-void State::drop_backup_of_updated() {
-  for (const auto& array : changed()) {
-    array.backup->reset();
+void State::drop_backup_of_pending() {
+  const auto drop = [](std::optional<mx::array>& backup, const std::optional<mx::array>& now) {
+    if (now && !is_computed(now)) {
+      backup.reset();
+    }
+  };
+  for (uint32_t i = 0; i < buffers_backup_.size(); ++i) {
+    drop(buffers_backup_[i], tensors[layout_.buffers_begin() + i]);
+  }
+  if (caches_backup_) {
+    for (auto& [layer, backup] : *caches_backup_) {
+      const KvLayer& now = caches_.at(layer);
+      drop(backup.keys, now.keys);
+      drop(backup.values, now.values);
+    }
   }
 }
 
@@ -212,6 +224,12 @@ void State::commit() {
 
 void State::rollback(mx::Stream stream) {
   settle(stream);
+  for (uint32_t i = 0; i < in_place_.size(); ++i) {
+    auto restored = in_place_[i].undo();
+    if (!buffers_backup_[i]) {  // else the backup is of an earlier array
+      buffers_backup_[i] = std::move(restored);
+    }
+  }
   try {
     undo_updates(stream);
   } catch (...) {
@@ -222,11 +240,8 @@ void State::rollback(mx::Stream stream) {
   back_up_computed();
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto& contents = tensors[layout_.buffers_begin() + i];
-    if (i < buffers_backup_.size() && buffers_backup_[i]) {
+    if (buffers_backup_[i]) {
       contents = std::move(buffers_backup_[i]);
-    }
-    if (auto restored = in_place_[i].undo()) {
-      contents = std::move(restored);
     }
     has_lost_buffers_ |= !is_computed(contents);
   }
@@ -330,7 +345,7 @@ void State::run(bool risks_buffers, Body&& body) {
 
 void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call) {
   const bool is_limited = has_memory_limit();
-  if (is_limited && !ends_call && !keeps_backup_) {
+  if (!ends_call && !keeps_backup_ && (restores_buffers_ || is_limited)) {
     return evaluate_undoably(std::move(arrays), stream);
   }
   const auto changed_buffers = pending();
@@ -353,7 +368,7 @@ void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends
   }
   Evaluation evaluation(std::move(arrays), stream, overwritable);
   if (!keeps_backup_) {
-    ends_call ? drop_backup() : drop_backup_of_updated();
+    drop_backup_of_pending();
     for (auto* updates : superseded) {
       *updates = {};
     }
@@ -371,7 +386,7 @@ void State::submit(std::vector<mx::array> arrays, mx::Stream stream) {
   const bool risks_buffers = !pending().empty();
   const auto superseded = superseded_updates();
   Evaluation evaluation(std::move(arrays), stream);
-  drop_backup();
+  drop_backup_of_pending();
   for (auto* updates : superseded) {
     *updates = {};
   }

@@ -62,13 +62,15 @@ class State {
   // begin() makes a backup of the mutable buffers and caches. The backup refers to the same arrays and copies no data.
   // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
-  // - Usually, the evaluation that computes a buffer drops the backup of this buffer, because MLX updates an array in
-  //   place only if nothing else refers to the array. After an evaluation in the middle of the call, the backup is what
-  //   this evaluation has written. update_in_place() also drops the backup of its buffer. It saves the contents that it
-  //   overwrites if `restores_buffers`.
+  // - Usually, the evaluation that ends the call drops the backup of the buffers that it computes, because MLX updates an
+  //   array in place only if nothing else refers to the array. With a memory limit, the backup stays until this evaluation
+  //   is known to fit.
+  // - If an evaluation in the middle of the call overwrites slices of a buffer, these slices are saved first, and
+  //   rollback() writes them back. Another buffer that it computes keeps its backup, and gets new memory.
+  // - update_in_place() drops the backup of its buffer, and saves the contents that it overwrites.
+  // - Without `restores_buffers`, and without a memory limit, nothing is saved. After an evaluation in the middle of the
+  //   call, the backup of a buffer is what this evaluation has written.
   // - With `keep_backup`, the backup stays to the end of the call, and MLX writes the updated buffers to new memory.
-  // - With a memory limit, the backup stays until the evaluation that ends the call is known to fit. If an earlier
-  //   evaluation overwrites slices of a buffer, these slices are saved first, and rollback() writes them back.
   void begin(bool keep_backup, bool restores_buffers);
   void commit();
   void rollback(mx::Stream stream);
@@ -139,7 +141,7 @@ class State {
   bool write_in_place(uint32_t slot, Write&& write);
   void undo_updates(mx::Stream stream);
   void drop_backup();
-  void drop_backup_of_updated();
+  void drop_backup_of_pending();
   // Makes a backup of what has none: of its contents if they are computed, or else of the array that they update.
   void back_up_computed();
   void return_buffers();

@@ -2,12 +2,14 @@
 
 #include <mlx/primitives.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "cpu/accelerate.h"
+#include "gpu/fused.h"
 #include "memory_limit.h"
 #include "strided_copy.h"
 
@@ -15,9 +17,28 @@ namespace executorch_mlx {
 
 namespace {
 
-bool is_pending_update(const mx::array& x) {
-  return x.status() == mx::array::Status::unscheduled && x.has_primitive() &&
-      std::string_view(x.primitive().name()) == "SliceUpdate";
+// The slice of its first input that a pending update overwrites.
+struct UpdatedSlice {
+  mx::Shape start;
+  mx::Shape stop;
+  mx::Shape strides;
+};
+
+// Returns nullopt if x is no pending update.
+std::optional<UpdatedSlice> updated_slice(const mx::array& x) {
+  if (x.status() != mx::array::Status::unscheduled || !x.has_primitive()) {
+    return std::nullopt;
+  }
+  if (std::string_view(x.primitive().name()) == "SliceUpdate") {
+    const auto [reduce, start, stop, strides] = static_cast<const mx::SliceUpdate&>(x.primitive()).state();
+    return UpdatedSlice{start, stop, strides};
+  }
+  if (const auto position = gpu::updated_position(x)) {
+    UpdatedSlice slice{{0, 0, *position, 0}, x.shape(), {1, 1, 1, 1}};
+    slice.stop[2] = *position + 1;
+    return slice;
+  }
+  return std::nullopt;
 }
 
 } // namespace
@@ -50,7 +71,7 @@ bool can_update_in_place(const mx::array& x, std::optional<mx::array>* first, st
 
 const mx::array& array_before_updates(const mx::array& x) {
   const mx::array* base = &x;
-  while (is_pending_update(*base)) {
+  while (updated_slice(*base)) {
     base = &base->inputs()[0];
   }
   return *base;
@@ -61,13 +82,28 @@ bool Undo::record(
   if (now.id() == before.id() || array_before_updates(now).id() != before.id()) {
     return false;
   }
-  for (const mx::array* x = &now; is_pending_update(*x); x = &x->inputs()[0]) {
-    const auto [reduce, start, stop, strides] = static_cast<const mx::SliceUpdate&>(x->primitive()).state();
-    const auto slice = mx::slice(before, start, stop, strides, stream);
+  std::vector<Slice> slices;
+  size_t bytes = 0;
+  for (const mx::array* x = &now; const auto updated = updated_slice(*x); x = &x->inputs()[0]) {
+    const auto is_stored = [&updated](const Slice& slice) {
+      return slice.start == updated->start && slice.stop == updated->stop && slice.strides == updated->strides;
+    };
+    if (std::any_of(slices_.begin(), slices_.end(), is_stored)) {
+      continue;
+    }
+    const auto slice = mx::slice(before, updated->start, updated->stop, updated->strides, stream);
     // Unlike a copy or mx::contiguous, this never shares the memory of `before`.
     const auto contents = mx::where(mx::array(true), slice, slice, stream);
-    slices_.push_back({contents, start, stop, strides});
-    saved.push_back(contents);
+    slices.push_back({contents, updated->start, updated->stop, updated->strides});
+    bytes += slice.nbytes();
+  }
+  if (bytes_ + bytes > before.nbytes()) {
+    return false;
+  }
+  bytes_ += bytes;
+  for (Slice& slice : slices) {
+    saved.push_back(slice.contents);
+    slices_.push_back(std::move(slice));
   }
   return true;
 }
@@ -91,21 +127,19 @@ size_t max_bytes() {
   return has_memory_limit() ? kMaxInPlaceBytesWithLimit : kMaxInPlaceBytes;
 }
 
-// If x can be updated in place, resets those of `first` and `*second` that hold it and returns true. Otherwise changes
-// nothing and returns false.
-bool take_from(const mx::array& x, std::optional<mx::array>& first, std::optional<mx::array>* second) {
-  if (!can_update_in_place(x, &first, second)) {
+} // namespace
+
+bool InPlaceUpdates::take(const mx::array& x, std::optional<mx::array>* backup) {
+  const bool restores_another = !slices_.empty() && !holds(array_, x);
+  if (restores_another || !x.is_available() || !can_update_in_place(x, &array_, backup)) {
     return false;
   }
-  for (auto* holder : {&first, second}) {
-    if (holder != nullptr && holds(*holder, x)) {
-      holder->reset();
-    }
+  if (backup != nullptr && holds(*backup, x)) {
+    backup->reset();
   }
+  array_ = x;
   return true;
 }
-
-} // namespace
 
 bool InPlaceUpdates::write(
     mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
@@ -118,10 +152,9 @@ bool InPlaceUpdates::write(
     slice.offset += x.strides()[i] * start[i] * width;
   }
   const bool is_copy = update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= max_bytes();
-  if (!is_copy || !x.is_available() || !update.is_available() || !take_from(x, array_, backup)) {
+  if (!is_copy || !update.is_available() || !take(x, backup)) {
     return false;
   }
-  array_ = x;
   saves = saves && needs_saving(update.nbytes());
   const auto dense = row_major_strides(slice.shape);
   char* memory = x.data<char>() + slice.offset;
@@ -139,11 +172,10 @@ bool InPlaceUpdates::write(
 bool InPlaceUpdates::write_positions(
     mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions,
     bool saves) {
-  if (update.nbytes() > max_bytes() || x.strides(3) != 1 || update.strides(3) != 1 || !x.is_available() ||
-      !update.is_available() || !take_from(x, array_, backup)) {
+  if (update.nbytes() > max_bytes() || x.strides(3) != 1 || update.strides(3) != 1 || !update.is_available() ||
+      !take(x, backup)) {
     return false;
   }
-  array_ = x;
   saves = saves && needs_saving(update.nbytes());
   const auto width = static_cast<int64_t>(x.itemsize());
   const mx::Shape shape{x.shape(0), x.shape(1), 1, x.shape(3)};

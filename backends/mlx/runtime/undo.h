@@ -30,8 +30,8 @@ bool can_update_in_place(
 class Undo {
  public:
   // If `now` consists of `before` and pending updates of some slices, stores the old contents of these slices and
-  // returns true. Returns false otherwise. Also appends the stored arrays to `saved`: the caller must evaluate them
-  // before `now`.
+  // returns true. Returns false otherwise, or if the stored slices would take more memory than `before`. Also appends the
+  // stored arrays to `saved`: the caller must evaluate them before `now`.
   bool record(const mx::array& before, const mx::array& now, mx::Stream stream, std::vector<mx::array>& saved);
 
   bool is_empty() const {
@@ -49,6 +49,7 @@ class Undo {
     mx::Shape strides;
   };
   std::vector<Slice> slices_;  // applied from the last to the first, so that the oldest contents remain
+  size_t bytes_ = 0;  // of slices_
 };
 
 // The updates of one array that have been made in place in a call, and the old contents if they are to be restored.
@@ -57,8 +58,8 @@ class InPlaceUpdates {
   // Writes `update` to the slice x[start:stop:steps], and returns true. `backup` is null or another reference to the
   // array x. The function resets it, because this object now has the array. Returns false, and changes nothing, if x or
   // `update` is not available, if `update` differs from the slice in dtype or shape, if it is large, if elements of the
-  // array share memory, or if the array has references other than x, `backup` and this object. `saves`: whether undo()
-  // has to restore the old contents.
+  // array share memory, if the array has references other than x, `backup` and this object, or if undo() has to restore
+  // another array, from which MLX has computed x. `saves`: whether undo() has to restore the old contents.
   bool write(
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
       const mx::Shape& stop, const mx::Shape& steps, bool saves);
@@ -83,6 +84,9 @@ class InPlaceUpdates {
     mx::Strides strides;
     std::unique_ptr<char[]> contents;  // row-major
   };
+  // If x can be updated in place, becomes the owner of the array and returns true. Otherwise changes nothing and returns
+  // false.
+  bool take(const mx::array& x, std::optional<mx::array>* backup);
   // Whether a write of `bytes` bytes to array_ has to save what it overwrites. If the saved slices would take more
   // memory than the array, as in a loop that writes the same slice, saves the whole array in their place. Later writes
   // then need to save nothing.

@@ -3,6 +3,11 @@
 // Prints what the methods of Engine return that do not submit a request. FILE is the file of a prefix. Then generates
 // with a mask that throws for each draft token.
 //
+// stress MODEL.pte text
+//
+// Gives each token of a model without token bytes its number as text, and prints the text of the answer to token 5. In the
+// model, token t is followed by t + 1. Then prints the error of a second attempt.
+//
 // stress MODEL.pte COUNT
 //
 // Submits COUNT requests from 16 threads. Some are cancelled at once, some are destroyed or replaced while they run,
@@ -117,13 +122,40 @@ void print_methods(const executorch_mlx::Model& model, const std::string& file) 
   }
 }
 
+void print_text(executorch_mlx::Model& model) {
+  std::vector<std::string> tokens;
+  for (int i = 0; i < 256; ++i) {
+    tokens.push_back(std::to_string(i) + " ");
+  }
+  model.set_token_bytes(tokens);
+  {
+    executorch_mlx::Engine engine(model);
+    executorch_mlx::RequestOptions options;
+    options.stop = {"9"};
+    auto request = engine.submit(std::vector<int64_t>{5}, options, [](const executorch_mlx::Event& event) {
+      std::cout << event.text;
+      return true;
+    });
+    request.wait();
+  }
+  try {
+    model.set_token_bytes(tokens);
+  } catch (const executorch_mlx::LlmArgumentError& error) {
+    std::cout << error.what() << "\n";
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
   if (argc != 3) {
     return 2;
   }
-  const executorch_mlx::Model model(argv[1]);
+  executorch_mlx::Model model(argv[1]);
+  if (argv[2] == std::string("text")) {
+    print_text(model);
+    return 0;
+  }
   if (!std::isdigit(argv[2][0])) {
     print_methods(model, argv[2]);
     return 0;

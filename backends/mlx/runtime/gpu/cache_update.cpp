@@ -35,6 +35,11 @@ const CacheUpdate* open_update(const mx::array& x) {
   return update != nullptr && !update->is_taken_over() ? update : nullptr;
 }
 
+std::optional<int> updated_position(const mx::array& x) {
+  return is_lazy(x, CacheUpdate::kName) ? std::optional(static_cast<const CacheUpdate&>(x.primitive()).position)
+                                        : std::nullopt;
+}
+
 std::optional<mx::array> update_position(
     const mx::array& cache, const mx::array& update, const mx::Shape& start, const mx::Shape& stop, mx::Stream stream) {
   if (!is_cuda(stream) || cache.ndim() != 4 || update.dtype() != cache.dtype()) {

@@ -46,6 +46,9 @@ std::optional<std::vector<mx::array>> norm_rope(
 std::optional<mx::array> update_position(
     const mx::array& cache, const mx::array& update, const mx::Shape& start, const mx::Shape& stop, mx::Stream stream);
 
+// The position that x writes, if x is a lazy result of update_position().
+std::optional<int> updated_position(const mx::array& x);
+
 // Attention of q [B, H, 1, D] to k and v [B, KV heads, positions, D], which are lazy slices of all positions of a KV
 // cache up to one. The kernel also computes norm_rope() and update_position() if q is a lazy result of norm_rope() for two
 // arrays, and the last position of k and v is a lazy update, that of k with the other result of norm_rope().

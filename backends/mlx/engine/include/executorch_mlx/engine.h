@@ -114,6 +114,19 @@ class Model {
     return {static_cast<const uint8_t*>(data), size};
   }
 
+  // Gives the bytes of its tokens to a program that has none, see executorch_mlx_model_set_token_bytes(). Without them, an
+  // answer has no text, and stop strings are refused.
+  void set_token_bytes(std::span<const std::string> tokens) {
+    std::string bytes;
+    std::vector<int64_t> offsets = {0};
+    for (const std::string& token : tokens) {
+      bytes += token;
+      offsets.push_back(static_cast<int64_t>(bytes.size()));
+    }
+    check_status(
+        executorch_mlx_model_set_token_bytes(handle_.get(), bytes.data(), offsets.data(), tokens.size()));
+  }
+
   // For all processes of a group but process 0. Only process 0 creates an Engine; the others call follow(), which
   // returns when process 0 has destroyed its Model.
   void follow() {

@@ -202,8 +202,13 @@ void selective_scan(const SelectiveScan& s) {
         const Floats rates = is_whole ? load<Floats>(s.rates + at) : load_partial<Floats>(s.rates + at, left);
         const Floats old = is_whole ? load<Floats>(state + at) : load_partial<Floats>(state + at, left);
         const Floats decayed = old * decay_factor(step * rates);
-        const Floats x = multiply_add(input, load<Floats>(key + i), decayed);
-        is_whole ? store(x, s.next + at) : store_partial(x, s.next + at, left);
+        Floats x = multiply_add(input, load<Floats>(key + i), decayed);
+        if (is_whole) {
+          store(x, s.next + at);
+        } else {
+          store_partial(x, s.next + at, left);
+          x = load_partial<Floats>(s.next + at, left);  // zeros in the other lanes, also if `input` is infinite
+        }
         total = multiply_add(x, load<Floats>(query + i), total);
       }
       sums_of[c] = total;
