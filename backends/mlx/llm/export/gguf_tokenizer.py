@@ -34,7 +34,8 @@ _SPLITS = {name: (expression,) for name, expression in GGUF_PRE_TOKENIZER_SPLITS
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
     "seed-coder": _SEED,
 }  # fmt: skip
-# Rules with which a piece of text that is a token is not divided further, also if no merges lead to this token.
+# Rules with which a piece of text that is a token is not divided further, also if no merges lead to this token. Unless
+# the file says otherwise, texts then begin with the bos token.
 _WHOLE_TOKENS = (
     "falcon-h1", "falcon3", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral", "tekken",
 )  # fmt: skip
@@ -59,4 +60,5 @@ def load_tokenizer(path: Path) -> tuple[PreTrainedTokenizerFast, str | None]:
         ])  # fmt: skip
         if rule in _WHOLE_TOKENS:
             backend.model.ignore_merges = True
+            settings.setdefault("add_bos_token", True)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings), unknown
