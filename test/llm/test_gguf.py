@@ -263,6 +263,45 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     assert len(file.notes) == 1 and "tokenizer.ggml.pre: got deepseek-llm" in file.notes[0]
 
 
+def write_tokenizer(path, architecture, rule, words, merges):
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rule)
+    writer.add_token_list(["<s>", *words])
+    writer.add_token_types([3] + [1] * len(words))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    write_and_close(writer)
+
+
+# The rule → pieces of the text "ab12345": each is a token of its own.
+@pytest.mark.parametrize(
+    "rule, pieces",
+    [
+        ("glm4", ["ab", "123", "4", "5"]),
+        ("deepseek-v3", ["ab", "123", "4", "5"]),
+        ("smollm", ["ab", "1", "2", "3", "4", "5"]),
+        ("exaone4", ["ab", "12345"]),
+    ],
+)
+def test_a_tokenizer_follows_the_rule_of_the_file(rule, pieces, tmp_path):
+    """transformers knows neither the architecture nor some of the rules."""
+    digits = ["12", "123", "1234", "12345"]
+    merges = ["a b", "1 2", "12 3", "123 4", "1234 5"]
+    write_tokenizer(tmp_path / "m.gguf", "arcee", rule, [*"ab12345", "ab", *digits], merges)
+    file = GGUFFile(tmp_path / "m.gguf")
+    assert file.tokenizer().tokenize("ab12345") == pieces
+    assert file.notes == []
+
+
+@pytest.mark.parametrize("rule, tokens", [("llama-bpe", [0, 5]), ("qwen2", [4, 3])])
+def test_a_token_that_no_merges_lead_to(rule, tokens, tmp_path):
+    """Texts for Llama 3 begin with the bos token."""
+    write_tokenizer(tmp_path / "m.gguf", "llama", rule, [*"abc", "ab", "abc"], ["a b"])
+    assert GGUFFile(tmp_path / "m.gguf").tokenizer().encode("abc") == tokens
+
+
 @pytest.mark.parametrize("type_", EXACT, ids=lambda t: t.name)
 def test_blocks_of_32_are_exact(type_, tmp_path):
     w = np.random.default_rng(0).normal(size=(48, 256)).astype(np.float32) * 0.05

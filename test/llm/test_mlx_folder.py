@@ -47,6 +47,10 @@ FOLDERS = {
     "qwen3_next": (hf.Qwen3NextForCausalLM, hf.Qwen3NextConfig, EXPERTS | LINEAR | dict(head_dim=32), "affine,8,32"),
     "deepseek_v3": (hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, LATENT, "affine,8,32"),
     "lfm2_moe": (hf.Lfm2MoeForCausalLM, hf.Lfm2MoeConfig, EXPERTS | CONVOLUTION, "affine,8,32"),
+    # mlx-lm leaves out the biases of its routers.
+    "ernie4_5_moe": (hf.Ernie4_5_MoeForCausalLM, hf.Ernie4_5_MoeConfig,
+                     dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=64, moe_num_shared_experts=1,
+                          moe_layer_start_index=1, moe_layer_end_index=1, head_dim=16), "affine,8,32"),
     "mistral3": (hf.MistralForCausalLM, hf.MistralConfig, dict(sliding_window=None), "affine,4,32"),
 }
 MEDIA = {"mistral3"}  # models for text and other media, of which mlx-lm keeps the language model

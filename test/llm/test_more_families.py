@@ -13,8 +13,9 @@ from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.reference import Reference
+from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import cast_parameters
-from test_families import ALTERNATING, greedy, random_model
+from test_families import ALTERNATING, SMALL, greedy, random_model
 
 LATENT = dict(
     num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10
@@ -46,7 +47,11 @@ EXPORTED = {
     "linear biases": (hf.BloomConfig, hf.BloomForCausalLM, dict(n_layer=2, n_head=4, tie_word_embeddings=False), 2),
     "own attention": (hf.GPTJConfig, hf.GPTJForCausalLM, GPT | dict(rotary_dim=8), 1),
 }  # fmt: skip
+INDEXED = LATENT | ROUTED | dict(index_topk=PROMPT.shape[1] + STEPS, index_head_dim=16, index_n_heads=2)
 IN_EAGER_TORCH = {
+    "deepseek_v32, indexed attention": (hf.DeepseekV32Config, hf.DeepseekV32ForCausalLM, INDEXED),
+    "glm_moe_dsa, a shared index": (hf.GlmMoeDsaConfig, hf.GlmMoeDsaForCausalLM,
+                                    INDEXED | dict(indexer_types=["full", "shared"])),
     "deepseek_v2, one query projection": (hf.DeepseekV2Config, hf.DeepseekV2ForCausalLM,
                                           LATENT | ROUTED | dict(q_lora_rank=None)),
     "longcat, two caches a layer": (hf.LongcatFlashConfig, hf.LongcatFlashForCausalLM,
@@ -110,6 +115,19 @@ def test_greedy_in_eager_torch_equals_transformers(name):
     reference.check(decoder)
     assert len(set(expected)) > 5
     assert tokens_of(decoder, PROMPT) == expected
+
+
+def test_the_context_of_indexed_attention_is_limited(tmp_path):
+    """In a context of `index_topk` positions, a query attends to all keys."""
+    config = hf.DeepseekV32Config(**SMALL | INDEXED | dict(index_topk=16))
+    with pytest.raises(ValueError, match="max_context_len: got 17, expected at most 16: in a longer context, DeepseekV32"):
+        export_llm(hf.DeepseekV32ForCausalLM(config), max_context_len=17)
+    exported = export_llm(hf.DeepseekV32ForCausalLM(config).eval(), outputs="logits")
+    assert exported.metadata["get_max_context_len"] == 16 and exported.report.refused == ()
+    exported.save(tmp_path / "model.pte")
+    assert exported.check.ok
+    config.save_pretrained(tmp_path)
+    assert survey(tmp_path).obstacle is None
 
 
 @pytest.mark.parametrize("name, dtype", [("latent attention", torch.bfloat16), ("sinks", torch.float16)])

@@ -50,6 +50,20 @@ def gptq_in_order_of_activations(weight):
     return gptq(weight, order // GROUP)
 
 
+def gptq_of_auto_round(weight):
+    stored, values = gptq(weight)
+    return {name: stored[name] for name in ("qweight", "qzeros", "scales")}, values
+
+
+def auto_round(weight):
+    q, scales, zeros, values = integers(weight)
+    return {"qweight": words(q).T, "qzeros": words(zeros.T), "scales": scales.half().T}, values
+
+
+def awq_of_auto_round(weight):
+    return awq(weight)
+
+
 def awq(weight):
     q, scales, zeros, values = integers(weight)
 
@@ -176,10 +190,14 @@ def bitsandbytes_8_bits(weight):
 BLOCK = [24, 48]  # the last blocks are smaller
 COMPRESSED = {"quant_method": "compressed-tensors"}
 # A function that quantizes a weight → the settings of its format, and whether the loaded weights are packed.
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "data_type": "int"}
 FORMATS = {
     gptq: ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, True),
     gptq_in_order_of_activations: ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, False),
     awq: ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, True),
+    gptq_of_auto_round: (AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, True),
+    auto_round: (AUTO_ROUND | {"packing_format": "auto_round", "sym": False}, True),
+    awq_of_auto_round: (AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, True),
     compressed: (COMPRESSED | {"format": "pack-quantized"}, True),
     compressed_int8: (COMPRESSED | {"format": "int-quantized"}, True),
     compressed_float8: (COMPRESSED | {"format": "float-quantized"}, False),

@@ -30,13 +30,13 @@ MODELS = {
         ),
         "InklingAttention: got position_bias for the attention, a tensor, expected a mask that depends on positions",
     ),
-    "sparse attention": (
-        hf.DeepseekV32ForCausalLM,
-        hf.DeepseekV32Config(
-            **SMALL, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
-            first_k_dense_replace=1, num_key_value_heads=2, index_topk=4, index_head_dim=8, index_n_heads=2,
+    "compressed keys": (
+        hf.DeepseekV4ForCausalLM,
+        hf.DeepseekV4Config(
+            **SMALL, num_key_value_heads=1, head_dim=16, qk_rope_head_dim=8,
+            layer_types=["heavily_compressed_attention"],
         ),
-        "DeepseekV32ForCausalLM: got layers of kind indexed_attention",
+        "DeepseekV4ForCausalLM: got layers of kind heavily_compressed_attention",
     ),
 }
 

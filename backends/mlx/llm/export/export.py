@@ -14,6 +14,7 @@ from transformers.modeling_layers import MtpModel
 from ...program_caches import forget_programs
 from ..tokenizer import template_in
 from .adapter import merge_adapter
+from .all_keys import all_keys_limit
 from .check import check_program
 from .conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
 from .decoder import CachedDecoder
@@ -82,7 +83,7 @@ def export_llm(
     - `activations`: `float`; or `int8`: the linear layers with affine weights of 4 or 8 bits round their inputs to
       8 bits. Use `allow_extensions` as well: a kernel for Linux CPUs then multiplies the integers.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
-      but at most 4096.
+      but at most 4096. If attention chooses keys with an index, the limit is the number of keys that it chooses.
     - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
       Runners split longer prompts. The engine feeds at most 512 tokens in a call on a CPU.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
@@ -283,7 +284,8 @@ def check_tokenizer(tokenizer: Any, function: str = "export_llm") -> None:
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:
     """Return the capacity of the caches. Raises ValueError if the capacity does not fit the model or the head."""
     limit = _position_limit(model.config.get_text_config())
-    length = min(limit, DEFAULT_CONTEXT_LEN) if max_context_len is None else max_context_len
+    default = min(limit, DEFAULT_CONTEXT_LEN, all_keys_limit(model) or limit)
+    length = default if max_context_len is None else max_context_len
     if not 2 <= length <= limit:
         raise ValueError(f"export_llm: max_context_len: got {length}, expected 2 to {limit}")
     if head.penalties > length:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,25 +12,25 @@ from typing import Any
 
 import gguf
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .gguf_architectures import ARCHITECTURES, KEYS, WITH_EXPERTS
 from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, float_tensor, packed_tensor
+from .gguf_recipes import Recipe, has_whole_groups, in_columns
+from .gguf_tokenizer import load_tokenizer
 from .load_checks import shortened
 from .packed import MLXEmbedding, install, is_experts, packable_weights
 from .weights import compute_buffers, load_unpacked, tie
 
-# The rules that split text before byte pairs are merged, as GGUF names them, that transformers follows. For the others,
-# transformers takes those of GPT-2. smollm only adds that digits are separate, which its merges imply.
-_SPLITS = (
-    "dbrx", "deepseek-r1-qwen", "falcon3", "gpt-2", "gpt-4o", "llama-bpe", "llama-v3", "llama3", "pixtral", "qwen2",
-    "smaug-bpe", "smollm", "tekken",
-)  # fmt: skip
 # A special token: its name in the config of transformers → its name in GGUF.
 _TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 # The number of layers of the models with 27 billion weights. These models derive the scale of the queries from
 # hidden_size / num_attention_heads, and all others from head_dim.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+# Names in the config for which 0 in a file stands for None, as for the sliding window of Phi-4.
+_NONE_IF_ZERO = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+_GATE_UP = "ffn_gate_up_exps"  # gate and `up` projections of experts in one tensor
+_UNROTATED = 1e29  # divides the frequencies of the dimensions that Gemma 4 does not rotate
 
 
 def _parts(path: Path) -> list[Path]:
@@ -50,6 +50,14 @@ def _open(path: Path) -> gguf.GGUFReader:
         raise ValueError(f"{path}: damaged or not a GGUF file: {error!r}") from error
 
 
+@dataclass(frozen=True)
+class Source:
+    """The tensors of a file from which a tensor of the model is made, and how. Without a recipe, rows are joined."""
+
+    parts: Sequence[gguf.ReaderTensor]
+    recipe: Recipe | None = None
+
+
 @dataclass
 class GGUFFile:
     """An open GGUF file, memory-mapped. If the file is one of several parts of a model, all parts are open.
@@ -66,7 +74,7 @@ class GGUFFile:
         paths = _parts(Path(self.path))
         readers = [_open(path) for path in paths]
         self.path, self.reader = paths[0], readers[0]  # with the metadata
-        self.tensors = [tensor for reader in readers for tensor in reader.tensors]
+        self.tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         if (count := self.value("split.count", 1)) > 1 and count != len(readers):
             raise ValueError(f"{self.path}: got {len(readers)} of {count} parts, expected their original names")
         self.architecture = self.value("general.architecture")
@@ -86,19 +94,41 @@ class GGUFFile:
         """Like `value`, for a key that begins with the name of the architecture. `key` is the part after this name."""
         return self.value(f"{self.architecture}.{key}", default)
 
+    def require(self, key: str) -> Any:
+        """Like `get`, for a key without a default. Raises ValueError if the file lacks it."""
+        if (value := self.get(key)) is None:
+            raise ValueError(f"{self.path}: expected {self.architecture}.{key}")
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return name in self.tensors
+
+    def has_any(self, leaf: str) -> bool:
+        """Whether any layer has a tensor whose name ends in `leaf`."""
+        return any(self.has(f"blk.{i}.{leaf}") for i in range(self.layer_count))
+
+    def row_count(self, name: str) -> int:
+        """Return the number of rows of a tensor. Raises ValueError if the file lacks it."""
+        if not self.has(name):
+            raise ValueError(f"{self.path}: expected a tensor {name}")
+        return int(self.tensors[name].shape[-1])
+
+    @property
+    def layer_count(self) -> int:
+        """The number of layers, without those of a head for multi-token prediction."""
+        return self.require("block_count") - self.get("nextn_predict_layers", 0)
+
     def tokenizer(self) -> Any:
         """Return the tokenizer with its chat template, or None if the file has none."""
         if self.value("tokenizer.ggml.tokens") is None:
             return None
-        kind = self.value("tokenizer.ggml.pre")
-        if self.value("tokenizer.ggml.model") == "gpt2" and kind not in _SPLITS:
+        tokenizer, unknown = load_tokenizer(self.path)
+        if unknown is not None:
             self.notes.append(
-                f"tokenizer.ggml.pre: got {kind}, which is unknown: tokens may differ from those in training"
+                f"tokenizer.ggml.pre: got {unknown}, which is unknown: tokens may differ from those in training"
             )
-        # transformers prefers the files of a tokenizer in the same folder.
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / self.path.name).symlink_to(self.path.absolute())
-            return AutoTokenizer.from_pretrained(folder, gguf_file=self.path.name)
+        return tokenizer
 
     def load(self) -> PreTrainedModel:
         """Return the model. Weights in a quantized format are packed, and other weights keep their dtype.
@@ -108,13 +138,13 @@ class GGUFFile:
         config = self.config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        divisors = self._install(model)
+        self._install(model)
         compute_buffers(model)
         for module in model.modules():
             if isinstance(module, MLXEmbedding):
                 module.factor = module.factor.float()
-        if divisors is not None:  # Llama 3 divides its rotary frequencies
-            model.model.rotary_emb.inv_freq /= divisors
+        if self.has("rope_freqs.weight") and hasattr(model.model.rotary_emb, "inv_freq"):  # as in Llama 3
+            model.model.rotary_emb.inv_freq /= float_tensor(self.tensors["rope_freqs.weight"]).float()
         ids = {self.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
         if ids and model.generation_config is not None:
             model.generation_config.eos_token_id = sorted(ids)
@@ -124,10 +154,11 @@ class GGUFFile:
 
     def config(self) -> PretrainedConfig:
         """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
-        known, names = self.known, {tensor.name for tensor in self.tensors}
-        values = dict(known.values) | {name: self._number(key) for key, name in (KEYS | known.keys).items()}
-        if "token_embd.weight" not in names or values["num_hidden_layers"] is None:
-            raise ValueError(f"{self.path}: expected a tensor token_embd.weight and {self.architecture}.block_count")
+        known = self.known
+        settings = known.settings(self)
+        keys = {key: name for key, name in (KEYS | known.keys).items() if name not in settings}
+        values = dict(known.values) | {name: self._number(key) for key, name in keys.items()}
+        values |= {"num_hidden_layers": self.layer_count, "vocab_size": self.row_count("token_embd.weight")}
         rotated, width = self.get("rope.dimension_count"), self.get("attention.key_length")
         if width is None and known.rotates_part:
             width = values["hidden_size"] // values["num_attention_heads"]
@@ -141,44 +172,45 @@ class GGUFFile:
         pattern = self.get("attention.sliding_window_pattern")
         if isinstance(pattern, list):  # for each layer, whether it has a window
             values["layer_types"] = ["sliding_attention" if has_window else "full_attention" for has_window in pattern]
-        embedding = next(t for t in self.tensors if t.name == "token_embd.weight")
+        values = {name: value for name, value in values.items() if value is not None} | settings
+        width = values.get("global_head_dim") or values.get("head_dim")
+        if not known.rotates_part and rotated not in (None, width):
+            raise ValueError(f"{self.path}: got rope.dimension_count {rotated}, expected the size of a head, {width}")
         config = AutoConfig.for_model(
-            known.kind,
-            vocab_size=int(embedding.shape[1]),
-            tie_word_embeddings="output.weight" not in names,
+            values.pop("model_type", known.kind),
+            tie_word_embeddings=not self.has("output.weight"),
             # Also set if None, because the default ids of a config class are those of one particular model.
             **{f"{name}_token_id": self.value(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS.items()},
-            **{name: tensor in names for name, tensor in known.biases.items()},
-            # 0 stands for None, as for the sliding window of Phi-4.
-            **{name: value or None for name, value in values.items() if value is not None},
+            **{name: self.has(tensor) for name, tensor in known.biases.items()},
+            **{name: None if name in _NONE_IF_ZERO and not value else value for name, value in values.items()},
         )
         self._set_rope(config)
         return config
 
     def _number(self, key: str) -> Any:
-        """Like `get`, for a key that may have a value for each layer. Raises ValueError if the values differ."""
+        """Like `get`, for a key that may have a value for each layer. Layers without attention have 0 heads.
+
+        Raises ValueError if the other values differ.
+        """
         value = self.get(key)
         if not isinstance(value, list):
             return value
-        if len(set(value)) != 1:
+        numbers = set(value) - {0} or {0}
+        if len(numbers) != 1:
             raise ValueError(f"{self.path}: {self.architecture}.{key}: got {value}, expected one number for all layers")
-        return value[0]
+        return numbers.pop()
 
     def _set_rope(self, config: PretrainedConfig) -> None:
         """Set the parameters of the rotary embedding. Raises ValueError if they are not supported."""
         # The layers of Gemma 3 with a sliding window have no scaling.
         rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-        rotated = self.get("rope.dimension_count")
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        if not self.known.rotates_part and (rotated or width) != width:
-            raise ValueError(f"{self.path}: got rope.dimension_count {rotated}, expected the size of a head, {width}")
         of_windows = config.rope_parameters.get("sliding_attention")
         for key, parameters in (("rope.freq_base", rope), ("rope.freq_base_swa", of_windows)):
             if parameters is not None and (base := self.get(key)):
                 parameters["rope_theta"] = base
         kind = self.get("rope.scaling.type", "none")
         scaling = {"factor": self.get("rope.scaling.factor")}
-        factors = {t.name: t for t in self.tensors if t.name.startswith("rope_factors")}
+        factors = {name: t for name, t in self.tensors.items() if name.startswith("rope_factors")}
         if factors:
             kind = "longrope"
             scaling = {f"{name}_factor": float_tensor(factors[f"rope_factors_{name}.weight"]).tolist()
@@ -186,7 +218,10 @@ class GGUFFile:
             scaling["attention_factor"] = self.get("rope.scaling.attn_factor", 1.0)
         elif kind == "yarn":
             scaling |= {name: self.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-            scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), self.get("rope.scaling.yarn_log_multiplier"))
+            multiplier = self.get("rope.scaling.yarn_log_multiplier")
+            if multiplier and self.architecture == "deepseek2":  # its files have the product with 0.1
+                multiplier *= 10
+            scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), multiplier)
         elif kind not in ("none", "linear"):
             raise ValueError(f"{self.path}: got rope.scaling.type {kind}, expected none, linear or yarn")
         if kind in ("longrope", "yarn"):
@@ -194,36 +229,42 @@ class GGUFFile:
             scaling["original_max_position_embeddings"] = original
         if kind in ("linear", "yarn") and not scaling["factor"]:
             raise ValueError(f"{self.path}: got rope.scaling.type {kind}, expected rope.scaling.factor as well")
-        rope.update({"rope_type": "default"} if kind == "none" else {"rope_type": kind} | scaling)
+        if kind != "none":
+            rope |= {"rope_type": kind} | scaling
+        elif rope.get("rope_type") == "proportional":
+            rope["partial_rotary_factor"] = self._rotated_part()
+        else:
+            rope["rope_type"] = "default"
         if self.architecture == "mistral3":
             rope["llama_4_scaling_beta"] = self.get("attention.temperature_scale", 0.0)
 
+    def _rotated_part(self) -> float:
+        """Return the part of a head that Gemma 4 rotates in layers without a window."""
+        if not self.has("rope_freqs.weight"):
+            return 1.0
+        divisors = float_tensor(self.tensors["rope_freqs.weight"])
+        rotated = divisors < _UNROTATED
+        if not (divisors[rotated] == 1).all():
+            got = divisors.tolist()
+            raise ValueError(f"{self.path}: rope_freqs.weight: got {got}, expected 1 or at least {_UNROTATED}")
+        return rotated.float().mean().item()
+
     # Weights -----------------------------------------------------------------------------
 
-    def _install(self, model: PreTrainedModel) -> torch.Tensor | None:
-        """Install all tensors, and return the divisors of the rotary divisors, or None."""
-        names, parts_of = self._names(model)
-        unpacked, inexact, unknown = {}, defaultdict(list), []
-        divisors, joined = None, defaultdict(dict)
-        for tensor in self.tensors:
-            if tensor.name == "rope_freqs.weight":
-                divisors = float_tensor(tensor).float()
-            elif tensor.name in parts_of:
-                name, index = parts_of[tensor.name]
-                joined[name][index] = tensor
-            elif tensor.name in names:
-                joined[names[tensor.name]][0] = tensor
-            elif not tensor.name.startswith("rope_factors"):
-                unknown.append(tensor.name)
-        for name, parts in joined.items():
-            tensors = [parts[index] for index in sorted(parts)]
+    def _install(self, model: PreTrainedModel) -> None:
+        """Install all tensors."""
+        unpacked, inexact, sources = {}, defaultdict(list), self._sources(model)
+        for name, source in sources.items():
             try:
-                self._install_tensor(model, name, tensors, unpacked, inexact)
+                self._install_tensor(model, name, source, unpacked, inexact)
             except NotImplementedError as error:  # from the package gguf
-                first = tensors[0]
+                first = source.parts[0]
                 raise ValueError(f"{self.path}: {first.name}: got {first.tensor_type.name}: {error}") from error
-        if unknown:
+        used = {part.name for source in sources.values() for part in source.parts}
+        if unknown := [name for name in self.tensors if name not in used and not self._is_unused(name, model.config)]:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
+        if self.get("nextn_predict_layers", 0):
+            self.notes.append("left out the head for multi-token prediction")
         tie(model, model.config, unpacked)
         load_unpacked(model, unpacked)
         for type_, packings in inexact.items():
@@ -233,78 +274,122 @@ class GGUFFile:
                 f"{type_.name}: {len(packings)} weights converted to {bits} bits in groups of {GROUP_SIZE}, "
                 f"relative error {error:.1e}"
             )
-        return divisors
 
-    def _names(self, model: PreTrainedModel) -> tuple[dict[str, str], dict[str, tuple[str, int]]]:
-        """Return two dictionaries: the name of a tensor in the file → its name in the model.
+    def _is_unused(self, name: str, config: PretrainedConfig) -> bool:
+        """Whether the model does without the tensor `name`.
 
-        The second one is for tensors that are a part of a tensor in the model: a name, and the index of the part.
+        Besides the rotary frequencies, these are the tensors of a head for multi-token prediction, and the keys and
+        values of layers that use those of other layers.
         """
+        if (match := re.match(r"blk\.(\d+)\.(.*)", name)) is None:
+            return name.startswith("rope_f")
+        layer, count = int(match[1]), config.num_hidden_layers
+        is_shared = layer >= count - (getattr(config, "num_kv_shared_layers", None) or 0)
+        return layer >= count or is_shared and match[2].startswith(("attn_k", "attn_v"))
+
+    def _sources(self, model: PreTrainedModel) -> dict[str, Source]:
+        """Return how to make each tensor of the model for which the file has tensors, by the names in the model."""
         architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == self.architecture)
         table = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
-        names, parts = {}, {}
+        sources: dict[str, Source] = {}
+
+        def add(name: str, parts: Sequence[str], recipe: Recipe | None = None) -> None:
+            if all(map(self.has, parts)):
+                sources[name] = Source([self.tensors[part] for part in parts], recipe)
+
         for name in model.state_dict():
             known = name
             for part, replacement in self.known.names.items():
                 known = known.replace(part, replacement)
-            found = table.get_name(known, (".weight", ".bias"))
-            if found is not None:
-                names[found if found.endswith((".weight", ".bias")) else f"{found}.weight"] = name
+            if found := table.get_name(known, (".weight", ".bias")):
+                add(name, [found if found.endswith((".weight", ".bias")) else f"{found}.weight"])
+            for recipe in self.known.recipes:
+                if (prefix := _prefix(name, recipe.name)) is not None:
+                    add(name, [prefix + part for part in recipe.parts], recipe)
         for path, module in model.named_modules():
             if is_experts(module):
-                layer = re.search(r"\.(\d+)\.", path)[1]
+                prefix = _prefix(path, path.rpartition(".")[2])
                 for ending, leaf in (("", "weight"), ("_bias", "bias"))[: 1 + module.has_bias]:
-                    names[f"blk.{layer}.ffn_down_exps.{leaf}"] = f"{path}.down_proj{ending}"
-                    for index, part in enumerate(("gate", "up")):
-                        parts[f"blk.{layer}.ffn_{part}_exps.{leaf}"] = f"{path}.gate_up_proj{ending}", index
-        return names, parts
+                    add(f"{path}.down_proj{ending}", [f"{prefix}ffn_down_exps.{leaf}"])
+                    add(f"{path}.gate_up_proj{ending}", [f"{prefix}ffn_{part}_exps.{leaf}" for part in ("gate", "up")])
+                    add(f"{path}.gate_up_proj{ending}", [f"{prefix}{_GATE_UP}.{leaf}"])
+        return sources
 
-    def _install_tensor(self, model, name: str, parts: list, unpacked: dict, inexact: dict) -> None:
-        """Set the tensor `name` of the model to the joined rows of `parts`.
+    def _install_tensor(self, model, name: str, source: Source, unpacked: dict, inexact: dict) -> None:
+        """Set the tensor `name` of the model.
 
         If the tensor cannot stay packed, put it into `unpacked` instead. If the conversion of packed parts is not
         exact, append the packings to `inexact`, under their type.
         """
         path, _, leaf = name.rpartition(".")
-        module, types = model.get_submodule(path), {part.tensor_type for part in parts}
+        module, parts, recipe = model.get_submodule(path), source.parts, source.recipe
+        types = {part.tensor_type for part in parts}
         shape = [*getattr(module, leaf).shape]
         is_transposed = getattr(module, "is_transposed", False) and len(shape) == 3
         if is_transposed:
             shape[1:] = shape[:0:-1]
-        got = [int(n) for n in reversed(parts[0].shape)]
-        if len(parts) > 1:
-            got[1] = sum(int(part.shape[-2]) for part in parts)
-        # Files leave out axes of size 1.
-        if [n for n in got if n != 1] != [n for n in shape if n != 1]:
-            raise ValueError(f"{self.path}: {parts[0].name}: got shape {got}, expected {shape}")
-        if len(types) == 1 and types.isdisjoint(FLOATS) and leaf in packable_weights(module):
+        columns = recipe.columns(model.config) if recipe and recipe.columns else None
+        can_pack = not (recipe and recipe.values) and (columns is None or has_whole_groups(columns, GROUP_SIZE))
+        if can_pack and len(types) == 1 and types.isdisjoint(FLOATS) and leaf in packable_weights(module):
             packings = [packed_tensor(part) for part in parts]
             if (type_ := types.pop()) not in EXACT:
                 inexact[type_] += packings
-            operands = [self._ordered(_joined(part, module), name, model.config)
-                        for part in zip(*(p.operands for p in packings))]
+            operands = [_joined(part, source, module) for part in zip(*(p.operands for p in packings))]
+            self._check_shape(source, [*operands[0].shape[:-1], int(parts[0].shape[0])], shape)
+            operands = [self._ordered(o, name, recipe, columns, model.config) for o in operands]
             install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE, mode=packings[0].mode)
             return
-        rows = _joined([float_tensor(part) for part in parts], module)
-        values = self._ordered(rows, name, model.config).reshape(shape)
-        if self.known.has_offset_norms and name.endswith("norm.weight"):
+        values = [float_tensor(part) for part in parts]
+        if recipe and recipe.values:
+            values = recipe.values([v.float() for v in values])
+        else:
+            values = _joined(values, source, module)
+        self._check_shape(source, [*values.shape], shape)
+        values = self._ordered(values, name, recipe, columns, model.config).reshape(shape)
+        if self.known.has_offset_norms and name.endswith("norm.weight") and recipe is None:
             values = values.float() - 1
         unpacked[name] = values.mT if is_transposed else values
 
-    def _ordered(self, rows: torch.Tensor, name: str, config: PretrainedConfig) -> torch.Tensor:
-        """Return the rows in the order of transformers.
+    def _check_shape(self, source: Source, got: list[int], expected: list[int]) -> None:
+        # Files leave out axes of size 1, and divide some vectors into groups.
+        is_vector = len(expected) == 1 and math.prod(got) == expected[0]
+        if not is_vector and [n for n in got if n != 1] != [n for n in expected if n != 1]:
+            raise ValueError(f"{self.path}: {source.parts[0].name}: got shape {got}, expected {expected}")
+
+    def _ordered(self, rows: torch.Tensor, name: str, recipe: Recipe | None, columns, config) -> torch.Tensor:
+        """Return rows, those of a tensor or of an operand of a packed weight, in the order of transformers.
 
         The rotary embedding of llama.cpp combines neighbouring rows of a head. That of transformers combines
         row i with row i + D / 2.
         """
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if not self.known.is_permuted or heads is None:
+        if recipe and recipe.rows:
+            rows = rows[recipe.rows(config)]
+        if columns is not None:
+            rows = in_columns(rows, columns, GROUP_SIZE)
+        count = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        if not self.known.is_permuted or count is None:
             return rows
-        return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return rows.unflatten(0, (getattr(config, count), -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _joined(parts: Sequence[torch.Tensor], experts: torch.nn.Module) -> torch.Tensor:
-    """Return the rows [E, N, ...] of the parts of a weight of `experts` as one tensor, and a single part unchanged."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(list(parts), 1) if experts.is_concatenated else torch.stack(list(parts), 2).flatten(1, 2)
+def _prefix(name: str, own_name: str) -> str | None:
+    """Return the beginning of the names in the file, for a name in the model that ends in `own_name`, or None.
+
+    `own_name` is the part of `name` after `layers.N.` or, outside the layers, the whole name.
+    """
+    match = re.fullmatch(rf"(?:.*\blayers\.(\d+)\.(?:.*\.)?)?{re.escape(own_name)}", name)
+    return match and (f"blk.{match[1]}." if match[1] else "")
+
+
+def _joined(tensors: Sequence[torch.Tensor], source: Source, module: torch.nn.Module) -> torch.Tensor:
+    """Return the rows of the tensors of all parts as one tensor, and those of a single part unchanged.
+
+    For experts, these are rows [E, N, ...] of gates and of `up` projections, which a file may already have joined.
+    """
+    if _GATE_UP in source.parts[0].name and not module.is_concatenated:
+        tensors = tensors[0].chunk(2, 1)
+    if len(tensors) == 1:
+        return tensors[0]
+    if not is_experts(module):
+        return torch.cat(list(tensors))
+    return torch.cat(list(tensors), 1) if module.is_concatenated else torch.stack(list(tensors), 2).flatten(1, 2)

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from .all_keys import AllKeys, use_all_keys
 from .attention import use_cached_attention
 from .cache import LayerSpec, sparse_attention_error
 from .masks import AttentionSpan, MaskFunction, function_of_tensor, span_of
@@ -31,6 +32,7 @@ def observe(
     window. `observer` is the class of the cache that observes, by default `ObservingCache`. Raises ValueError if a
     layer uses its cache in a way that `KVCache` does not support.
     """
+    use_all_keys(model, capacity)
     check_layer_types(model)
     cache = (observer or ObservingCache)(model, capacity)
     use_cached_attention(model, cache)
@@ -66,7 +68,10 @@ class Specs(list):
 def check_layer_types(model: PreTrainedModel) -> None:
     """Raise ValueError if the config has layers of an unknown kind."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    unknown = sorted(kinds - {*_ATTENTION_KINDS, *STATE_KINDS, *STATELESS_KINDS})
+    known = {*_ATTENTION_KINDS, *STATE_KINDS, *STATELESS_KINDS}
+    if any(isinstance(module, AllKeys) for module in model.modules()):
+        known.add("indexed_attention")
+    unknown = sorted(kinds - known)
     if unknown:
         raise ValueError(
             f"export_llm: model: {type(model).__name__}: got layers of kind {', '.join(unknown)}, expected attention"

@@ -1,7 +1,7 @@
-"""Loads checkpoints of GPTQ, AWQ, compressed-tensors and bitsandbytes, and those with FP8, NVFP4 or MXFP4 weights.
+"""Loads checkpoints of GPTQ, AWQ, AutoRound, compressed-tensors and bitsandbytes, and FP8, NVFP4 or MXFP4 weights.
 
-Integers, NVFP4 and MXFP4 elements are kept, in MLX's packed format. GPTQ, AWQ and compressed-tensors store a weight as
-scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias. The weights
+Integers, NVFP4 and MXFP4 elements are kept, in MLX's packed format. GPTQ, AWQ, AutoRound and compressed-tensors store a
+weight as scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias. The weights
 of FP8 and of bitsandbytes become floats.
 """
 
@@ -158,6 +158,10 @@ def _gptq(t: Tensors, settings: dict) -> Tensors:
     return _in_mlx_format(t["qweight"].T.contiguous(), t["scales"].T.contiguous(), zeros, t.get("g_idx"), bits)
 
 
+def _gptq_v2(t: Tensors, settings: dict) -> Tensors:
+    return _gptq(t, settings | {"checkpoint_format": "gptq_v2"})
+
+
 def _awq(t: Tensors, settings: dict) -> Tensors:
     def in_order(words: torch.Tensor) -> torch.Tensor:
         elements = unpack(words, 4).unflatten(1, (-1, 8))
@@ -249,7 +253,21 @@ def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | 
     kind = settings.get("quant_method")
     if kind == "awq" and settings.get("version", "gemm").lower() != "gemm":
         return None
+    if kind in ("auto-round", "intel/auto-round"):
+        return _auto_round_reader(settings)
     if kind == "bitsandbytes":
         is_4_bits = settings.get("load_in_4bit") or settings.get("_load_in_4bit")
         return ("weight.quant_map", _bitsandbytes_4_bits) if is_4_bits else ("SCB", _bitsandbytes_8_bits)
     return _READERS.get(settings.get("format") if kind == "compressed-tensors" else kind)
+
+
+def _auto_round_reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | None:
+    """Return the reader for a checkpoint of AutoRound, which has the tensors of GPTQ or AWQ, or None."""
+    layout = settings.get("packing_format", "")
+    if settings.get("data_type", "int") != "int" or (settings.get("act_bits") or 16) < 16:
+        return None
+    if "awq" in layout:
+        return "qweight", _awq
+    if "gptq" in layout and "gptqmodel" not in layout:
+        return "qweight", _gptq
+    return ("qweight", _gptq_v2) if layout.startswith("auto_round") else None

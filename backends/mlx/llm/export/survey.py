@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from .all_keys import all_keys_limit
 from .cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
@@ -56,7 +57,7 @@ def survey(folder: str | Path) -> Survey:
     try:
         use_gathered_experts(model)
         with torch.device("meta"):
-            decoder = CachedDecoder(model, max_context_len=_context_len(config), chunk=2)
+            decoder = CachedDecoder(model, max_context_len=_context_len(config, model), chunk=2)
     except ValueError as error:
         return Survey(known.architecture, known.parameters, obstacle=str(error))
     specs = [spec for spec in decoder.specs if spec is not None]
@@ -64,8 +65,9 @@ def survey(folder: str | Path) -> Survey:
     return Survey(known.architecture, known.parameters, dict(kinds), sum(decoder.cache.numbers_per_token))
 
 
-def _context_len(config) -> int:
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT_LEN
+def _context_len(config, model: torch.nn.Module) -> int:
+    length = getattr(config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT_LEN
+    return min(length, all_keys_limit(model) or length)
 
 
 def _description(spec: LayerSpec) -> str:

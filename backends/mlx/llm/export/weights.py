@@ -22,6 +22,18 @@ _LANGUAGE_MODEL_NAMES = {
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
+# The kind of the language model of a model for text and other media → what differs in the config of the causal language
+# model that computes the same for text. The positions of a text are the same on all axes of the rotary embedding.
+_TWINS = {
+    "glm4v_moe_text": {"model_type": "glm4_moe"},
+    "glm4v_text": {"model_type": "glm4"},
+    "glm_ocr_text": {"model_type": "glm4", "attention_bias": False},
+    "hunyuan_vl_text": {"model_type": "hunyuan_v1_dense"},
+    "qwen2_5_vl_text": {"model_type": "qwen2"},
+    "qwen2_vl_text": {"model_type": "qwen2"},
+    "qwen3_vl_moe_text": {"model_type": "qwen3_moe", "norm_topk_prob": True},
+    "qwen3_vl_text": {"model_type": "qwen3"},
+}
 
 
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -184,7 +196,7 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
     This is `config` if transformers has a causal language model for it. With `always`, it is the config of the language
     model in any case.
     """
-    text = config.get_text_config()
+    text = _text_config(config)
     if text is config or not always and (_is_causal(config) or not _is_causal(text)):
         return config
     # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
@@ -192,6 +204,16 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
     if hasattr(config, "quantization_config"):
         text.quantization_config = config.quantization_config
     return text
+
+
+def _text_config(config: PretrainedConfig) -> PretrainedConfig:
+    text = config.get_text_config()
+    twin = _TWINS.get(text.model_type)
+    if twin is None:
+        return text
+    result = AutoConfig.for_model(**text.to_dict() | twin)
+    result.rope_parameters = text.rope_parameters  # without the defaults of the other kind
+    return result
 
 
 def _is_causal(config: PretrainedConfig) -> bool:
