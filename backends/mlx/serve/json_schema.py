@@ -112,9 +112,9 @@ def _flat(schema: Any, root: Any, path: str, depth: int) -> Any:
     schema = _with_prefix_items(schema)
     _check_keywords(schema, path)
     for pattern in schema.get("patternProperties", ()):
-        _check_pattern(pattern, f"{path}.patternProperties")
+        check_pattern(pattern, f"{path}.patternProperties")
     if "pattern" in schema:
-        _check_pattern(schema["pattern"], f"{path}.pattern")
+        check_pattern(schema["pattern"], f"{path}.pattern")
     if "$ref" in schema:
         _resolve(schema["$ref"], root, path)
 
@@ -216,7 +216,8 @@ def _is_url_with_length(schema: dict[str, Any]) -> bool:
     return schema.get("minLength", 0) <= lowest and schema.get("maxLength", highest) >= highest
 
 
-def _check_pattern(pattern: Any, place: str) -> None:
+def check_pattern(pattern: Any, place: str) -> None:
+    """Raise SchemaError if a pattern is invalid, or is one that xgrammar does not follow."""
     import xgrammar
 
     if not isinstance(pattern, str):
