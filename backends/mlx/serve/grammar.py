@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
 Reasoning = tuple[int | None, int | None, bool]
+MAX_MASK_SECONDS = 1.0  # of the processor, for one mask: meanwhile, the engine draws no tokens for any request
 CHECKED_SYMBOLS = 32  # a grammar is accepted if it admits an answer of this length, or a shorter complete one
 
 
@@ -220,6 +222,7 @@ class Grammars:
             # The compilers have a cache.
             compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": structure})
             of_symbols = self.closer.compile(structure)
+            _fill(xgrammar.GrammarMatcher(compiled), _empty_mask(self._model.llm.program.vocab_size))
             self.closer.end(xgrammar.GrammarMatcher(of_symbols), CHECKED_SYMBOLS)
         except (RuntimeError, ValueError) as error:
             code = "invalid_value" if param == "structured_outputs" else "invalid_json_schema"
@@ -278,7 +281,7 @@ class Constraint:
         open_id, close_id, is_reasoning = self._reasoning
         matcher = xgrammar.GrammarMatcher(self._compiled)
         ending = Ending(self._closer, xgrammar.GrammarMatcher(self._of_symbols), self._is_text)
-        mask = numpy.empty((1, -(-program.vocab_size // 32)), dtype=numpy.int32)
+        mask = _empty_mask(program.vocab_size)
         in_reasoning = None if self._is_text else _all_but(self._model.llm.eos_ids, program.vocab_size)
         seen = 0
 
@@ -297,7 +300,7 @@ class Constraint:
             seen = len(answer)
             if is_reasoning:
                 return in_reasoning
-            matcher.fill_next_token_bitmask(mask)
+            _fill(matcher, mask)
             if len(answer) >= next_check:
                 next_check = len(answer) + ending.restrict(mask[0], budget - len(answer))
             if not answer and open_id is not None and next_check:  # the answer may begin with reasoning
@@ -305,6 +308,24 @@ class Constraint:
             return mask
 
         return allowed
+
+
+def _empty_mask(vocab_size: int) -> Any:
+    import numpy
+
+    return numpy.empty((1, -(-vocab_size // 32)), dtype=numpy.int32)
+
+
+def _fill(matcher: Any, mask: Any) -> None:
+    """Set the bits of the tokens that the grammar allows next. Raises RuntimeError if this takes long.
+
+    It takes the cube of the number of parts that may be empty and follow each other.
+    """
+    started = time.thread_time()
+    matcher.fill_next_token_bitmask(mask)
+    if (seconds := time.thread_time() - started) > MAX_MASK_SECONDS:
+        message = f"the mask of a token takes {seconds:.1f} s, expected at most {MAX_MASK_SECONDS:g} s"
+        raise RuntimeError(f"{message}; simplify the schema or the grammar")
 
 
 def _all_but(ids: Collection[int], vocab_size: int) -> Any:

@@ -11,10 +11,11 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .pattern import stand_in
+from .pattern import count_repetitions, stand_in
 
 MAX_DEPTH = 64
 MAX_SCHEMA_CHARACTERS = 64 * 1024
+MAX_REPETITIONS = 256  # in a pattern: xgrammar compiles (a?)(a?)… in the square of their number, 256 in half a second
 # Keywords whose value is a schema, a list of schemas, and a dict of schemas by name.
 WITH_SCHEMA = (
     "items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties", "unevaluatedItems",
@@ -224,6 +225,8 @@ def check_pattern(pattern: Any, place: str) -> None:
         raise SchemaError(f"{place}: got {type(pattern).__name__}, expected a string")
     if len(pattern) > MAX_SCHEMA_CHARACTERS:
         raise SchemaError(f"{place}: got {len(pattern)} characters, expected at most {MAX_SCHEMA_CHARACTERS}")
+    if (count := count_repetitions(pattern)) > MAX_REPETITIONS:
+        raise SchemaError(f"{place}: got {count} repetitions, expected at most {MAX_REPETITIONS}")
     if any(token in pattern for token in ("(?=", "(?!", "(?<", "\\b", "\\B")):
         raise SchemaError(f"{place}: lookaround and word boundaries are not supported")
     try:

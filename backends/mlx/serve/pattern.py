@@ -19,6 +19,11 @@ _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\f": "\f", r"\v": "\v"}
 _STAND_IN = re.compile(r'Regex\("\^@([0-9a-f]*)\$", json_string=true\)')
 
 
+def count_repetitions(pattern: str) -> int:
+    """Return the number of `*`, `+`, `?` and `{m,n}` in a pattern."""
+    return sum(token["times"] is not None for token in _TOKEN.finditer(pattern))
+
+
 def stand_in(pattern: str) -> str:
     """Return a pattern that stands for `pattern` in a schema until `with_rules` replaces it in the grammar."""
     return f"^@{pattern.encode().hex()}$"
