@@ -126,7 +126,8 @@ def test_fields_may_have_values_without_effect(client, llm):
     fields = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": False}
     fields |= {"top_logprobs": 0, "extra_body": {"ignore_eos": None, "priority": None, "other": None}}
     fields |= {"store": True, "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
-    fields["extra_body"]["prompt_cache_options"] = {"mode": "implicit"}
+    fields["extra_body"] |= {"prompt_cache_options": {"mode": "implicit"}, "add_generation_prompt": True}
+    fields["extra_body"] |= {"length_penalty": 1, "min_tokens": 0, "skip_special_tokens": True, "stop_token_ids": []}
     fields["messages"] = [message | {"cache_control": None, "type": "text"} for message in MESSAGES]
     (choice,) = chat(client, metadata={"a": "b"}, parallel_tool_calls=True, **fields).choices
     expected = llm.chat(MESSAGES, max_new_tokens=12).result()
@@ -151,6 +152,8 @@ INVALID = [
     ({"reasoning_effort": "low"}, "reasoning_effort", "has no use for it, expected null"),
     ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
     ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
+    ({"extra_body": {"min_tokens": 4}}, "min_tokens", "min_tokens is not supported by this server: expected 0 or null"),
+    ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs", "is not supported by this server: expected null"),
     ({"extra_body": {"user": 4}}, "user", "user: got int, expected a string"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),
     ({"temperature": "hot"}, "temperature", 'temperature: got "hot", expected a valid number'),

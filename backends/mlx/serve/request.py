@@ -35,6 +35,19 @@ UNSUPPORTED: dict[str, tuple] = {
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
+    # Fields of vLLM's API, which its clients send with their defaults.
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1.0,),
+    "min_tokens": (0,),
+    "prompt_logprobs": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
 }
 # Fields that identify the client or the request, or guide OpenAI's cache. They have no effect on the answer.
 IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
