@@ -75,8 +75,14 @@ class Grammars:
         return self._constraint(body, structure, param, self._reasoning(opening), is_text)
 
     def _constraint(
-        self, body: GenerationRequest, structure: dict[str, Any], param: str, reasoning: Reasoning, is_text: bool = False
+        self,
+        body: GenerationRequest,
+        structure: dict[str, Any],
+        param: str,
+        reasoning: Reasoning,
+        is_text: bool = False,
     ) -> Constraint:
+        """Return the constraint of a structure, which the field `param` of a request sets. Raises GrammarError."""
         if body.ignore_eos:
             message = f"ignore_eos: got true with {param}, which decides where the answer ends; expected false"
             raise GrammarError(message, "ignore_eos")
@@ -362,7 +368,7 @@ def _checked_grammar(grammar: str, field: str) -> str:
 
 
 def _with_long_escapes(grammar: str) -> str:
-    """Return a grammar with \\u00HH for \\xHH. xgrammar reads a hexadecimal digit after \\xHH as a part of the escape."""
+    """Return a grammar with \\u00HH for \\xHH. xgrammar reads further digits as a part of the latter."""
     return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
 
 

@@ -55,7 +55,7 @@ def rule(pattern: str, in_json: bool = True) -> str:
 
 
 def _atom(text: str, in_json: bool) -> str:
-    """Return the form of a character or a class of characters in a rule. In JSON, a class has no quotes and no backslashes."""
+    """Return the form of a character or a class in a rule. In JSON, a class has no quotes and no backslashes."""
     is_class = text == "." or len(text) > 1 and (text[0] == "[" or text[1].isalnum() and text not in _ESCAPES)
     if is_class:
         return f"Regex({json.dumps(text, ensure_ascii=False)}, json_string={json.dumps(in_json)})"
