@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -54,6 +55,28 @@ def test_many_answers_in_one_event_loop(llm):
         return await asyncio.gather(*map(collect, PROMPTS))
 
     assert asyncio.run(all_of_them()) == expected
+
+
+def test_several_readers_share_the_tokens_of_an_answer(llm):
+    """Each token goes to one of them, and the iteration ends for all."""
+    expected = llm.generate(PROMPTS[0], max_new_tokens=20).result().tokens
+
+    async def collect(generation):
+        return [token.id async for token in generation]
+
+    async def tasks(generation):
+        return await asyncio.wait_for(asyncio.gather(*(collect(generation) for _ in range(3))), 60)
+
+    generation = llm.generate(PROMPTS[0], max_new_tokens=20)
+    parts = asyncio.run(tasks(generation))
+    assert sorted(itertools.chain(*parts)) == sorted(expected) and generation.tokens == expected
+    generation, parts = llm.generate(PROMPTS[0], max_new_tokens=20), []
+    threads = [threading.Thread(target=lambda: parts.extend(token.id for token in generation)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(parts) == sorted(expected) and not any(thread.is_alive() for thread in threads)
 
 
 def test_event_loop_runs_while_the_model_computes(llm):

@@ -162,9 +162,10 @@ def test_unsupported_parameter_is_an_error(batch_program):
         ("top_p", np.bool_(True), f"top_p: got {np.bool_(True)!r}, expected a number"),
         ("stop_ids", [-1], "stop_ids: got -1, expected a token id"),
         ("stop_ids", [2**64 + 5], f"stop_ids: got {2**64 + 5}, expected a token id"),
+        ("stop", 5, "stop: got 5, expected stop strings"),
         ("stop", "\ud800", "stop: got ['\\ud800'], expected non-empty strings without zeros and lone surrogates"),
         pytest.param(
-            "max_new_tokens", 10**5000, "max_new_tokens: got an integer of 16610 bits, expected an integer of at least 1",
+            "max_new_tokens", 10**5000, "max_new_tokens: got an integer of 16610 bits, expected an integer below 2**31",
             id="huge max_new_tokens",
         ),
     ],

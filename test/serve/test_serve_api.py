@@ -1,6 +1,8 @@
 """The API of the server, called with the `openai` package."""
 
 import gzip
+import json
+import logging
 import socket
 
 import httpx
@@ -124,7 +126,8 @@ def test_fields_may_have_values_without_effect(client, llm):
     fields = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": False}
     fields |= {"top_logprobs": 0, "extra_body": {"ignore_eos": None, "priority": None, "other": None}}
     fields |= {"store": True, "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
-    fields["extra_body"]["prompt_cache_options"] = {"mode": "implicit"}
+    fields["extra_body"] |= {"prompt_cache_options": {"mode": "implicit"}, "add_generation_prompt": True}
+    fields["extra_body"] |= {"length_penalty": 1, "min_tokens": 0, "skip_special_tokens": True, "stop_token_ids": []}
     fields["messages"] = [message | {"cache_control": None, "type": "text"} for message in MESSAGES]
     (choice,) = chat(client, metadata={"a": "b"}, parallel_tool_calls=True, **fields).choices
     expected = llm.chat(MESSAGES, max_new_tokens=12).result()
@@ -149,6 +152,8 @@ INVALID = [
     ({"reasoning_effort": "low"}, "reasoning_effort", "has no use for it, expected null"),
     ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
     ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
+    ({"extra_body": {"min_tokens": 4}}, "min_tokens", "min_tokens is not supported by this server: expected 0 or null"),
+    ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs", "is not supported by this server: expected null"),
     ({"extra_body": {"user": 4}}, "user", "user: got int, expected a string"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),
     ({"temperature": "hot"}, "temperature", 'temperature: got "hot", expected a valid number'),
@@ -238,14 +243,14 @@ def test_errors_have_the_openai_format(server):
 
 
 def test_invalid_json_returns_400(server):
-    json = {"Content-Type": "application/json"}
+    is_json = {"Content-Type": "application/json"}
     deep = "[" * 5000 + "]" * 5000
     for content, headers, message in (
-        (b'{"model": "\xff"}', json, "is not valid JSON: byte 11 is not UTF-8"),
-        (f'{{"model": "small", "prompt": {deep}}}', json, "nested too deeply"),
-        ('{"model": "small", "seed": 1' + "0" * 5000 + "}", json, "is not valid JSON"),
-        ('{"model": "small", ', json, "the request body is not valid JSON: "),
-        ("[]", json, "the request body is not a JSON object"),
+        (b'{"model": "\xff"}', is_json, "is not valid JSON: byte 11 is not UTF-8"),
+        (f'{{"model": "small", "prompt": {deep}}}', is_json, "nested too deeply"),
+        ('{"model": "small", "seed": 1' + "0" * 5000 + "}", is_json, "is not valid JSON"),
+        ('{"model": "small", ', is_json, "the request body is not valid JSON: "),
+        ("[]", is_json, "the request body is not a JSON object"),
         ("{}", {"Content-Type": "text/plain"}, "its Content-Type is not application/json"),
     ):
         response = httpx.post(f"{server.url}/v1/chat/completions", content=content, headers=headers)
@@ -322,6 +327,18 @@ def test_pages_of_allowed_origins(server, chat_program):
         # An error has the header too; otherwise, the page could not read it.
         response = httpx.get(f"{other.url}/v1/models", headers={"Origin": "https://a.example"})
         assert response.status_code == 401 and response.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_internal_error_has_the_headers_of_other_responses(chat_program, monkeypatch, caplog):
+    """Without them, a page of another origin cannot read it."""
+    with served.serve(chat_program, allowed_origins=("https://a.example",)) as server:
+        monkeypatch.setattr(server.app.state.service.models, "descriptions", lambda: 1 // 0)
+        with caplog.at_level(logging.INFO, "executorch_mlx.access"):
+            response = httpx.get(f"{server.url}/v1/models", headers={"Origin": "https://a.example"})
+    assert response.status_code == 500 and response.json()["error"]["message"] == "internal error: ZeroDivisionError"
+    assert response.headers["access-control-allow-origin"] == "https://a.example"
+    (entry,) = (json.loads(record.message) for record in caplog.records if record.name == "executorch_mlx.access")
+    assert (entry["status"], entry["request_id"]) == (500, response.headers["x-request-id"])
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", f"/v1/models/{NAME}"])

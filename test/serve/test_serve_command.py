@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,22 +36,30 @@ def started(folder: Path, *arguments) -> Iterator[tuple[str, subprocess.Popen]]:
         process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("grace, sent", [(0, signal.SIGINT), (60, signal.SIGINT), (60, signal.SIGTERM)])
-def test_after_a_signal_running_answers_have_the_grace_period_to_finish(chat_program, tmp_path, grace, sent):
-    # Without a grace period, the request has so many answers that they cannot end before the signal arrives.
-    prompts = [[5]] * (1 if grace else 50)
+@pytest.mark.parametrize(
+    "grace, signals, ends",
+    [
+        (0, [signal.SIGINT], False),
+        (60, [signal.SIGINT], True),
+        (60, [signal.SIGTERM], True),
+        (60, [signal.SIGINT, signal.SIGINT], False),
+    ],
+)
+def test_after_a_signal_running_answers_have_the_grace_period_to_finish(chat_program, tmp_path, grace, signals, ends):
+    """`ends`: the answers come to their end. Otherwise, there are so many that they run when the signals arrive."""
+    prompts = [[5]] * (1 if ends else 50)
     body = {"model": "mine", "prompt": prompts, "max_tokens": 1000, "stream": True, "ignore_eos": True}
     with started(tmp_path, chat_program, "--grace", grace) as (url, process):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             events = (line.removeprefix("data: ") for line in response.iter_lines() if line)
             assert json.loads(next(events))["model"] == "mine"
-            process.send_signal(sent)
+            for index, sent in enumerate(signals):
+                while index and "Shutting down" not in (tmp_path / "log").read_text():  # the first one has arrived
+                    time.sleep(0.01)
+                process.send_signal(sent)
             *_, last = events
         assert process.wait(timeout=60) == 0
-    if grace:
-        assert last == "[DONE]"
-    else:
-        assert json.loads(last)["error"]["message"] == "the server is shutting down"
+    assert last == "[DONE]" if ends else json.loads(last)["error"]["message"] == "the server is shutting down"
     log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
     assert [(line["path"], line["status"]) for line in log] == [("/v1/completions", 200)]
 

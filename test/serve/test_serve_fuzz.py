@@ -29,7 +29,7 @@ COMMON = {
     "model": NAME, "stream": False, "stop": ["x"], "n": 2, "metadata": {"a": "b"}, "ignore_eos": False, "priority": 0,
     "temperature": 1.0, "top_p": 0.9, "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1.0}, "user": "u", "stream_options": None,
-    "store": True, "prompt_cache_options": {"mode": "implicit"},
+    "store": True, "prompt_cache_options": {"mode": "implicit"}, "structured_outputs": None,
 }  # fmt: skip
 BODIES = {
     "/v1/chat/completions": COMMON | {
@@ -45,7 +45,8 @@ BODIES = {
         "chat_template_kwargs": {"hint": "x"}, "reasoning_effort": None,
     },
     "/v1/completions": COMMON | {
-        "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None},
+        "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None,
+        "structured_outputs": {"json": SCHEMA, "regex": None, "choice": ["a"], "grammar": 'root ::= "a"'}},
     "/v1/responses": {
         "model": NAME, "input": [
             {"role": "user", "content": "a"}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},

@@ -206,18 +206,6 @@ def test_tokens_are_shaded_on_request(page):
     page.click("#clear")
 
 
-def test_tokens_of_reasoning_are_not_shaded(page):
-    """The reasoning stands above the answer. The tags of it, and space after it, are tokens without text."""
-    page.js(
-        """(() => { window.parts = {text: "", reasoning: "", tokens: []};
-        const entry = token => ({content: [{token, logprob: -1}]});
-        for (const [delta, token] of [[{content: ""}, "<think>"], [{reasoning_content: "hm"}, "hm"],
-            [{content: ""}, "</think>"], [{content: "Hi"}, "Hi"], [{content: " you"}, " you"]])
-          extend(window.parts, {delta, logprobs: entry(token)}); })()"""
-    )
-    assert page.js("window.parts.tokens.map(entry => entry.token).join('|')") == "Hi| you"
-
-
 def test_every_control_has_a_name(page):
     """For screen readers: a label, a text or aria-label."""
     unnamed = "[...document.querySelectorAll('button, input, select, textarea')].filter(e => !e.labels?.length && "

@@ -265,6 +265,7 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"type": "string", "pattern": "(?=a)b"}, "lookaround"),
         ({"type": "string", "pattern": "["}, "$.pattern: Regex parsing error at position 2: Unclosed '['"),
         ({"pattern": "("}, "$.pattern: Regex parsing error at position 2: The parenthesis is not closed"),
+        ({"pattern": "(a?)" * 300}, "$.pattern: got 300 repetitions, expected at most 256"),
         ({"pattern": "a**"}, "$.pattern: Regex parsing error at position 3: Two consecutive repetition modifiers"),
         ({"patternProperties": {"a{2,1}": STRING}}, "$.patternProperties: EBNF parser error"),
         ({"type": "string", "minLength": -1}, "$.minLength: got '-1', expected an integer of at least 0"),

@@ -462,6 +462,31 @@ def test_choices_draw_with_different_seeds(client):
         assert "".join(chunk.delta.content or "" for chunk in chunks if chunk.index == index) == text
 
 
+@pytest.mark.parametrize(
+    "text, content",
+    [
+        ("<think>\nIt < rains.\n</think>\n\nRain < </b> it.", "Rain < </b> it."),
+        ('I call:<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>', "I call:"),
+        ('<tool_call>{"name": "other", "arguments": {}}</tool_call> x', None),
+        ("<think>It rains.", ""),
+    ],
+    ids=["reasoning", "call", "malformed call", "only reasoning"],
+)
+def test_log_probabilities_are_those_of_the_content(client, says, text, content):
+    """The tags are several tokens each. In a stream, a token comes with the beginning of its text."""
+    says(text)
+    choice = chat(client, logprobs=True).choices[0]
+    content = text if content is None else content
+    assert "".join(entry.token for entry in choice.logprobs.content) == (choice.message.content or "") == content
+    tokens = text = ""
+    for chunk in chat(client, logprobs=True, stream=True):
+        entries = chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+        tokens += "".join(entry.token for entry in entries)
+        text += chunk.choices[0].delta.content or ""
+        assert tokens.startswith(text)  # the text after "<" may be held back
+    assert tokens == text == content
+
+
 def test_log_probabilities(client, server):
     choice = chat(client, tools=[], max_tokens=5, logprobs=True, top_logprobs=3, temperature=0).choices[0]
     entries = choice.logprobs.content

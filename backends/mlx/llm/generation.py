@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import re
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -92,7 +93,8 @@ class Options:
             object.__setattr__(self, name, value)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (is_integer and lowest <= value < 2**31):
-                raise SettingError(name, f": got {shown(value)}, expected an integer of at least {lowest}")
+                bound = "below 2**31" if is_integer and value > lowest else f"of at least {lowest}"
+                raise SettingError(name, f": got {shown(value)}, expected an integer {bound}")
         if not all(isinstance(stop, str) and stop and not NOT_IN_STOPS.search(stop) for stop in self.stop):
             message = f": got {list(self.stop)!r}, expected non-empty strings without zeros and lone surrogates"
             raise SettingError("stop", message)
@@ -103,9 +105,10 @@ class Options:
 class Generation(Iterator[Token], AsyncIterator[Token]):
     """An answer. The engine begins to generate it when this object is created. Iteration yields its tokens.
 
-    `for` and `async for` both work. `cancel()` ends the answer, and may be called from any thread. `close()` ends the
-    answer and the iteration at once, without waiting for the engine. The end of a `with` block calls `close()`. If
-    nothing refers to this object any more, the answer is cancelled. These attributes are available at any time:
+    `for` and `async for` both work. If several tasks iterate, each token goes to one of them. `cancel()`
+    ends the answer, and may be called from any thread. `close()` ends the answer and the iteration at once, without
+    waiting for the engine. The end of a `with` block calls `close()`. If nothing refers to this object any more, the
+    answer is cancelled. These attributes are available at any time:
 
     - `prompt`: the token ids of the prompt.
     - `tokens`, `text`: the part of the answer that the iteration has reached.
@@ -168,6 +171,10 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
 
     def _take(self, event: Event) -> Token | None:
         """Add an event to the answer. Return the event's token, or None if it has none or the answer is cancelled."""
+        if event.finish is not None:
+            self._request.events.put(event)  # another thread may wait for it: its iteration ends, too
+        if self.finish is not None:
+            return None
         if self._is_cancelled:
             self.finish = event.finish and CANCELLED
             return None
@@ -238,7 +245,7 @@ class Request:
         self._library, self._handle = binding.library(), ctypes.c_void_p()
         self._allowed_tokens, self._words = parameters.allowed_tokens, mask_word_count(program.vocab_size)
         self._wants_logprobs = options.logprobs is not None
-        self._waker: Callable[[], object] | None = None
+        self._wakers: deque[Callable[[], object]] = deque()  # of the tasks that wait for an event
         self.handles = program.handles
         self._exception: BaseException | None = None  # what `allowed_tokens` raised
         self._parties = [None, None]
@@ -289,22 +296,21 @@ class Request:
         def wake() -> None:
             loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
 
-        self._waker = wake
+        self._wakers.append(wake)
         try:
-            if self.events.empty():  # else the event came before _waker was set
+            if self.events.empty():  # else the event may have come before `wake` was there
                 await arrived
         finally:
-            if self._waker is wake:  # the task was cancelled
-                self._waker = None
+            with suppress(ValueError):
+                self._wakers.remove(wake)
 
     # Called on the thread of the engine.
 
     def receive(self, event: binding.Event) -> None:
         self.events.put(self._copy(event))
-        waker, self._waker = self._waker, None
-        if waker is not None:
-            with suppress(RuntimeError):  # the event loop was closed, so that nothing waits
-                waker()
+        while self._wakers:
+            with suppress(RuntimeError, IndexError):  # the event loop was closed, or the last task has ended
+                self._wakers.popleft()()
 
     def _copy(self, event: binding.Event) -> Event:
         count, has_token = event.top_count, event.token >= 0

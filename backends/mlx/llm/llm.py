@@ -411,7 +411,10 @@ class LLM:
         priority: int,
         draft: int,
     ) -> Options:
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        try:
+            strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        except TypeError as error:
+            raise SettingError("stop", f": got {reprlib.repr(stop)}, expected stop strings") from error
         try:
             own = frozenset(_token_ids(stop_ids))
         except TypeError as error:

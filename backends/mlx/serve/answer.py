@@ -216,6 +216,7 @@ class Choice:
         self._model, self._parser, self._echo, self._one_call = model, parser, echo, one_call
         self._offsets = Offsets(0 if echo is None else len(echo.text))
         self._call: Call | None = None  # the last one that began
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come, or is held back
 
     def start(self) -> None:
         """Start the generation. Raises ApiError, and BusyError if the queue is full."""
@@ -279,21 +280,31 @@ class Choice:
         async for token in self.generation:
             self.first_token_at = self.first_token_at or time.monotonic()
             self._read_tokens += 1
-            if self._parser is not None:
-                self.reasoning_tokens += self._parser.kind == REASONING
-                parts = self._parser.feed(text.take(token))
+            if self.wants_logprobs and token.logprob is not None and not self._is_stop_id(token):
+                self._logprobs.append(self._logprob(token))
+            if self._parser is None:
+                parts, has_come = [(CONTENT, token.text)], bool(token.text)
             else:
-                parts = [(CONTENT, token.text)]
-            has_logprob = self.wants_logprobs and token.logprob is not None and not self._is_stop_id(token)
-            for delta in self._deltas(parts, [self._logprob(token)] if has_logprob else []):
+                self.reasoning_tokens += self._parser.kind == REASONING
+                piece = text.take(token)
+                parts = self._parser.feed(piece)
+                has_come = bool(piece) and not self._parser.holds_text
+            for delta in self._deltas(parts, has_come):
                 yield delta
         self._check_complete()
         if self._parser is not None:
-            for delta in self._deltas(self._parser.end(), []):
+            is_content = self._parser.kind == CONTENT
+            for delta in self._deltas(self._parser.end(), has_come=not is_content):
                 yield delta
+        if self._logprobs:  # of tokens without text, such as those of a stop string
+            yield Delta(logprobs=self._logprobs)
 
-    def _deltas(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> list[Delta]:
-        """Return the deltas of parts. Adjacent parts of the same kind make one delta. The first has the `logprobs`."""
+    def _deltas(self, parts: Sequence[Part], has_come: bool) -> list[Delta]:
+        """Return the deltas of parts. Adjacent parts of the same kind make one delta.
+
+        The first delta of content has the log probabilities of the tokens whose text has come since the last one. If
+        there is none, the tokens belong to reasoning, calls or tags. `has_come`: the text of all tokens has come.
+        """
         deltas: list[Delta] = []
         for kind, text in parts:
             if kind == CALL:
@@ -302,9 +313,10 @@ class Choice:
                 deltas[-1].text += text
             elif text or kind == CALL_END:
                 deltas.append(Delta(kind, text, self._call))
-        if logprobs:
-            deltas = deltas or [Delta()]
-            deltas[0].logprobs = logprobs
+        if content := next((delta for delta in deltas if delta.kind == CONTENT), None):
+            content.logprobs = self._logprobs
+        if deltas or has_come:
+            self._logprobs = []
         return deltas
 
     def _note(self, delta: Delta) -> Delta:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .request import GenerationRequest, Several, Strict
+from .request import Form, GenerationRequest, Several, Strict
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
@@ -272,16 +272,20 @@ class ChatRequest(GenerationRequest):
         return self.functions if self.tool_choice == "required" else []
 
     @property
-    def schema(self) -> dict[str, Any] | None:
-        """The JSON schema that the answer follows, or None for text."""
+    def form(self) -> Form | None:
         if isinstance(self.response_format, JsonSchemaFormat):
-            return self.response_format.json_schema.schema_
-        return {"type": "object"} if isinstance(self.response_format, JsonObjectFormat) else None
+            return Form("json", self.response_format.json_schema.schema_, "response_format.json_schema.schema")
+        if isinstance(self.response_format, JsonObjectFormat):
+            return Form("json", {"type": "object"}, "response_format")
+        return super().form
 
     def check_fields(self) -> None:
         super().check_fields()
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
+        if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
+            message = "structured_outputs: got it together with response_format, expected one of them"
+            raise ApiError(message, param="structured_outputs")
         known = {tool.function.name for tool in self.tools or []}
         if not self.chosen_names <= known or self.tool_choice == "required" and not known:
             message = (

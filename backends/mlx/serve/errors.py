@@ -143,7 +143,28 @@ def add_error_handlers(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path[:100]}: {error.detail}"
         return ApiError(message, status=error.status_code, headers=error.headers).response()
 
-    @app.exception_handler(Exception)
-    async def internal_error(_: Request, error: Exception) -> Response:
-        log.error("internal error", exc_info=error)
-        return server_error(f"internal error: {type(error).__name__}").response()
+class InternalErrors:
+    """Middleware: answers a request with HTTP 500 if an exception comes from its route.
+
+    FastAPI's handlers of `Exception` run around all middleware. Their responses would lack the headers that the
+    middleware adds, such as those without which a page of another origin cannot read the error.
+    """
+
+    def __init__(self, app):
+        self._app = app
+
+    async def __call__(self, scope, receive, send) -> None:
+        has_started = False
+
+        async def send_and_note(message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception as error:
+            if scope["type"] != "http" or has_started:
+                raise
+            log.error("internal error", exc_info=error)
+            await server_error(f"internal error: {type(error).__name__}").response()(scope, receive, send)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -16,13 +17,17 @@ from typing import TYPE_CHECKING, Any
 from .closing import CACHE_BYTES, Closer, marker_bytes
 from .ending import Ending
 from .formats.harmony import MESSAGE, Harmony
-from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_schema, reason
-from .pattern import with_rules
+from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_pattern, check_schema, reason
+from .pattern import rule, with_rules
 
 if TYPE_CHECKING:
     from .chat_request import ChatRequest, Function
     from .model import ServedModel
+    from .request import CompletionRequest, Form, GenerationRequest
 
+# The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
+Reasoning = tuple[int | None, int | None, bool]
+MAX_MASK_SECONDS = 1.0  # of the processor, for one mask: meanwhile, the engine draws no tokens for any request
 CHECKED_SYMBOLS = 32  # a grammar is accepted if it admits an answer of this length, or a shorter complete one
 
 
@@ -40,8 +45,15 @@ class Grammars:
     def __init__(self, model: ServedModel):
         self._model, self._lock = model, threading.Lock()
 
+    def for_completion(self, body: CompletionRequest) -> Constraint | None:
+        """Return the constraint that a request sets for its answers, or None if it sets none. Raises GrammarError."""
+        if body.form is None:
+            return None
+        self._check_support("structured_outputs")
+        return self._constraint(body, self._form(body.form), "structured_outputs", (None, None, False))
+
     def for_chat(self, body: ChatRequest, opening: str) -> Constraint | None:
-        """Return the constraint that a request's schema or functions set for its answers, or None if they set none.
+        """Return the constraint that a request's form or functions set for its answers, or None if they set none.
 
         `opening` is the end of the prompt that begins the answer.
 
@@ -50,22 +62,33 @@ class Grammars:
         forced, parallel = body.forced_functions, body.parallel_tool_calls is not False
         parallel = parallel and not self._model.format.has_one_call
         is_text = False
-        if body.schema is not None or forced:
-            param = "response_format" if body.schema is not None else "tool_choice"
+        if body.form is not None or forced:
+            param = "tool_choice" if body.form is None else body.form.field.partition(".")[0]
             self._check_support(param)
             structure = self._calls(body, forced or body.functions, parallel)
-            if body.schema is not None and not forced:
-                structure = self._schema_or_calls(body.schema, structure)
+            if body.form is not None and not forced:
+                structure = self._form_or_calls(body.form, structure)
         elif any(function.strict for function in body.functions) and self._can_constrain and self._model.format.trigger:
             param, structure, is_text = "tools", self._optional_calls(body), True
         else:
             return None
+        return self._constraint(body, structure, param, self._reasoning(opening), is_text)
+
+    def _constraint(
+        self,
+        body: GenerationRequest,
+        structure: dict[str, Any],
+        param: str,
+        reasoning: Reasoning,
+        is_text: bool = False,
+    ) -> Constraint:
+        """Return the constraint of a structure, which the field `param` of a request sets. Raises GrammarError."""
         if body.ignore_eos:
             message = f"ignore_eos: got true with {param}, which decides where the answer ends; expected false"
             raise GrammarError(message, "ignore_eos")
         with self._lock:
             compiled = self._compile(structure, param)
-        return Constraint(self._model, self.closer, *compiled, self._reasoning(opening), is_text)
+        return Constraint(self._model, self.closer, *compiled, reasoning, is_text)
 
     @property
     def _can_constrain(self) -> bool:
@@ -81,9 +104,9 @@ class Grammars:
 
     # Structures: the structural tags of xgrammar ------------------------------------------
 
-    def _schema_or_calls(self, schema: dict[str, Any], calls: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the structure of an answer that follows `schema` or, unless `calls` is None, consists of calls."""
-        answer = self._json(schema, "response_format.json_schema.schema")
+    def _form_or_calls(self, form: Form, calls: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the structure of an answer that has a form or, unless `calls` is None, consists of calls."""
+        answer = self._form(form)
         if isinstance(self._model.format, Harmony):
             answer = _sequence([*self._literal("<|channel|>final" + MESSAGE), answer])
         return answer if calls is None else {"type": "or", "elements": [answer, calls]}
@@ -123,6 +146,24 @@ class Grammars:
     def _arguments(self, body: ChatRequest, function: Function) -> dict[str, Any]:
         index = [tool.function for tool in body.tools].index(function)
         return self._json(function.parameters or {"type": "object"}, f"tools.{index}.function.parameters")
+
+    def _form(self, form: Form) -> dict[str, Any]:
+        """Return the structure of a text that has a form."""
+        if form.kind == "json":
+            return self._json(form.value, form.field)
+        if (size := sum(map(len, form.value))) > MAX_SCHEMA_CHARACTERS:
+            message = f"{form.field}: got {size} characters, expected at most {MAX_SCHEMA_CHARACTERS}"
+            raise GrammarError(message, form.field, "invalid_value")
+        if form.kind == "choice":
+            texts = [{"type": "const_string", "value": text} for text in dict.fromkeys(form.value)]
+            return texts[0] if len(texts) == 1 else {"type": "or", "elements": texts}
+        try:
+            if form.kind == "regex":
+                check_pattern(form.value, form.field)
+                return {"type": "grammar", "grammar": f"root ::= {rule(form.value, in_json=False)}"}
+            return {"type": "grammar", "grammar": _checked_grammar(form.value, form.field)}
+        except SchemaError as error:
+            raise GrammarError(str(error), form.field, "invalid_value") from error
 
     def _json(self, schema: dict[str, Any], field: str) -> dict[str, Any]:
         import xgrammar
@@ -187,12 +228,14 @@ class Grammars:
             # The compilers have a cache.
             compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": structure})
             of_symbols = self.closer.compile(structure)
+            _fill(xgrammar.GrammarMatcher(compiled), _empty_mask(self._model.llm.program.vocab_size))
             self.closer.end(xgrammar.GrammarMatcher(of_symbols), CHECKED_SYMBOLS)
         except (RuntimeError, ValueError) as error:
-            raise GrammarError(f"{param}: {reason(error)}", param, "invalid_json_schema") from error
+            code = "invalid_value" if param == "structured_outputs" else "invalid_json_schema"
+            raise GrammarError(f"{param}: {reason(error)}", param, code) from error
         return compiled, of_symbols
 
-    def _reasoning(self, opening: str) -> tuple[int | None, int | None, bool]:
+    def _reasoning(self, opening: str) -> Reasoning:
         """Return the ids of the tokens that open and close reasoning, and whether the prompt opens it.
 
         The ids are None if the format has no reasoning, or if a tag of it is not one token.
@@ -222,7 +265,7 @@ class Constraint:
         closer: Closer,
         compiled: Any,
         of_symbols: Any,
-        reasoning: tuple[int | None, int | None, bool],
+        reasoning: Reasoning,
         is_text: bool,
     ):
         self._model, self._closer, self._reasoning = model, closer, reasoning
@@ -244,7 +287,7 @@ class Constraint:
         open_id, close_id, is_reasoning = self._reasoning
         matcher = xgrammar.GrammarMatcher(self._compiled)
         ending = Ending(self._closer, xgrammar.GrammarMatcher(self._of_symbols), self._is_text)
-        mask = numpy.empty((1, -(-program.vocab_size // 32)), dtype=numpy.int32)
+        mask = _empty_mask(program.vocab_size)
         in_reasoning = None if self._is_text else _all_but(self._model.llm.eos_ids, program.vocab_size)
         seen = 0
 
@@ -263,7 +306,7 @@ class Constraint:
             seen = len(answer)
             if is_reasoning:
                 return in_reasoning
-            matcher.fill_next_token_bitmask(mask)
+            _fill(matcher, mask)
             if len(answer) >= next_check:
                 next_check = len(answer) + ending.restrict(mask[0], budget - len(answer))
             if not answer and open_id is not None and next_check:  # the answer may begin with reasoning
@@ -271,6 +314,24 @@ class Constraint:
             return mask
 
         return allowed
+
+
+def _empty_mask(vocab_size: int) -> Any:
+    import numpy
+
+    return numpy.empty((1, -(-vocab_size // 32)), dtype=numpy.int32)
+
+
+def _fill(matcher: Any, mask: Any) -> None:
+    """Set the bits of the tokens that the grammar allows next. Raises RuntimeError if this takes long.
+
+    It takes the cube of the number of parts that may be empty and follow each other.
+    """
+    started = time.thread_time()
+    matcher.fill_next_token_bitmask(mask)
+    if (seconds := time.thread_time() - started) > MAX_MASK_SECONDS:
+        message = f"the mask of a token takes {seconds:.1f} s, expected at most {MAX_MASK_SECONDS:g} s"
+        raise RuntimeError(f"{message}; simplify the schema or the grammar")
 
 
 def _all_but(ids: Collection[int], vocab_size: int) -> Any:
@@ -286,13 +347,37 @@ def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
 
 
-def _repaired(grammar: str) -> str:
-    """Return a grammar of xgrammar without three defects.
+# Comments, texts and classes of characters in a grammar, and functions of xgrammar that are about tokens.
+_PARTS = re.compile(
+    r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\b(ExcludeToken|TagDispatch|Token|TokenTagDispatch)\s*\('
+)
 
-    xgrammar reads a hexadecimal digit after \\xHH as a part of the escape: \\u00HH replaces it. In strings with a
-    length, it admits control characters, which JSON strings do not have. In numbers, it admits any exponent. One of
-    more than two digits can make a number too large for a double, which parsers read as infinity.
+
+def _checked_grammar(grammar: str, field: str) -> str:
+    """Return a grammar that a client wrote in GBNF, in a form that xgrammar follows. Raises SchemaError."""
+    import xgrammar
+
+    if function := next(filter(None, (part[1] for part in _PARTS.finditer(grammar))), None):
+        raise SchemaError(f"{field}: {function} is not supported, expected a grammar over characters")
+    grammar = _with_long_escapes(grammar)
+    try:
+        xgrammar.Grammar.from_ebnf(grammar)
+    except RuntimeError as error:
+        raise SchemaError(f"{field}: {reason(error)}, expected GBNF, such as root ::= \"yes\" | \"no\"") from error
+    return grammar
+
+
+def _with_long_escapes(grammar: str) -> str:
+    """Return a grammar with \\u00HH for \\xHH. xgrammar reads further digits as a part of the latter."""
+    return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
+
+
+def _repaired(grammar: str) -> str:
+    """Return a grammar of xgrammar without two further defects.
+
+    In strings with a length, xgrammar admits control characters, which JSON strings do not have. In numbers, it admits
+    any exponent. One of more than two digits can make a number too large for a double, which parsers read as infinity.
     """
-    grammar = re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
+    grammar = _with_long_escapes(grammar)
     grammar = grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]")
     return re.sub(r"(\[eE\] \w+ \w+)\{1, -1\}", r"\1{1, 2}", grammar)

@@ -11,10 +11,11 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .pattern import stand_in
+from .pattern import count_repetitions, stand_in
 
 MAX_DEPTH = 64
 MAX_SCHEMA_CHARACTERS = 64 * 1024
+MAX_REPETITIONS = 256  # in a pattern: xgrammar compiles (a?)(a?)… in the square of their number, 256 in half a second
 # Keywords whose value is a schema, a list of schemas, and a dict of schemas by name.
 WITH_SCHEMA = (
     "items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties", "unevaluatedItems",
@@ -112,9 +113,9 @@ def _flat(schema: Any, root: Any, path: str, depth: int) -> Any:
     schema = _with_prefix_items(schema)
     _check_keywords(schema, path)
     for pattern in schema.get("patternProperties", ()):
-        _check_pattern(pattern, f"{path}.patternProperties")
+        check_pattern(pattern, f"{path}.patternProperties")
     if "pattern" in schema:
-        _check_pattern(schema["pattern"], f"{path}.pattern")
+        check_pattern(schema["pattern"], f"{path}.pattern")
     if "$ref" in schema:
         _resolve(schema["$ref"], root, path)
 
@@ -216,13 +217,16 @@ def _is_url_with_length(schema: dict[str, Any]) -> bool:
     return schema.get("minLength", 0) <= lowest and schema.get("maxLength", highest) >= highest
 
 
-def _check_pattern(pattern: Any, place: str) -> None:
+def check_pattern(pattern: Any, place: str) -> None:
+    """Raise SchemaError if a pattern is invalid, or is one that xgrammar does not follow."""
     import xgrammar
 
     if not isinstance(pattern, str):
         raise SchemaError(f"{place}: got {type(pattern).__name__}, expected a string")
     if len(pattern) > MAX_SCHEMA_CHARACTERS:
         raise SchemaError(f"{place}: got {len(pattern)} characters, expected at most {MAX_SCHEMA_CHARACTERS}")
+    if (count := count_repetitions(pattern)) > MAX_REPETITIONS:
+        raise SchemaError(f"{place}: got {count} repetitions, expected at most {MAX_REPETITIONS}")
     if any(token in pattern for token in ("(?=", "(?!", "(?<", "\\b", "\\B")):
         raise SchemaError(f"{place}: lookaround and word boundaries are not supported")
     try:

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from .errors import ApiError
+from .errors import ApiError, InternalErrors
 from .settings import Settings
 
 access_log = logging.getLogger("executorch_mlx.access")
@@ -40,6 +40,7 @@ def add_middleware(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(ApiKey, key=settings.api_key)
     if settings.host is not None and is_loopback(settings.host):
         app.add_middleware(LocalHost)
+    app.add_middleware(InternalErrors)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],

@@ -19,6 +19,11 @@ _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\f": "\f", r"\v": "\v"}
 _STAND_IN = re.compile(r'Regex\("\^@([0-9a-f]*)\$", json_string=true\)')
 
 
+def count_repetitions(pattern: str) -> int:
+    """Return the number of `*`, `+`, `?` and `{m,n}` in a pattern."""
+    return sum(token["times"] is not None for token in _TOKEN.finditer(pattern))
+
+
 def stand_in(pattern: str) -> str:
     """Return a pattern that stands for `pattern` in a schema until `with_rules` replaces it in the grammar."""
     return f"^@{pattern.encode().hex()}$"
@@ -29,10 +34,11 @@ def with_rules(grammar: str) -> str:
     return _STAND_IN.sub(lambda match: rule(bytes.fromhex(match[1]).decode()), grammar)
 
 
-def rule(pattern: str) -> str:
-    """Return the right side of a rule for the strings that match a valid pattern, in JSON without the outer quotes.
+def rule(pattern: str, in_json: bool = True) -> str:
+    """Return the right side of a rule for the strings that match a valid pattern.
 
-    Like xgrammar, it takes a pattern as one of the whole string, and ignores `^` and `$`.
+    Like xgrammar, it takes a pattern as one of the whole string, and ignores `^` and `$`. `in_json`: the strings are
+    those of JSON, without the outer quotes.
     """
     parts = ["("]
     for token in _TOKEN.finditer(pattern):
@@ -44,14 +50,16 @@ def rule(pattern: str) -> str:
         elif text in ("(", "(?:"):
             parts.append("(")
         elif text not in ("^", "$"):
-            parts.append(_atom(text))
+            parts.append(_atom(text, in_json))
     return " ".join([*parts, '""' if parts[-1] in ("(", "|") else "", ")"])
 
 
-def _atom(text: str) -> str:
-    """Return the form of a character or a class of characters in a rule. A class has no quotes and no backslashes."""
+def _atom(text: str, in_json: bool) -> str:
+    """Return the form of a character or a class in a rule. In JSON, a class has no quotes and no backslashes."""
     is_class = text == "." or len(text) > 1 and (text[0] == "[" or text[1].isalnum() and text not in _ESCAPES)
     if is_class:
-        return f"Regex({json.dumps(text, ensure_ascii=False)}, json_string=true)"
-    inner = json.dumps(_ESCAPES.get(text, text[-1]), ensure_ascii=False)[1:-1]
-    return json.dumps(inner, ensure_ascii=False)
+        return f"Regex({json.dumps(text, ensure_ascii=False)}, json_string={json.dumps(in_json)})"
+    character = _ESCAPES.get(text, text[-1])
+    if in_json:
+        character = json.dumps(character, ensure_ascii=False)[1:-1]
+    return json.dumps(character, ensure_ascii=False)

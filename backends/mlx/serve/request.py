@@ -7,6 +7,7 @@ the value of the field has no effect.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from typing import Annotated, Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from ..llm.sampling_parameters import SCALARS
+from . import strict_json
 from .errors import ApiError
 
 MAX_CHOICES = 128  # the limit of n in OpenAI's API
@@ -33,6 +35,19 @@ UNSUPPORTED: dict[str, tuple] = {
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
+    # Fields of vLLM's API, which its clients send with their defaults.
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1.0,),
+    "min_tokens": (0,),
+    "prompt_logprobs": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
 }
 # Fields that identify the client or the request, or guide OpenAI's cache. They have no effect on the answer.
 IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
@@ -107,6 +122,51 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = False  # OpenAI's padding of events, which this server never sends
 
 
+def _parsed_schema(value: Any) -> Any:
+    """Return a schema that comes as JSON text, as vLLM also takes it. Raises ValueError for other text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return strict_json.parse(value.encode())
+    except ApiError as error:
+        raise ValueError(str(error).replace("the request body", "the text")) from error
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form that a request sets for its answers.
+
+    - `kind`, `value`: `json` and a JSON schema, `regex` and a pattern, `choice` and a list of texts, or `grammar` and a
+      grammar in GBNF.
+    - `field`: the field of the request that has the value.
+    """
+
+    kind: str
+    value: Any
+    field: str
+
+
+class StructuredOutputs(Strict):
+    """vLLM's way to set the form of an answer: one of the first five fields."""
+
+    json_: Annotated[dict[str, Any], BeforeValidator(_parsed_schema)] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Several[str] | None = Field(None, min_length=1)
+    grammar: str | None = None
+    disable_any_whitespace: bool | None = None  # no effect: the JSON of answers is in one line
+
+    @property
+    def forms(self) -> list[Form]:
+        """The forms that are given: one, or the request is wrong."""
+        given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        forms = [
+            Form(kind, value, f"structured_outputs.{kind}") for kind, value in given.items() if value is not None
+        ]
+        any_object = Form("json", {"type": "object"}, "structured_outputs.json_object")
+        return [*forms, any_object] if self.json_object else forms
+
+
 class GenerationRequest(SamplingFields):
     """The fields that chat and completion requests share."""
 
@@ -122,6 +182,7 @@ class GenerationRequest(SamplingFields):
     prompt_cache_options: dict[str, Any] | None = None  # guides OpenAI's cache
     ignore_eos: bool | None = False
     priority: int | None = Field(0, ge=-(2**31), lt=2**31)
+    structured_outputs: StructuredOutputs | None = None
 
     def generate_arguments(self) -> dict[str, Any]:
         """Return the arguments of `LLM.generate`, without the prompt."""
@@ -155,6 +216,11 @@ class GenerationRequest(SamplingFields):
         raise NotImplementedError
 
     @property
+    def form(self) -> Form | None:
+        """The form that the answers have, or None for any text."""
+        return None if self.structured_outputs is None else self.structured_outputs.forms[0]
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -176,6 +242,10 @@ class GenerationRequest(SamplingFields):
                 raise ApiError(message, param=name, code="unsupported_parameter")
             else:
                 raise ApiError(f"{name}: unknown field", param=name, code="unknown_parameter")
+        if self.structured_outputs is not None and len(self.structured_outputs.forms) != 1:
+            got = ", ".join(form.field.partition(".")[2] for form in self.structured_outputs.forms) or "none"
+            message = f"structured_outputs: got {got}, expected one of json, json_object, regex, choice and grammar"
+            raise ApiError(message, param="structured_outputs")
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options: got options without stream", param="stream_options")
 

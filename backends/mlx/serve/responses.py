@@ -86,7 +86,6 @@ class ResponsesFormat:
         self._answer, self._items = answer, []
         self._number = 0  # of the next event
         self._open: Item | None = None  # the item that grows
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not arrived
         repeated = body.model_dump(include={*REPEATED}, by_alias=True)
         self._common = {
             "id": f"resp_{answer.id}",
@@ -175,12 +174,9 @@ class ResponsesFormat:
             item = self._item(events, "reasoning")
             item.text += delta.text
             events.append(self._part_event("response.reasoning_text.delta", item, delta=delta.text))
-        elif delta.kind == CONTENT:
-            self._logprobs += [logprob_object(entry) for entry in delta.logprobs]
-            if not delta.text:
-                return  # perhaps the beginning of a character, or of a tag
+        elif delta.kind == CONTENT and delta.text:
             item = self._item(events, "message")
-            logprobs, self._logprobs = self._logprobs, []
+            logprobs = [logprob_object(entry) for entry in delta.logprobs]
             item.text += delta.text
             item.logprobs += logprobs
             events.append(self._part_event("response.output_text.delta", item, delta=delta.text, logprobs=logprobs))

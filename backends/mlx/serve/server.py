@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
@@ -27,7 +28,19 @@ KEEP_ALIVE_SECONDS = 75
 
 
 class _Server(uvicorn.Server):
-    """A server that gives running answers `grace_seconds` to end at the shutdown, and ends those that take longer."""
+    """A server that gives running answers `grace_seconds` to end at the shutdown, and ends those that take longer.
+
+    The second SIGINT ends them at once, with an error for their clients. The third one closes the connections.
+    """
+
+    _ends_answers = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT and not self._ends_answers:
+            self._ends_answers = True
+            asyncio.get_running_loop().call_soon_threadsafe(self.config.app.state.service.answers.close)
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service = self.config.app.state.service

@@ -17,7 +17,7 @@ from .answer import Answer, Choice, NoTokens
 from .chat_request import ChatRequest, template_message
 from .echo import Echo
 from .errors import ApiError, request_error
-from .grammar import GrammarError
+from .grammar import Constraint, GrammarError
 from .model import ServedModel
 from .request import CompletionRequest, GenerationRequest
 
@@ -34,7 +34,7 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     if body.echo and body.max_new_tokens == 0:
         starts = [partial(NoTokens, own) for own in prompts]
     else:
-        starts = _starts(model, body, prompts, "prompt")
+        starts = _starts(model, body, prompts, "prompt", _constraint(model.grammars.for_completion, body))
     choices = [
         Choice(index, model, start, wants_logprobs=wants_logprobs, echo=echoes[index // count])
         for index, start in enumerate(starts)
@@ -49,10 +49,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     ids = _prompt_ids(model, prompt.text, "messages", special=False)
     functions = {function.name: function.parameters for function in body.functions}
     one_call = body.parallel_tool_calls is False or model.format.has_one_call
-    try:
-        constraint = model.grammars.for_chat(body, prompt.opening)
-    except GrammarError as error:
-        raise ApiError(str(error), param=error.param, code=error.code) from error
+    constraint = _constraint(model.grammars.for_chat, body, prompt.opening)
     choices = []
     for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
         choices.append(
@@ -62,6 +59,14 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
             )
         )  # fmt: skip
     return _started(Answer(model, choices))
+
+
+def _constraint(make: Callable[..., Constraint | None], *arguments: Any) -> Constraint | None:
+    """Return `make(*arguments)`. Raises ApiError."""
+    try:
+        return make(*arguments)
+    except GrammarError as error:
+        raise ApiError(str(error), param=error.param, code=error.code) from error
 
 
 def _prompt_ids(model: ServedModel, prompt: str | list[int], field: str, special: bool = True) -> list[int]:

@@ -38,6 +38,11 @@ class Parser:
         """The kind of part to which the next text belongs."""
         return CONTENT
 
+    @property
+    def holds_text(self) -> bool:
+        """Whether text is held back that may become content."""
+        return False
+
 
 class SectionParser(Parser):
     """Finds sections by their tags. Text that may be the beginning of a tag is held back.
@@ -67,6 +72,10 @@ class SectionParser(Parser):
     @property
     def kind(self) -> str:
         return CONTENT if self._inside is None else self._inside.kind
+
+    @property
+    def holds_text(self) -> bool:
+        return bool(self._buffer) or self.kind == CALLS and self._calls.holds_text
 
     def feed(self, text: str) -> list[Part]:
         self._buffer += text

@@ -65,6 +65,10 @@ class HarmonyParser(Parser):
         recipient, channel = self._address()
         return CALLS if recipient else REASONING if channel == "analysis" or self._in_header else CONTENT
 
+    @property
+    def holds_text(self) -> bool:
+        return bool(self._buffer) or self._call is not None and self._call.holds_text
+
     def _address(self) -> tuple[str | None, str]:
         """The function to which the message goes, or None, and its channel."""
         recipient = re.search(r"to=(?:functions\.)?([\w.-]+)", self._header)

@@ -77,14 +77,23 @@ class CallReader:
             next(self._reading, None)
         except (ValueError, RecursionError):
             self.has_failed, self.in_string = True, False
-            is_whole = not self._count and not self._is_announced
-            if rest := (self._open if is_whole else "") + self._text[self._sent :]:
+            if rest := (self._open if self._is_whole else "") + self._text[self._sent :]:
                 self._parts.append((CONTENT, rest))
         parts, self._parts = self._parts, []
         return parts
 
     def _rest(self) -> str:
         return repr(self.ahead[:20])
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether text did not go out. It becomes content if the rest of the call is malformed."""
+        return not self.has_failed and (self._sent < len(self._text) or self._is_whole and bool(self._open))
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether no part of the section went out, not even its tag."""
+        return not self._count and not self._is_announced
 
     # Taking text ----------------------------------------------------------------------------
 

@@ -115,9 +115,7 @@ function extend(answer, choice) {
   answer.text += (hasTemplate ? choice.delta.content : choice.text) ?? "";
   answer.reasoning += choice.delta?.reasoning_content ?? "";
   const logprobs = choice.logprobs;
-  if (choice.delta?.reasoning_content) answer.tokens = []; // only the text is shaded, which begins after the reasoning
-  else if (answer.reasoning && !answer.text) return;
-  else if (logprobs?.content) answer.tokens.push(...logprobs.content);
+  if (logprobs?.content) answer.tokens.push(...logprobs.content);
   else logprobs?.tokens?.forEach((token, i) => answer.tokens.push({ token, logprob: logprobs.token_logprobs[i] }));
 }
 

@@ -1,0 +1,125 @@
+"""Answers of the form that `structured_outputs` sets, the field of vLLM's API."""
+
+import json
+import re
+
+import jsonschema
+import openai
+import pytest
+from executorch_mlx.serve import grammar
+from json_schemas import INTEGER, STRING, record
+from served import NAME
+
+pytest.importorskip("xgrammar")
+CITY = record(name=STRING | {"maxLength": 5}, size=INTEGER)
+EXPRESSION = r"""
+root ::= sum # comments may name Token(5)
+sum ::= number | number "+" sum
+number ::= [\x30-\x39]{1,3} | "(\x2b" number ")"
+"""
+
+
+def texts(client, *, count=6, chat, **form):
+    """Return answers of the form in `/v1/chat/completions` or `/v1/completions`. All have come to their end."""
+    options = {"model": NAME, "n": count, "seed": 1, "max_tokens": 60, "extra_body": {"structured_outputs": form}}
+    if chat:
+        choices = client.chat.completions.create(messages=[{"role": "user", "content": "Return"}], **options).choices
+    else:
+        choices = client.completions.create(prompt="Return", **options).choices
+    assert {choice.finish_reason for choice in choices} == {"stop"}
+    return [choice.message.content if chat else choice.text for choice in choices]
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "completion"])
+@pytest.mark.parametrize(
+    "form, pattern",
+    [
+        ({"choice": ["yes", "no", "maybe not", "日本"]}, "yes|no|maybe not|日本"),
+        ({"choice": ["a"]}, "a"),
+        ({"choice": ["", "a", "a"]}, "a?"),
+        ({"regex": r"^\d{3}-(ab+)?[^\n\"]{2}\"\\\.$"}, r"\d{3}-(ab+)?[^\n\"]{2}\"\\\."),
+        ({"regex": "é?.😀"}, "é?.😀"),
+        ({"grammar": EXPRESSION}, r"(\d{1,3}|(\(\+)+\d{1,3}\)+)(\+(\d{1,3}|(\(\+)+\d{1,3}\)+))*"),
+    ],
+)
+def test_answers_have_their_form(client, chat, form, pattern):
+    found = texts(client, chat=chat, **form)
+    assert all(re.fullmatch(pattern, text) for text in found), found
+    assert len({*found}) > 1 or "a" in form.get("choice", ())
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "completion"])
+def test_json(client, chat):
+    for schema in (CITY, json.dumps(CITY)):
+        for text in texts(client, chat=chat, json=schema, disable_any_whitespace=True):
+            jsonschema.validate(json.loads(text), CITY)
+    assert all(isinstance(json.loads(text), dict) for text in texts(client, chat=chat, json_object=True))
+
+
+def test_answers_near_the_limit_are_completed(client):
+    for text in texts(client, chat=False, regex="(abc ){2,}the end"):
+        assert re.fullmatch("(abc ){2,}the end", text)
+
+
+def test_answers_may_be_calls_instead(client):
+    """As with response_format."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": record(a=INTEGER)}}
+    answer = client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": "x"}], tools=[tool], n=16, seed=2, max_tokens=60,
+        extra_body={"structured_outputs": {"choice": ["yes", "<tool"]}},
+    )  # fmt: skip
+    calls = [choice.message.tool_calls for choice in answer.choices]
+    assert {choice.message.content for choice in answer.choices if not choice.message.tool_calls} <= {"yes", "<tool"}
+    assert any(calls) and not all(calls)
+    for (call,) in filter(None, calls):
+        jsonschema.validate(json.loads(call.function.arguments), record(a=INTEGER))
+
+
+@pytest.mark.parametrize(
+    "form, param, message",
+    [
+        ({}, "structured_outputs", "got none, expected one of json, json_object, regex, choice and grammar"),
+        ({"json_object": False}, "structured_outputs", "got none, expected one of"),
+        ({"regex": "a", "choice": ["a"]}, "structured_outputs", "got regex, choice, expected one of"),
+        ({"structural_tag": "{}"}, "structured_outputs.structural_tag", "Extra inputs"),
+        ({"choice": []}, "structured_outputs.choice", "at least 1 item"),
+        ({"choice": ["x" * 1000] * 70}, "structured_outputs.choice", "got 70000 characters, expected at most 65536"),
+        ({"choice": [1]}, "structured_outputs.choice.0", "valid string"),
+        ({"regex": "("}, "structured_outputs.regex", "structured_outputs.regex: Regex parsing error at position 2"),
+        ({"regex": "(?=a)"}, "structured_outputs.regex", "lookaround"),
+        ({"grammar": "sum"}, "structured_outputs.grammar", "The root rule with name \"root\" is not found, expected GBNF"),
+        ({"grammar": "a ::= b"}, "structured_outputs.grammar", "EBNF parser error"),
+        ({"grammar": "root ::= root"}, "structured_outputs", "the grammar admits no complete answer"),
+        ({"grammar": 'root ::= "a" Token (5)'}, "structured_outputs.grammar", "Token is not supported"),
+        ({"grammar": "root ::= " + "(" * 20000}, "structured_outputs.grammar", "EBNF parser error"),
+        ({"grammar": "#" * 70000}, "structured_outputs.grammar", "got 70000 characters, expected at most 65536"),
+        ({"json": "{"}, "structured_outputs.json", "structured_outputs.json: the text is not valid JSON"),
+        ({"json": '{"const": NaN}'}, "structured_outputs.json", "const: expected a finite number"),
+        ({"json": r'{"const": "\ud800"}'}, "structured_outputs.json", "lone surrogate"),
+        ({"json": "[" * 5000}, "structured_outputs.json", "nested too deeply"),
+        ({"json": "[]"}, "structured_outputs.json", "valid dict"),
+        ({"json": {"type": "thing"}}, "structured_outputs.json", "$.type: got 'thing', expected"),
+    ],
+)  # fmt: skip
+def test_wrong_form_returns_400(client, form, param, message):
+    with pytest.raises(openai.BadRequestError) as caught:
+        texts(client, chat=False, **form)
+    assert message in caught.value.message and caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [({"response_format": {"type": "json_object"}}, "structured_outputs"), ({"ignore_eos": True}, "ignore_eos")],
+)
+def test_form_beside_fields_that_contradict_it_returns_400(client, fields, param):
+    body = {"structured_outputs": {"regex": "a"}} | fields
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "x"}], extra_body=body)
+    assert caught.value.param == param
+
+
+def test_grammar_whose_masks_take_long_returns_400(client, monkeypatch):
+    """The engine would draw no tokens for other requests meanwhile."""
+    monkeypatch.setattr(grammar, "MAX_MASK_SECONDS", -1)
+    with pytest.raises(openai.BadRequestError, match="the mask of a token takes 0.0 s, expected at most -1 s"):
+        texts(client, chat=False, grammar="root ::= " + "a " * 30 + '\na ::= "b"?')
