@@ -78,6 +78,8 @@ BY_HANDLERS = [
     row("angle", cases=[(edges(),), (ints(7),)], edge_verified=False),
     row("diagonal_scatter", lambda x, a, b: [x.diagonal_scatter(a), x.diagonal_scatter(b, 1), x.diagonal_scatter(b, -2)],
         floats(4, 3), floats(3), floats(2), dtypes=F32_ONLY, edge_verified=False),
+    row("diagonal_scatter/dtype", lambda x, a: x.to(torch.int8).diagonal_scatter(a), floats(4, 3), floats(3),
+        dtypes=F32_ONLY, edge_verified=False),
     row("diagonal_scatter/axes", lambda x, a: x.diagonal_scatter(a, -1, 2, 0), floats(4, 2, 3), floats(2, 2),
         dtypes=F32_ONLY, edge_verified=False),
     row("dist", lambda x, y: [torch.dist(x, y), torch.dist(x, y, 1)], floats(3, 4), floats(4), dtypes=F32_ONLY,

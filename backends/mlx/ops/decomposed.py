@@ -196,7 +196,7 @@ def _pdist(x, p=2.0):
 
 
 def _diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
-    moved = x.movedim((dim1, dim2), (-2, -1))
+    moved, src = x.movedim((dim1, dim2), (-2, -1)), src.to(x.dtype)
     rows, columns = torch.arange(x.shape[dim1]).unsqueeze(-1), torch.arange(x.shape[dim2])
     # Row i of the matrix takes element i of src, or element i + offset if offset is negative: the diagonal then starts
     # below the first row.
