@@ -46,6 +46,7 @@ BY_HANDLERS = [
     row("special_exp2", lambda x: torch.special.exp2(x), floats(5)),
     row("special_erfc", lambda x: torch.special.erfc(x), floats(5)),
     row("logaddexp2", floats(3, 4), floats(4)),
+    row("logaddexp2/integers", lambda x, y: torch.logaddexp2(x, y), ints(3, 4), floats(4, dtype=f16), dtypes=F32_ONLY),
     row("erfc/tail", lambda x: torch.erfc(x) * 1e12, floats(20, low=3, high=5, dtype=f32), dtypes=F32_ONLY),
     row("signbit", cases=[(edges(zeros=True),), (ints(7),)], dtypes=F32_ONLY),
     row("copysign.Tensor", cases=[(floats(3, 4), floats(4)), (floats(3, dtype=f32), data([0.0, -0.0, -2.0]))]),

@@ -77,6 +77,8 @@ def _ldexp(x, exponent):
 
 
 def _logaddexp2(x, y):
+    dtype = torch.result_type(x, y)
+    x, y = x.to(dtype), y.to(dtype)
     return torch.logaddexp(x * math.log(2), y * math.log(2)) / math.log(2)
 
 

@@ -318,7 +318,8 @@ def _hypot(a, b):
     a, b = torch.abs(a), torch.abs(b)
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     ratio = torch.where((large == 0) | torch.isinf(large), 0, small / large)
-    return large * torch.sqrt(1 + ratio * ratio)
+    # As in C, an infinity wins over NaN.
+    return torch.where(torch.isinf(a) | torch.isinf(b), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
 @REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
