@@ -55,7 +55,7 @@ class OpRow:
             return None
         if "::" in name:
             library, name = name.split("::")
-        elif name.startswith(("operator.", "higher_order.")):
+        elif name.startswith(("operator.", "torch.", "higher_order.")):
             return name
         else:
             library = "aten"
@@ -155,8 +155,8 @@ def row(
 
     Args:
         name: the overload, then optionally "/" and a variant. "exp" is `aten.exp.default`, "sum.dim_IntList" is another
-            overload of ATen, and "mlx::sample" is an overload of another library. "operator.add" and
-            "higher_order.cond" name Python operators. "program/..." names no operator.
+            overload of ATen, and "mlx::sample" is an overload of another library. "operator.add",
+            "torch.sym_max" and "higher_order.cond" name Python functions. "program/..." names no operator.
         arguments: the arguments of the call. An `Input` stands for a tensor. A function or module as first argument
             is called in place of the overload.
         cases: tuples of arguments, one for each further call of the operator.

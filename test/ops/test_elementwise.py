@@ -40,8 +40,7 @@ UNARY = [
     row("gelu/tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         cases=[(floats(2, 3),), (floats(),)], loose=2),
     row("round.decimals", lambda x, n: torch.round(x, decimals=n), edge_verified=False,
-        cases=[(floats(2, 3), 2), (floats(20, low=-300, high=300), -1)],
-        dtypes=[f32]),
+        cases=[(floats(2, 3), 2), (floats(20, low=-300, high=300), -1), (data([1000, -1000, 2.34375, 0.0]), 2)]),
 ]
 
 BINARY = [
@@ -53,8 +52,9 @@ BINARY = [
     row("sub.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + INTS),
     row("div.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL),
     row("atan2", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + (i32,)),
-    row("hypot", cases=[(floats(2, 3), floats(3)), (floats(2), data([0.0, float("inf")]))], dtypes=FLOATS,
-        edge_verified=False),
+    row("hypot", cases=[(floats(2, 3), floats(3)), (floats(2), data([0.0, float("inf")])),
+                        (data([float("nan"), float("-inf"), float("nan")]), data([float("inf"), float("nan"), 1.0]))],
+        dtypes=FLOATS, edge_verified=False),
     row("logaddexp", cases=[PAIR], once=SHAPE_PAIRS, signed_zero=False),
     row("pow.Tensor_Tensor", cases=[PAIR], once=SHAPE_PAIRS, loose=5),
     row("pow.Tensor_Tensor/int", cases=[(edge_column(), ints(1, 5, low=0, high=4, dtype=None))],
@@ -98,7 +98,7 @@ SCALAR = [
         lambda x: torch.ops.aten.div.Scalar_mode(x, -3, rounding_mode="trunc"),
         edges(), dtypes=FLOATS + (i32,)),
     row("mul.Tensor/number beyond float16", lambda x: (
-        x * 2.5e-8, x / 1e5, x / 1000 // 0.1, torch.div(x / 1000, 0.1, rounding_mode="trunc")),
+        x * 2.5e-8, x / 1e5, x / 1000 // 0.1, torch.div(x / 1000, 0.1, rounding_mode="trunc"), 1e6 // x),
         floats(30, low=4e4, high=6e4), dtypes=(f16,), edge_verified=False),
     row("div.Tensor_mode/lowest int8", lambda x: [
         (torch.div(x.to(torch.int8), y, rounding_mode="trunc"), torch.fmod(x.to(torch.int8), y)) for y in (3, -3)],

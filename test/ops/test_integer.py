@@ -17,6 +17,8 @@ ROWS = [
         data([6, 0, -128, -128, -128, -128, -127], dtype=torch.int8), **SCAN),
     row("lcm", cases=[(ints(40, low=-100, high=100, dtype=None), ints(40, low=-100, high=100, dtype=None))],
         dtypes=DTYPES, **SCAN),
+    row("lcm/overflow", lambda x, y: torch.lcm(x, y), data([-127, 100, 7], dtype=torch.int8),
+        data([2, 64, -5], dtype=torch.int8), **SCAN),
 ]
 
 test_op_row = pytest_function(ROWS)

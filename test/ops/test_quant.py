@@ -112,6 +112,11 @@ ROWS = [
         PT2E.dequantize_per_channel(q, scales, zero_points, 1, -128, 127, I8),
         PT2E.dequantize_per_channel(q, scales, None, 1, -128, 127, I8, out_dtype=bf16)),
         ints(3, 8, dtype=I8), floats(8, low=0.01, high=0.05, dtype=f32), ints(8)),
+    row("fake_quantize_per_tensor_affine", floats(3, 8, low=-1, high=20), 0.05, 3, 0, 255, dtypes=(f32,)),
+    row("fake_quantize_per_tensor_affine.tensor_qparams", floats(3, 8), data([0.25], dtype=f32),
+        data([-2], dtype=torch.int32), -8, 7, dtypes=(f32,)),
+    row("fake_quantize_per_channel_affine", floats(3, 8), floats(8, low=0.1, high=0.5, dtype=f32),
+        ints(8, low=-2, high=3, dtype=torch.int32), 1, -8, 7, dtypes=(f32,)),
     row("program/dynamic rounding", lambda x: (
         rounded(PT2E.choose_qparams, x, -128, 127, I8), rounded(PT2E.choose_qparams, x.abs() + 1, 0, 255, torch.uint8)),
         cases=[(floats(5, 8),), (floats(5, 8, low=0, high=1e-6),)]),

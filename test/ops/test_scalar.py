@@ -15,8 +15,8 @@ def full_of_size(size):
     return lambda x, y: torch.full([size(x.shape[0], y.shape[0])], 1.0) + x.sum()
 
 
-def arithmetic(name, size):
-    return row(f"operator.{name}", full_of_size(size), floats(N), floats(M), dtypes=F32_ONLY, loose=10)
+def arithmetic(name, size, **options):
+    return row(name, full_of_size(size), floats(N), floats(M), dtypes=F32_ONLY, loose=10, **options)
 
 
 def item_slice(x, at):
@@ -52,11 +52,14 @@ def symbolic_arguments(x, y):
 
 
 ROWS = [
-    arithmetic("add", lambda n, m: n + m),
-    arithmetic("sub", lambda n, m: n - 1 + 2 * m),
-    arithmetic("mul", lambda n, m: n * m + 3 * n),
-    arithmetic("floordiv", lambda n, m: (n * m) // 3 + 1),
-    arithmetic("mod", lambda n, m: n % 3 + m),
+    arithmetic("operator.add", lambda n, m: n + m),
+    arithmetic("operator.sub", lambda n, m: n - 1 + 2 * m),
+    arithmetic("operator.mul", lambda n, m: n * m + 3 * n),
+    arithmetic("operator.floordiv", lambda n, m: (n * m) // 3 + 1),
+    arithmetic("operator.mod", lambda n, m: n % 3 + m),
+    arithmetic("operator.pow", lambda n, m: n**2 + m**3 + n**5),
+    arithmetic("torch.sym_max", lambda n, m: torch.sym_max(n, m) + torch.sym_max(3, n), edge_verified=False),
+    arithmetic("torch.sym_min", lambda n, m: torch.sym_min(n, m) * 10 + torch.sym_min(m, 4), edge_verified=False),
     row("operator.neg", lambda x: x[:, -x.shape[0]:] + 1, floats(N, 20), dtypes=F32_ONLY),
     row("sym_size.int", lambda x, y: (x.reshape(x.shape[0] * 2, 3) + 1, y.expand(x.shape[0], y.shape[0])),
         floats(N, 6), floats(M), dtypes=F32_ONLY),

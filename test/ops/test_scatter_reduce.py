@@ -57,6 +57,8 @@ INDEX = [
     row("index_add", cases=[
         (floats(5, 3), 0, data([1, 1, 4]), floats(3, 3)), (floats(3, 5), -1, data([0, 2]), floats(3, 2))],
         dtypes=(f32, i32)),
+    row("index_add/bools", lambda x, i, y: (x > 0).index_add(0, i, y > 0, alpha=2), floats(5, 3), data([1, 1]),
+        floats(2, 3), dtypes=F32_ONLY),
     row("index_add/alpha", lambda x, i, y: x.index_add(0, i, y, alpha=2), floats(5, N), data([1, 1]), floats(2, N),
         dtypes=F32_ONLY),
 ]

@@ -54,6 +54,12 @@ def lower(function, *inputs, **options):
 # MLX has no float64, so a cast to float64 and what follows it stay with ExecuTorch.
 
 
+def test_product_in_float64_of_half_precision(delegate):
+    lowered = lower(lambda x: (x.half().float().double() * 2).float(), torch.randn(3))
+    assert any("float64" in reason for reason in lowered.refused.values())
+    lowered.assert_matches_eager((torch.randn(3),))
+
+
 def test_operators_in_an_undelegated_branch_are_decomposed(delegate):
     """`silu` is preserved for MLX, but ExecuTorch has no kernel for it."""
     def branches(x):

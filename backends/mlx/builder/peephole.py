@@ -73,16 +73,17 @@ _FLOATS = {torch.float16: (11, 15), torch.bfloat16: (8, 127), torch.float32: (24
 
 
 def can_represent(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether every value of `narrow` is a value of `wide`."""
+    """Whether every value of `narrow` is a value of `wide`. False for different dtypes of which MLX lacks one."""
     if wide == narrow or narrow == torch.bool:
         return True
     if wide == torch.bool:
         return False
     if narrow.is_floating_point:
-        return wide in _FLOATS and all(w >= n for w, n in zip(_FLOATS[wide], _FLOATS[narrow]))
+        has_both = wide in _FLOATS and narrow in _FLOATS
+        return has_both and all(w >= n for w, n in zip(_FLOATS[wide], _FLOATS[narrow]))
     limits = torch.iinfo(narrow)
     if wide.is_floating_point:
-        return max(-limits.min, limits.max).bit_length() <= _FLOATS[wide][0]
+        return wide in _FLOATS and max(-limits.min, limits.max).bit_length() <= _FLOATS[wide][0]
     return torch.iinfo(wide).min <= limits.min and limits.max <= torch.iinfo(wide).max
 
 

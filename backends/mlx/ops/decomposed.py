@@ -77,6 +77,8 @@ def _ldexp(x, exponent):
 
 
 def _logaddexp2(x, y):
+    dtype = torch.result_type(x, y)
+    x, y = x.to(dtype), y.to(dtype)
     return torch.logaddexp(x * math.log(2), y * math.log(2)) / math.log(2)
 
 
@@ -196,7 +198,7 @@ def _pdist(x, p=2.0):
 
 
 def _diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
-    moved = x.movedim((dim1, dim2), (-2, -1))
+    moved, src = x.movedim((dim1, dim2), (-2, -1)), src.to(x.dtype)
     rows, columns = torch.arange(x.shape[dim1]).unsqueeze(-1), torch.arange(x.shape[dim2])
     # Row i of the matrix takes element i of src, or element i + offset if offset is negative: the diagonal then starts
     # below the first row.

@@ -144,7 +144,10 @@ for _table, _handler in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logi
 
 @REGISTRY.lower(aten.round.decimals)
 def round_decimals(P, self, decimals):
-    return P.emit(ir.RoundNode, x=self, decimals=decimals)
+    # The product with a power of ten may overflow in float16, and is rounded in half precision. torch uses float32.
+    is_half = self.dtype in (torch.float16, torch.bfloat16)
+    x = P.cast(self, torch.float32) if is_half else self
+    return P.cast(P.emit(ir.RoundNode, x=x, decimals=decimals), self.dtype)
 
 
 def _scaled(P, x, alpha, dtype):
@@ -198,7 +201,8 @@ def div(P, self, other, rounding_mode=None):
 def floor_divide(P, self, other):
     dtype = P.out.dtype
     if dtype.is_floating_point:
-        a, b = _as_tensors(P, torch.float32, self, _number(other))
+        (a,) = _as_tensors(P, dtype, self)  # torch rounds a dividend to the dtype, but no divisor
+        a, b = _as_tensors(P, torch.float32, a, _number(other))
         return P.cast(P.trace(_floored_quotient, a, b)[0], dtype)
     a, b = _as_tensors(P, dtype, self, other)
     return P.emit(ir.FloorDivideNode, a=a, b=b)
@@ -314,7 +318,8 @@ def _hypot(a, b):
     a, b = torch.abs(a), torch.abs(b)
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     ratio = torch.where((large == 0) | torch.isinf(large), 0, small / large)
-    return large * torch.sqrt(1 + ratio * ratio)
+    # As in C, an infinity wins over NaN.
+    return torch.where(torch.isinf(a) | torch.isinf(b), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
 @REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)

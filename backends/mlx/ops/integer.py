@@ -46,4 +46,6 @@ def lcm(P, self, other):
 
 def _least_common_multiple(a, b, divisor):
     quotient = torch.div(a, torch.where(divisor == 0, 1, divisor), rounding_mode="trunc")
-    return torch.where(divisor == 0, 0, (quotient * b).abs())
+    dtype = quotient.dtype
+    wide = dtype if dtype.itemsize > 4 else torch.int32  # as in C, where the sign of the product counts before it wraps
+    return torch.where(divisor == 0, 0, (quotient.to(wide) * b.to(wide)).abs()).to(dtype)

@@ -28,6 +28,8 @@ from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
 
+aten = torch.ops.aten
+
 
 @REGISTRY.lower(quantized.quantized_matmul)
 def quantized_matmul(P, x, w, scales, biases, **packing):
@@ -186,6 +188,22 @@ def _dequantize(q, scale, zero_point, axis, out_dtype):
     return (x.to(torch.float32) * scale).to(out_dtype or torch.float32)
 
 
+def _fake_quantize_per_tensor(x, scale, zero_point, low, high):
+    return _fake_quantize(x, scale, zero_point, None, low, high)
+
+
+def _fake_quantize(x, scale, zero_point, axis, low, high):
+    """Rounds `x` to integers and back, as a model does that is prepared for quantization-aware training."""
+    scale, zero_point = (_along(v, x, axis) for v in (scale, zero_point))
+    q = torch.clamp(torch.round(x.float() * (1.0 / scale) + zero_point), low, high)
+    return ((q - zero_point) * scale).to(x.dtype)
+
+
+REGISTRY.decompose(aten.fake_quantize_per_tensor_affine.default, _fake_quantize_per_tensor)
+REGISTRY.decompose(aten.fake_quantize_per_tensor_affine.tensor_qparams, _fake_quantize_per_tensor)
+REGISTRY.decompose(aten.fake_quantize_per_channel_affine.default, _fake_quantize)
+
+
 def _along(values, x, axis):
     """Reshapes a tensor of one element, or of one for each index of `axis`, to broadcast against `x`.
 
@@ -200,7 +218,7 @@ def _along(values, x, axis):
 _EXACT_PRODUCTS = 8192
 
 
-@REGISTRY.lower(torch.ops.aten._int_mm.default)
+@REGISTRY.lower(aten._int_mm.default)
 def int_mm(P, self, mat2):
     """Lowers an integer product to two float32 products: one with the lower and one with the upper four bits of `self`.
 

@@ -50,6 +50,19 @@ def negative(P, a):
     return _arithmetic(ir.SubtractIntNode)(P, 0, a)
 
 
+@REGISTRY.lower(operator.pow)
+def power(P, a, b):
+    """Lowers a power with a Python number as exponent to products."""
+    if not isinstance(b, int) or not 0 < b <= 64:
+        raise Unsupported("a power of a size is supported only if the exponent is a Python number from 1 to 64")
+    result = _checked(a, int)
+    for bit in bin(b)[3:]:  # the bits after the first one, from the highest to the lowest
+        result = P.emit(ir.MultiplyIntNode, a=result, b=result)
+        if bit == "1":
+            result = P.emit(ir.MultiplyIntNode, a=result, b=a)
+    return result
+
+
 @REGISTRY.lower(aten.sym_size.int)
 def sym_size(P, self, dim):
     return P.size(self, dim)
@@ -105,6 +118,23 @@ def _compare(op):
         return P.emit(ir.ItemIntNode, x=P.emit(op, a=x, b=y, dtype=torch.bool), out=ValueSlot(bool))
 
     return compare
+
+
+def _larger(P, a, b):
+    """Returns the maximum: a, plus b - a if b is greater."""
+    is_greater = _compare(ir.GreaterNode)(P, b, a)
+    difference = P.emit(ir.SubtractIntNode, a=b, b=a)
+    return P.emit(ir.AddIntNode, a=a, b=P.emit(ir.MultiplyIntNode, a=is_greater, b=difference))
+
+
+@REGISTRY.lower(torch.sym_max)
+def sym_max(P, a, b):
+    return _larger(P, a, b)
+
+
+@REGISTRY.lower(torch.sym_min)
+def sym_min(P, a, b):
+    return P.emit(ir.SubtractIntNode, a=P.emit(ir.AddIntNode, a=a, b=b), b=_larger(P, a, b))
 
 
 def _not(P, a):

@@ -82,7 +82,7 @@ def index_add(P, self, dim, index, source, alpha):
 
 
 def _index_add(x, dim, index, source, alpha):
-    source = source if alpha == 1 else source * alpha
+    source = source if alpha == 1 else (source * alpha).to(x.dtype)  # bools times an integer are integers
     return x.scatter_add(dim, _expand_index(index, source, dim), source)
 
 
