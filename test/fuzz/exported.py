@@ -5,6 +5,7 @@ All programs are exported as one module, which is faster than one export per pro
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Sequence
@@ -44,9 +45,7 @@ def _lower(batch: Batch):
     """Returns the lowered module, and a dict from the index of each program that was not delegated completely to the
     reason."""
     example = tuple(t for p in batch.programs for t in p.arguments(EXTENTS[0]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
+    with _quiet():
         try:
             with torch.no_grad():
                 exported = torch.export.export(batch, example, dynamic_shapes=batch.dynamic_shapes())
@@ -60,6 +59,19 @@ def _lower(batch: Batch):
             raise
     owners = [i for i, program in enumerate(batch.programs) for _ in program.outputs]
     return lowered, {owners[output]: reason for output, reason in partitioner.declined.items()}
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Hides the warnings of torch and ExecuTorch about the programs."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(level)
 
 
 def _to_edge(exported, *partitioners: MLXPartitioner):

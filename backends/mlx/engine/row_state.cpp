@@ -275,8 +275,8 @@ void RowWriter::begin(const Row& row) {
   // at the same time.
   std::random_device random;
   temporary_ = str(path_, ".", random(), random(), ".tmp");
-  file_.open(temporary_, std::ios::binary);
-  check_written(file_.is_open());
+  file_.emplace(temporary_, std::ios::binary);
+  check_written(file_->is_open());
   Header header;
   header.program = program_hash_;
   header.num_ids = row.ids.size();
@@ -304,10 +304,10 @@ bool RowWriter::write_next(const Row& row) {
   if (next_ < buffers_->count()) {
     return true;
   }
-  file_.seekp(offsetof(Header, checksum));
+  file_->seekp(offsetof(Header, checksum));
   write({reinterpret_cast<const char*>(&checksum_), sizeof(checksum_)});
-  file_.close();
-  check_written(file_ && std::rename(temporary_.c_str(), path_.c_str()) == 0);
+  file_->close();
+  check_written(*file_ && std::rename(temporary_.c_str(), path_.c_str()) == 0);
   return false;
 }
 
@@ -316,7 +316,7 @@ void RowWriter::check_written(bool is_written) const {
 }
 
 void RowWriter::write(std::span<const char> bytes) {
-  file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file_->write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 RowReader::RowReader(const LlmProgram& program, const std::string& path)

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,7 +68,7 @@ class RowWriter {
   const std::unique_ptr<RowBuffers> buffers_;
   const uint64_t program_hash_;
   std::string temporary_; // the name of the file until it is complete
-  std::ofstream file_;
+  std::optional<std::ofstream> file_; // none before the first buffer
   uint64_t checksum_ = 0;
   size_t next_ = 0; // buffer
 };
