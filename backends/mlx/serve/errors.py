@@ -143,6 +143,7 @@ def add_error_handlers(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path[:100]}: {error.detail}"
         return ApiError(message, status=error.status_code, headers=error.headers).response()
 
+
 class InternalErrors:
     """Middleware: answers a request with HTTP 500 if an exception comes from its route.
 

@@ -189,7 +189,6 @@ def _gemma4(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-
 # The name of an architecture in GGUF → how transformers stores it.
 ARCHITECTURES = {
     "arcee": Architecture("arcee", is_permuted=True),

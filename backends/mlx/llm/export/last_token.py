@@ -6,7 +6,8 @@ alone. `narrow_to_last_token` moves the selection of the last token back through
 other results are used.
 
 The rules below say how an operator treats an axis of its result: which axes of which operands the selection moves to.
-An operator without a rule is not changed, and the selection takes place after it.
+An operator without a rule is not changed, and the selection takes place after it. The rules of `tensor_parallel` follow
+the axes in the other direction, from the operands to the result.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ...builder.extents import is_same_shape
 from ...custom_kernel_ops.int8_activations import int8_quantized_matmul
 from ...custom_ops.quantized import gathered_matmul, gathered_quantized_matmul, quantized_matmul
+from .tensor_parallel.analysis import permutation_of
 
 _aten = torch.ops.aten
 _END = 2**63 - 1  # torch's end of a slice up to the last element
@@ -136,17 +138,13 @@ def _shape(node: Node) -> Sequence[Any]:
     return (value[0] if isinstance(value, (tuple, list)) else value).shape
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return statically_known_true(a == b)
-
-
 def _pointwise(node: Node, axis: int) -> Axes:
     """Operands broadcast: their axes count from the last one."""
     place, size = axis - len(_shape(node)), _shape(node)[axis]
     axes = {}
     for operand in (x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)):
         shape = _shape(operand)
-        if len(shape) >= -place and _equal(shape[place], size):
+        if len(shape) >= -place and is_same_shape([shape[place]], [size]):
             axes[operand] = len(shape) + place
     return axes
 
@@ -188,12 +186,7 @@ def _norm(node: Node, axis: int) -> Axes | None:
 
 
 def _transpose(node: Node, axis: int) -> Axes:
-    first, second = (a % len(_shape(node)) for a in node.args[1:3])
-    return {node.args[0]: second if axis == first else first if axis == second else axis}
-
-
-def _permute(node: Node, axis: int) -> Axes:
-    return {node.args[0]: node.args[1][axis] % len(_shape(node))}
+    return {node.args[0]: permutation_of(node)[axis]}
 
 
 def _unsqueeze(node: Node, axis: int) -> Axes | None:
@@ -223,10 +216,8 @@ def _reshape(node: Node, axis: int) -> Axes | None:
     """The axis stays one of its own: as many elements come before it, and as many after it."""
     before, after = _shape(node.args[0]), _shape(node)
     for place, size in enumerate(before):
-        if _equal(size, after[axis]) and all(
-            _equal(math.prod(before[part]), math.prod(after[other]))
-            for part, other in ((slice(place), slice(axis)), (slice(place + 1, None), slice(axis + 1, None)))
-        ):
+        sizes = [math.prod(before[:place]), size, math.prod(before[place + 1 :])]
+        if is_same_shape(sizes, [math.prod(after[:axis]), after[axis], math.prod(after[axis + 1 :])]):
             return {node.args[0]: place}
     return None
 
@@ -239,7 +230,7 @@ def _experts(node: Node, axis: int) -> Axes | None:
         return None
     axes = {}
     for operand, rank in ((x, len(_shape(x)) - 2), (index, len(_shape(index)))):
-        if rank >= -place and _equal(_shape(operand)[rank + place], _shape(node)[axis]):
+        if rank >= -place and is_same_shape([_shape(operand)[rank + place]], [_shape(node)[axis]]):
             axes[operand] = rank + place
     return axes
 
@@ -272,7 +263,7 @@ _RULES: dict[Any, Rule] = {
     _aten.layer_norm.default: _norm,
     _aten.rms_norm.default: _norm,
     _aten.transpose.int: _transpose,
-    _aten.permute.default: _permute,
+    _aten.permute.default: _transpose,
     _aten.unsqueeze.default: _unsqueeze,
     _aten.squeeze.dim: _squeeze,
     _aten.squeeze.dims: _squeeze,

@@ -40,7 +40,7 @@ _JOINED_IN = {"granitemoehybrid": (".mlp.gate_proj", ".mlp.up_proj", ".shared_ml
 _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 # Norms that add 1 to their weights in transformers. In mlx-lm, the weights include this 1.
 _OFFSET_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
-# The kind of a model → the end of the names of tensors that mlx-lm computes without, and that are 0 then.
+# The kind of a model → the end of the names of tensors that folders of mlx-lm lack. They are 0.
 _ZERO_IN = {"ernie4_5_moe": ".e_score_correction_bias"}
 # Kinds of models whose weights cannot be used. mlx-lm multiplies those of falcon_h1 by factors of the config.
 _REFUSED = ("falcon_h1",)
@@ -61,9 +61,9 @@ def load_mlx(folder: Path) -> PreTrainedModel:
     if kind in _JOINED_IN:
         _join_rows(tensors, *_JOINED_IN[kind])
     _join_latent_projections(model, tensors)
-    for name, tensor in model.state_dict().items():
-        if kind in _ZERO_IN and name.endswith(_ZERO_IN[kind]):
-            tensors.setdefault(name, torch.zeros(tensor.shape))
+    if kind in _ZERO_IN:
+        missing = {name: x for name, x in model.state_dict().items() if name.endswith(_ZERO_IN[kind])}
+        tensors |= {name: torch.zeros(x.shape) for name, x in missing.items() if name not in tensors}
     for path, module in model.named_modules():
         if f"{path}.weight" in tensors:
             _change_layout(module, f"{path}.weight", tensors)

@@ -1,8 +1,8 @@
 """Loads checkpoints of GPTQ, AWQ, AutoRound, compressed-tensors and bitsandbytes, and FP8, NVFP4 or MXFP4 weights.
 
 Integers, NVFP4 and MXFP4 elements are kept, in MLX's packed format. GPTQ, AWQ, AutoRound and compressed-tensors store a
-weight as scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias. The weights
-of FP8 and of bitsandbytes become floats.
+weight as scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias.
+The weights of FP8 and of bitsandbytes become floats.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _LANGUAGE_MODEL_NAMES = {
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
-# The kind of the language model of a model for text and other media → what differs in the config of the causal language
-# model that computes the same for text. The positions of a text are the same on all axes of the rotary embedding.
+# For language models inside models for images and text: the kind → the settings that differ in the causal language model
+# that computes the same for text. The positions of a text are the same on all axes of the rotary embedding.
 _TWINS = {
     "glm4v_moe_text": {"model_type": "glm4_moe"},
     "glm4v_text": {"model_type": "glm4"},
@@ -207,6 +207,7 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
 
 
 def _text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of the language model, if possible as that of a causal language model of transformers."""
     text = config.get_text_config()
     twin = _TWINS.get(text.model_type)
     if twin is None:
