@@ -274,13 +274,13 @@ void pack_quantized_panel_of(const QuantizedMatrix& q, int first, int rows, floa
   const int groups = q.k / q.group_size;
   const ptrdiff_t stride = section_stride(q.k);
   const ptrdiff_t first_group = static_cast<ptrdiff_t>(first) * groups;
-  float columns[2][kMaxGroups * kLanes];  // the scales and the biases of each group
+  float columns[2][kMaxGroups * kLanes];  // for each group, the scales and the biases of the rows
   const ptrdiff_t offset = first_group * (q.scale_type == FloatType::float32 ? 4 : 2);
-  const auto transpose_numbers = [&](const void* numbers, float* to) {
-    transpose_rows(static_cast<const char*>(numbers) + offset, q.scale_type, groups, rows, groups, to, kLanes);
+  const auto transpose_groups = [&](const void* of_groups, float* to) {
+    transpose_rows(static_cast<const char*>(of_groups) + offset, q.scale_type, groups, rows, groups, to, kLanes);
   };
-  transpose_numbers(q.scales, columns[0]);
-  transpose_numbers(q.biases, columns[1]);
+  transpose_groups(q.scales, columns[0]);
+  transpose_groups(q.biases, columns[1]);
   const auto* w = reinterpret_cast<const float*>(q.w + static_cast<ptrdiff_t>(first) * words);
   for (int i = 0; i < words; i += kLanes) {
     Floats bits[kLanes];

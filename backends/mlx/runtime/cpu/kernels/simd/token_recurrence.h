@@ -197,17 +197,13 @@ void selective_scan(const SelectiveScan& s) {
       const Floats step = broadcast(steps[c]), input = step * broadcast(inputs[c]);
       for (int i = 0; c < s.channels && i < s.size; i += kLanes) {
         const ptrdiff_t at = ptrdiff_t{c} * s.size + i;
-        const int left = s.size - i;
-        const bool is_whole = left >= kLanes;
-        const Floats rates = is_whole ? load<Floats>(s.rates + at) : load_partial<Floats>(s.rates + at, left);
-        const Floats old = is_whole ? load<Floats>(state + at) : load_partial<Floats>(state + at, left);
+        const int count = s.size - i < kLanes ? s.size - i : kLanes;
+        const Floats rates = load_lanes(s.rates + at, count), old = load_lanes(state + at, count);
         const Floats decayed = old * decay_factor(step * rates);
         Floats x = multiply_add(input, load<Floats>(key + i), decayed);
-        if (is_whole) {
-          store(x, s.next + at);
-        } else {
-          store_partial(x, s.next + at, left);
-          x = load_partial<Floats>(s.next + at, left);  // zeros in the other lanes, also if `input` is infinite
+        store_lanes(x, s.next + at, count);
+        if (count < kLanes) {
+          x = load_partial<Floats>(s.next + at, count);  // zeros in the other lanes, also if `input` is infinite
         }
         total = multiply_add(x, load<Floats>(query + i), total);
       }

@@ -11,30 +11,33 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-// Prefetches later rows of x, with elements of `Size` bytes, while the columns i ... i + kLanes - 1 of the next kLanes rows
-// are read. If rows have no gaps, their lines are prefetched in the order in which they lie in memory, which takes two
-// thirds of the time: the memory is slower if it is read at kLanes places in turn.
+// Prefetches a part of later rows of x, with elements of `Size` bytes. A caller reads the next kLanes rows, from columns
+// i ... i + kLanes - 1 on; when it has read all columns, as many later rows are prefetched. Rows without gaps are
+// prefetched in the order in which they lie in memory. Attention to 2,048 keys then takes two thirds of the time, because
+// memory is slower if kLanes places are read in turn.
 template <ptrdiff_t Size>
 __attribute__((always_inline)) inline void prefetch_later_rows(
     const char* x, ptrdiff_t ldx, int rows, int k, int i) {
   constexpr ptrdiff_t kDistance = 8 << 10;  // bytes
   const ptrdiff_t row_bytes = ldx * Size;
-  if (row_bytes == 0 || kDistance / row_bytes >= rows) {
+  const ptrdiff_t rows_ahead = rows_to_prefetch(row_bytes, kDistance);
+  if (rows_ahead >= rows) {
     return;
   }
+  const char* later = x + rows_ahead * row_bytes;
   if (ldx == k) {
     for (ptrdiff_t byte = 0; byte < kLanes * kLanes * Size; byte += 64) {
-      prefetch(x + kDistance + i * kLanes * Size + byte);
+      prefetch(later + i * kLanes * Size + byte);
     }
   } else {
     for (int r = 0; r < kLanes; ++r) {
-      prefetch(x + kDistance / row_bytes * row_bytes + r * row_bytes + i * Size);
+      prefetch(later + r * row_bytes + i * Size);
     }
   }
 }
 
 // Writes the columns i ... i + kLanes - 1 of x [rows, k] to the vectors v: lane r has the element of row r, for r < kLanes.
-// Lanes without a row, and vectors without a column, have any values. Not inlined, it would take twice as long.
+// Lanes without a row, and vectors without a column, have any values. Always inlined: as a call, it takes twice as long.
 template <FloatType Type>
 __attribute__((always_inline)) inline void load_transposed(
     const typename Elements<Type>::Element* x, ptrdiff_t ldx, int rows, int k, int i, Floats* v) {

@@ -122,11 +122,24 @@ inline void store_partial(Floats v, float* to, int count) {
 #endif
 }
 
+// The first `count` lanes in memory, of at most kLanes.
+inline Floats load_lanes(const float* from, int count) {
+  return count == kLanes ? load<Floats>(from) : load_partial<Floats>(from, count);
+}
+
+inline void store(Floats v, float* to) {
+  __builtin_memcpy(to, &v, sizeof(v));
+}
+
+inline void store_lanes(Floats v, float* to, int count) {
+  count == kLanes ? store(v, to) : store_partial(v, to, count);
+}
+
 constexpr ptrdiff_t kPrefetchDistance = 16 << 10;  // bytes; hides the latency of memory
 
 // The number of rows of `bytes` bytes by which a kernel prefetches ahead.
-constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes) {
-  return bytes > 0 ? kPrefetchDistance / bytes : 0;
+constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes, ptrdiff_t distance = kPrefetchDistance) {
+  return bytes > 0 ? distance / bytes : 0;
 }
 
 // How many bytes ahead a kernel prefetches in each of `Bands` bands: 64 vectors in all bands together.
@@ -137,10 +150,6 @@ constexpr ptrdiff_t kBandPrefetchDistance = 64 * kLanes * 4 / Bands;
 // Never faults, even past the end of an array.
 inline void prefetch(const void* from) {
   __builtin_prefetch(from, 0, 2);
-}
-
-inline void store(Floats v, float* to) {
-  __builtin_memcpy(to, &v, sizeof(v));
 }
 
 template <int... I>

@@ -141,7 +141,7 @@ void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptr
       }
     }
     for (int u = 0; i < width; ++u, i += kLanes) {
-      add_square(u, width - i < kLanes ? load_partial<Floats>(x + i, static_cast<int>(width - i)) : load<Floats>(x + i));
+      add_square(u, load_lanes(x + i, width - i < kLanes ? static_cast<int>(width - i) : kLanes));
     }
     const float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
     const float factor = 1 / __builtin_sqrtf(total / static_cast<float>(width) + eps);
@@ -154,13 +154,10 @@ void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptr
 void rotate(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half) {
   for (ptrdiff_t i = 0; i < half; i += kLanes) {
     const int count = half - i < kLanes ? static_cast<int>(half - i) : kLanes;
-    const auto read = [&](const float* from) {
-      return count == kLanes ? load<Floats>(from) : load_partial<Floats>(from, count);
-    };
-    const auto write = [&](Floats v, float* to) { count == kLanes ? store(v, to) : store_partial(v, to, count); };
-    const Floats a = read(x + i), b = read(x + half + i), cosine = read(cosines + i), sine = read(sines + i);
-    write(multiply_add(-b, sine, a * cosine), y + i);
-    write(multiply_add(b, cosine, a * sine), y + half + i);
+    const Floats a = load_lanes(x + i, count), b = load_lanes(x + half + i, count);
+    const Floats cosine = load_lanes(cosines + i, count), sine = load_lanes(sines + i, count);
+    store_lanes(multiply_add(-b, sine, a * cosine), y + i, count);
+    store_lanes(multiply_add(b, cosine, a * sine), y + half + i, count);
   }
 }
 
