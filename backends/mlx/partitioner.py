@@ -15,9 +15,9 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import ops as _  # noqa: F401  (fills the registry)
-from .builder.extents import is_same_shape
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target
+from .extents import is_same_shape
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
 from .return_types import register_return_types
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from executorch_mlx import ops as _  # noqa: F401  (fills the registry)
 from executorch_mlx.builder.assemble import assemble
-from executorch_mlx.builder.extents import bounds
 from executorch_mlx.builder.program import ProgramBuilder
 from executorch_mlx.builder.registry import REGISTRY
+from executorch_mlx.extents import bounds
 from executorch_mlx.serialization.pack import pack_payload
 from irprograms.graph import load, pte
 from torch._dynamo.source import ConstantSource

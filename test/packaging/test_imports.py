@@ -8,11 +8,12 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "backends" / "mlx"
 
-BELOW_OPS = {"serialization", "builder", "custom_ops"}
+BELOW_OPS = {"serialization", "extents", "builder", "custom_ops"}
 # Part → the parts that it may import, besides itself. Add new parts here and in CONTRIBUTING.md.
 RULES = {
     "serialization": set(),
     "custom_ops": set(),
+    "extents": set(),
     "output_copies": set(),
     "loader": {"output_copies"},
     "quiet": set(),
@@ -20,7 +21,7 @@ RULES = {
     "program_caches": set(),
     "memory": {"loader"},
     "return_types": set(),
-    "builder": {"serialization", "custom_ops"},
+    "builder": {"serialization", "extents", "custom_ops"},
     "patterns": BELOW_OPS,
     "custom_kernel_ops": BELOW_OPS,
     "random": {"custom_ops"},
@@ -31,8 +32,8 @@ RULES = {
     "verification": {"builder", "inspect", "loader", "partitioner", "program_caches", "quiet", "serialization"},
     # never builder or ops
     "llm": {
-        "collector", "custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "program_caches", "quiet",
-        "verification",
+        "collector", "custom_ops", "custom_kernel_ops", "extents", "loader", "memory", "partitioner", "program_caches",
+        "quiet", "verification",
     },
     "speech": {"collector", "custom_kernel_ops", "llm", "partitioner", "program_caches", "quiet", "verification"},
     "serve": {"llm", "memory"},

@@ -331,10 +331,13 @@ def test_pages_of_allowed_origins(server, chat_program):
 
 def test_internal_error_has_the_headers_of_other_responses(chat_program, monkeypatch, caplog):
     """Without them, a page of another origin cannot read it."""
-    with served.serve(chat_program, allowed_origins=("https://a.example",)) as server:
+    # The entry is written after the response is sent, so that it is read after the server has ended.
+    with (
+        caplog.at_level(logging.INFO, "executorch_mlx.access"),
+        served.serve(chat_program, allowed_origins=("https://a.example",)) as server,
+    ):
         monkeypatch.setattr(server.app.state.service.models, "descriptions", lambda: 1 // 0)
-        with caplog.at_level(logging.INFO, "executorch_mlx.access"):
-            response = httpx.get(f"{server.url}/v1/models", headers={"Origin": "https://a.example"})
+        response = httpx.get(f"{server.url}/v1/models", headers={"Origin": "https://a.example"})
     assert response.status_code == 500 and response.json()["error"]["message"] == "internal error: ZeroDivisionError"
     assert response.headers["access-control-allow-origin"] == "https://a.example"
     (entry,) = (json.loads(record.message) for record in caplog.records if record.name == "executorch_mlx.access")

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from ..extents import bounds
 from ..serialization import ir
 from . import dtypes
 from .digests import Digests
 from .emitter import Emitted
-from .extents import bounds
 from .liveness import drop_dead, lifetimes, recycle, slots_in
 from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot

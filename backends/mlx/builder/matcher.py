@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from ..extents import expressions
 from .bind import PLACEMENT
-from .extents import expressions
 from .registry import aten_target
 from .slots import TensorSlot
 

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .extents import expressions, range_of
+from ..extents import expressions, range_of
 from .registry import Registry, Unsupported
 from .slots import Slot, TensorSlot, ValueSlot
 

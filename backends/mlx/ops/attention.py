@@ -7,8 +7,8 @@ import math
 import torch
 
 from ..builder import dtypes
-from ..builder.extents import expressions, is_same_shape
 from ..builder.registry import REGISTRY, Unsupported
+from ..extents import expressions, is_same_shape
 from ..serialization import ir
 
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ import operator
 import torch
 
 from ..builder import dtypes
-from ..builder.extents import is_empty
 from ..builder.peephole import can_represent
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot, ValueSlot
+from ..extents import is_empty
 from ..serialization import ir
 
 aten = torch.ops.aten

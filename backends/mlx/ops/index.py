@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from ..builder.extents import is_same_shape
 from ..builder.flat_index import flat_index
 from ..builder.registry import REGISTRY, Unsupported
+from ..extents import is_same_shape
 from ..serialization import ir
 
 aten = torch.ops.aten

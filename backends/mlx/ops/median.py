@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ..builder.extents import bounds
 from ..builder.registry import REGISTRY, Unsupported
+from ..extents import bounds
 
 aten = torch.ops.aten
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..builder.extents import is_empty
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot
+from ..extents import is_empty
 
 aten = torch.ops.aten
 

@@ -15,7 +15,6 @@ from functools import partial
 import torch
 
 from ..builder.cache_write import add, subtract
-from ..builder.extents import bounds
 from ..builder.registry import REGISTRY, tracing_handler
 from ..builder.slots import TensorSlot
 from ..custom_kernel_ops.layer_state import read_layer_state, read_layer_state_definition
@@ -27,6 +26,7 @@ from ..custom_kernel_ops.recurrence import (
     gated_linear_attention,
     selective_scan,
 )
+from ..extents import bounds
 from ..serialization import ir
 
 # Operator → the node whose fields are the arguments of the operator.

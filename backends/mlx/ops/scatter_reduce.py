@@ -11,9 +11,9 @@ import math
 
 import torch
 
-from ..builder.extents import is_empty, is_same_shape
 from ..builder.flat_index import flat_element_index
 from ..builder.registry import REGISTRY, Unsupported
+from ..extents import is_empty, is_same_shape
 from ..serialization import ir
 
 aten = torch.ops.aten

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from ..builder.extents import expressions, is_same_shape
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import ValueSlot
+from ..extents import expressions, is_same_shape
 from ..serialization import ir
 
 aten = torch.ops.aten

@@ -22,9 +22,9 @@ from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from ...builder.extents import is_same_shape
 from ...custom_kernel_ops.int8_activations import int8_quantized_matmul
 from ...custom_ops.quantized import gathered_matmul, gathered_quantized_matmul, quantized_matmul
+from ...extents import is_same_shape
 from .tensor_parallel.analysis import permutation_of
 
 _aten = torch.ops.aten
