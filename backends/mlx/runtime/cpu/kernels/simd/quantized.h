@@ -273,6 +273,7 @@ void pack_quantized_panel_of(const QuantizedMatrix& q, int first, int rows, floa
   const int words = q.k * Bits / 32;
   const int groups = q.k / q.group_size;
   const ptrdiff_t stride = section_stride(q.k);
+  const int group_shift = __builtin_ctz(q.group_size);
   const ptrdiff_t first_group = static_cast<ptrdiff_t>(first) * groups;
   float columns[2][kMaxGroups * kLanes];  // for each group, the scales and the biases of the rows
   const ptrdiff_t offset = first_group * (q.scale_type == FloatType::float32 ? 4 : 2);
@@ -286,14 +287,15 @@ void pack_quantized_panel_of(const QuantizedMatrix& q, int first, int rows, floa
     Floats bits[kLanes];
     load_transposed<FloatType::float32>(w, words, rows, words, i, bits);
     for (int word = i; word < words && word < i + kLanes; ++word) {
-      const int group = word * kPerWord / q.group_size;
+      const int element = word * kPerWord;
+      const ptrdiff_t group = element >> group_shift;
       const Floats scale = load<Floats>(columns[0] + group * kLanes), bias = load<Floats>(columns[1] + group * kLanes);
       const Words integers = (Words)bits[word - i];
+      float* to = panel + element % kLanes * stride + element / kLanes * kLanes;
       repeat<kPerWord>([&](auto j) __attribute__((always_inline)) {
-        const int element = word * kPerWord + j.value;
         const Ints integer = (Ints)(integers >> j.value * Bits & ((1u << Bits) - 1));
         const Floats value = multiply_add(__builtin_convertvector(integer, Floats), scale, bias);
-        store(value, panel + element % kLanes * stride + element / kLanes * kLanes);
+        store(value, to + j.value % kLanes * stride + j.value / kLanes * kLanes);
       });
     }
   }
