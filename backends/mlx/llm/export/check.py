@@ -13,10 +13,10 @@ from executorch.exir import ExecutorchProgramManager
 from ...verification.cost import Cost
 from ...verification.load import load, load_methods
 from ...verification.locate import CannotLocate, locate_in_file
-from ...verification.noise import RoundingNoise
 from ...verification.node_output import NodeOutput
+from ...verification.noise import RoundingNoise
 from ...verification.rounding import agree, compare
-from .attention import use_cached_attention
+from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
 from .methods import MethodKind, example_inputs

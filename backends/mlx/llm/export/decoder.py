@@ -11,16 +11,16 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from .attention import use_cached_attention
-from .cache import KVCache, LayerSpec
-from .complex_pairs import ComplexPairs
-from .latent import absorb
+from .attention.cache import KVCache, LayerSpec
+from .attention.cached import use_cached_attention
+from .attention.latent import absorb
+from .attention.observe import observe
+from .attention.rope import use_stateless_rotary
 from .mtp import MTPDecoder
-from .observe import observe
 from .recurrent import cache_argument, kernels_of, use_cached_states
-from .rope import use_stateless_rotary
-from .set_order import sorted_sets
-from .state import StateCache, StateObserver, can_rewind, has_state
+from .recurrent.state import StateCache, StateObserver, can_rewind, has_state
+from .tracing.complex_pairs import ComplexPairs
+from .tracing.set_order import sorted_sets
 from .weights import compute_dtype
 
 

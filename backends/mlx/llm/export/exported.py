@@ -14,9 +14,9 @@ from typing import Any
 from executorch.exir import ExecutorchProgramManager
 
 from ...partitioner import Report
-from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError
-from .kv_quantization import KVQuantization
+from .quantization.calibration import Perplexity
+from .quantization.kv_caches import KVQuantization
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import LoadStateDictConfig
 
-from .attention import use_cached_attention
-from .cache import KVCache, lazy_zeros
-from .latent import absorb
-from .load_checks import shortened
-from .observe import STATE_KINDS, observe
+from .attention.cache import KVCache, lazy_zeros
+from .attention.cached import use_cached_attention
+from .attention.latent import absorb
+from .attention.observe import STATE_KINDS, observe
+from .checkpoints.load_checks import shortened
 from .weights import compute_dtype
 
 

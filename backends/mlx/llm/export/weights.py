@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .load_checks import check_loaded, check_quantization, shortened
+from .checkpoints.load_checks import check_loaded, check_quantization, shortened
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
@@ -49,7 +49,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     folder = Path(folder)
     try:
         if is_gguf(folder):
-            from .gguf_file import GGUFFile  # needs the package gguf
+            from .gguf.file import GGUFFile  # needs the package gguf
 
             model = GGUFFile(folder).load()
         else:
@@ -179,10 +179,10 @@ def _config(folder: Path, name: str = "config.json") -> dict:
 
 def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     if is_mlx(folder):
-        from .mlx_folder import load_mlx
+        from .checkpoints.mlx_folder import load_mlx
 
         return load_mlx(folder)
-    from .quantized_folder import can_read, load_quantized
+    from .checkpoints.quantized_folder import can_read, load_quantized
 
     settings = quantization_settings(folder)
     if can_read(settings):

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from ....custom_ops.distributed import simulated_group
 from ...processes import part_path
-from ..attention import use_cached_attention
+from ..attention.cached import use_cached_attention
 from ..decoder import CachedDecoder
 from ..exported import ExportedLLM, folder_beside
 from ..head_config import HeadConfig

@@ -11,9 +11,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ...custom_ops.quantized_cache import EntryFormat
+from ....custom_ops.quantized_cache import EntryFormat
 from .masks import AttentionSpan, MaskFunction
-from .own_attention import CachedStates
+from .own import CachedStates
 
 
 @dataclass(frozen=True)

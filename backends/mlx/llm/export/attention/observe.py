@@ -8,12 +8,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from ..packed import arbitrary_products
 from .all_keys import AllKeys, use_all_keys
-from .attention import use_cached_attention
 from .cache import LayerSpec, sparse_attention_error
+from .cached import use_cached_attention
 from .masks import AttentionSpan, MaskFunction, function_of_tensor, span_of
-from .own_attention import CachedStates
-from .packed import arbitrary_products
+from .own import CachedStates
 
 _LENGTH = 8  # the number of tokens in the run
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # layers that keep a state

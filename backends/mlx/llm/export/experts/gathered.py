@@ -6,9 +6,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from ...custom_ops import quantized
-from .adapted_experts import adapt
-from .packed import MLXExperts, is_experts
+from ....custom_ops import quantized
+from ..packed import MLXExperts, is_experts
+from .adapted import adapt
 
 _INTERFACE_NAME = "mlx"
 

@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from .cache import KVCache
 from .latent import attend_over_latents, is_absorbed
 from .masks import Mask, mask_interface
-from .own_attention import CachedStates
+from .own import CachedStates
 
 _INTERFACE_NAME = "mlx"
 # Tensors that a module may pass to the attention, and that do not change its result.

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ...custom_ops.packing import pack, unpack
+from ....custom_ops.packing import pack, unpack
+from ..quantize import GROUP_SIZES
+from ..weights import empty_model, language_tensors, load_floats, read_tensors
 from .mlx_folder import install_all, renamed, stack_experts
-from .quantize import GROUP_SIZES
-from .weights import empty_model, language_tensors, load_floats, read_tensors
 
 Tensors = dict[str, torch.Tensor]
 _BITS = (2, 4, 8)  # elements of these sizes do not cross the bytes, so that all formats have the same order of bits

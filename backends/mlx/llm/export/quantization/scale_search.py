@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ....custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, pack, quantize, unpack
 from . import native
-from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, pack, quantize, unpack
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
 _ROUNDS = 2  # how often `search` alternates between integers and scales for each fraction

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .packed import is_experts, is_linear
+from ..packed import is_experts, is_linear
 
 _WINDOW_TOKENS = 512  # the largest size of a window: a piece of the text that one forward pass takes
 _CALIBRATION_WINDOWS, _HELD_OUT_WINDOWS = 4, 2  # the largest numbers of windows to calibrate and to measure on

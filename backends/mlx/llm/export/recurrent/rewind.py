@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...custom_kernel_ops.recurrence import (
+from ....custom_kernel_ops.recurrence import (
     MIN_TOKENS_FOR_BLOCKS, RULES, diagonal_recurrence, gated_delta_rule, gated_linear_attention,
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from ....loader import load_scale_search
+from .....loader import load_scale_search
 
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # dtype → Dtype in scale_search.cpp
 _GROUP_SIZES = (32, 64, 128)

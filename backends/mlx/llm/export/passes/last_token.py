@@ -22,10 +22,10 @@ from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from ...custom_kernel_ops.int8_activations import int8_quantized_matmul
-from ...custom_ops.quantized import gathered_matmul, gathered_quantized_matmul, quantized_matmul
-from ...extents import is_same_shape
-from .tensor_parallel.analysis import permutation_of
+from ....custom_kernel_ops.int8_activations import int8_quantized_matmul
+from ....custom_ops.quantized import gathered_matmul, gathered_quantized_matmul, quantized_matmul
+from ....extents import is_same_shape
+from ..tensor_parallel.analysis import permutation_of
 
 _aten = torch.ops.aten
 _END = 2**63 - 1  # torch's end of a slice up to the last element

@@ -11,7 +11,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from ...custom_ops.packing import FLOAT_MODES
+from ....custom_ops.packing import FLOAT_MODES
+from ..mtp import without_ends
+from ..packed import install, is_linear, set_int8_activations, use_linear_layers
+from ..quantize import is_microscaled, linear_paths, quantize_model
+from ..weights import cast_parameters, compute_dtype, copy_unpacked, set_compute_dtype
 from .calibration import (
     Perplexity,
     Text,
@@ -19,13 +23,9 @@ from .calibration import (
     linear_layers_in_float32,
     perplexity,
 )
-from .mtp import without_ends
-from .packed import install, is_linear, set_int8_activations, use_linear_layers
-from .quantize import is_microscaled, linear_paths, quantize_model
 from .scale_search import Format
 from .sensitivity import choose, measure
-from .tuning import visit_decoder_layers, tuned
-from .weights import cast_parameters, compute_dtype, copy_unpacked, set_compute_dtype
+from .tuning import tuned, visit_decoder_layers
 
 QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
@@ -62,7 +62,7 @@ def convert_weights(
     each weight alone, and no perplexity is measured.
     """
     if is_microscaled(model):
-        from .microscaled import use_packed_weights  # imports prototypes of torchao
+        from ..microscaled import use_packed_weights  # imports prototypes of torchao
 
         use_packed_weights(model)
     _dequantize_float8(model)

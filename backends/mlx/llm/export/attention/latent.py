@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .packed import Packed
+from ..packed import Packed
 
 _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
 

@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from ..packed import is_embedding, is_linear
+from ..weights import cast_parameters, language_tensors
 from .load_checks import shortened
-from .packed import is_embedding, is_linear
-from .weights import cast_parameters, language_tensors
 
 _PREFIX = "base_model.model."  # of the names of peft, before the names of the model
 

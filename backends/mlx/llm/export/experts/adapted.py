@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from .packed import is_experts
+from ..packed import is_experts
 
 # (experts, hidden_states [T, H], index [T, K], weights [T, K]) → [T, H], as in the experts interface
 ExpertsFunction = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -26,7 +26,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
-from ...custom_ops.library import define
+from ....custom_ops.library import define
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (bool, int, float, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format)

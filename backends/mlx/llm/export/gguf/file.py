@@ -14,13 +14,13 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from .gguf_architectures import ARCHITECTURES, KEYS, WITH_EXPERTS
-from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, float_tensor, packed_tensor
-from .gguf_recipes import Recipe, has_whole_groups, in_columns
-from .gguf_tokenizer import load_tokenizer
-from .load_checks import shortened
-from .packed import MLXEmbedding, install, is_experts, packable_weights
-from .weights import compute_buffers, load_unpacked, tie
+from ..checkpoints.load_checks import shortened
+from ..packed import MLXEmbedding, install, is_experts, packable_weights
+from ..weights import compute_buffers, load_unpacked, tie
+from .architectures import ARCHITECTURES, KEYS, WITH_EXPERTS
+from .blocks import EXACT, FLOATS, GROUP_SIZE, float_tensor, packed_tensor
+from .recipes import Recipe, has_whole_groups, in_columns
+from .tokenizer import load_tokenizer
 
 # A special token: its name in the config of transformers → its name in GGUF.
 _TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}

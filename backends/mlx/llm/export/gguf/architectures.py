@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .gguf_recipes import GEMMA3N, GEMMA4, GRANITE_HYBRID, LATENT, QWEN3_5, QWEN3_NEXT, Recipe
+from .recipes import GEMMA3N, GEMMA4, GRANITE_HYBRID, LATENT, QWEN3_5, QWEN3_NEXT, Recipe
 
 if TYPE_CHECKING:
-    from .gguf_file import GGUFFile
+    from .file import GGUFFile
 
 
 @dataclass(frozen=True)

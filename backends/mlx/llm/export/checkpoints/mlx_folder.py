@@ -12,9 +12,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.pytorch_utils import Conv1D
 
-from ...custom_ops.packing import FLOAT_MODES, dequantize
-from .packed import MLXLinear, install, is_experts, is_linear, packable_weights, use_linear_layer
-from .weights import OPERANDS, empty_model, finish, read_tensors, submodule
+from ....custom_ops.packing import FLOAT_MODES, dequantize
+from ..packed import MLXLinear, install, is_experts, is_linear, packable_weights, use_linear_layer
+from ..weights import OPERANDS, empty_model, finish, read_tensors, submodule
 
 # The prefix of the tensors that belong to the language model, in a checkpoint for text and other media.
 _LANGUAGE_MODEL = "language_model."

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ...custom_ops.quantized_cache import EntryFormat, dequantize, quantize
-from .cache import LayerSpec
+from ....custom_ops.quantized_cache import EntryFormat, dequantize, quantize
+from ..attention.cache import LayerSpec
+from ..attention.observe import Specs
+from ..decoder import CachedDecoder
+from ..weights import compute_dtype
 from .calibration import Text
-from .decoder import CachedDecoder
-from .observe import Specs
-from .weights import compute_dtype
 
 KV_BITS = (16, 8, 4)  # 16: half precision, without groups
 _GROUP_SIZE = 32

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .cache import KVCache
-from .observe import STATE_KINDS, ObservingCache, Specs
-from .recurrent import KERNELS
+from ..attention.cache import KVCache
+from ..attention.observe import STATE_KINDS, ObservingCache, Specs
+from .kernels import KERNELS
 from .rewind import LENGTH, Log, Recurrence, fit_columns
 
 CONV, RECURRENT = "conv", "recurrent"  # the kinds of states

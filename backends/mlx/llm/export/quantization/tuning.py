@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ...custom_ops.packing import pack
-from .packed import is_linear
+from ....custom_ops.packing import pack
+from ..packed import is_linear
 from .scale_search import integers, search
 
 _DAMPING = 0.01  # is added to the diagonal of the second moments, relative to its mean

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...custom_ops.packing import dequantize
+from ....custom_ops.packing import dequantize
 from .scale_search import Format, quantized
 
 FORMATS = (Format(4, 64), Format(4, 32), Format(8, 64))  # the formats to choose from, narrowest first

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from ...custom_ops.packing import dequantize, pack
-from .scale_search import fit
+from ....custom_ops.packing import dequantize, pack
+from ..quantization.scale_search import fit
 
 GROUP_SIZE = 32
 # Formats whose values are read without a conversion → their dtype.
