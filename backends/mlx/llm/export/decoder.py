@@ -27,8 +27,8 @@ from .weights import compute_dtype
 class Tracing(ComplexPairs):
     """A mode for the calls of a model, which also leaves out calls that set the grad mode to what it already is.
 
-    Rotary embeddings make such calls, with `torch.no_grad`. torch.export would record them, and later split the graph at
-    each of them and join it again.
+    Rotary embeddings make such calls, with `torch.no_grad`. torch.export would record them, and later split the graph
+    at each of them and join it again.
     """
 
     def __torch_function__(self, function, types, arguments=(), options=None):
@@ -127,7 +127,8 @@ class CachedDecoder(torch.nn.Module):
             tokens, positions = tokens.mT, positions.mT
         logits = self._logits(tokens, positions, cache, all_positions=all_positions)
         if bypassed := sorted({layer.name for layer in cache.kv_layers} - cache.attended):
-            raise ValueError(f"export_llm: model: {', '.join(bypassed)}: expected attention over the cache in every call")
+            names = ", ".join(bypassed)
+            raise ValueError(f"export_llm: model: {names}: expected attention over the cache in every call")
         if self.has_state:
             cache.end_call(keep_log)
         return logits.transpose(0, 1) if is_batch else logits

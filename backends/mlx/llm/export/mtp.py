@@ -56,10 +56,11 @@ def load_mtp(model: PreTrainedModel, folder: Path) -> MtpModel | None:
             raise UnknownHead(f"the names of its tensors are unknown, such as {min(weights)}")
         else:
             return None
+        conversions = head.get_weight_conversions(model)
         info, _ = convert_and_load_state_dict_in_model(
             model=head,
             state_dict=weights,
-            load_config=LoadStateDictConfig(weight_mapping=head.get_weight_conversions(model), dtype=model.config.dtype),
+            load_config=LoadStateDictConfig(weight_mapping=conversions, dtype=model.config.dtype),
         )
         head._adjust_missing_and_unexpected_keys(info)
     if info.missing_keys:

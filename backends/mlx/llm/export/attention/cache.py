@@ -278,7 +278,9 @@ class _QuantizedLayer(_Layer):
     """A layer whose cache is quantized. An entry holds a key and its value, or only a key that contains the value."""
 
     def update(self, key_states, value_states, *args, **kwargs):
-        states = [key_states, value_states] if self.spec.values is not None else [torch.cat([key_states, value_states], -1)]
+        states = [key_states, value_states]
+        if self.spec.values is None:
+            states = [torch.cat(states, -1)]
         format = self.spec.format
         dtype = getattr(self.owner, self.names[1]).dtype
         quantized = torch.ops.mlx.quantize_entries(states, format.group_size, format.bits, format.rotate, dtype)
@@ -312,6 +314,6 @@ class _QuantizedLayer(_Layer):
 def sparse_attention_error() -> ValueError:
     """Return the error for a layer that caches an index of its keys."""
     return ValueError(
-        "export_llm: model: got sparse attention, which chooses keys with an index of its own, expected attention to all "
-        "keys or to a window"
+        "export_llm: model: got sparse attention, which chooses keys with an index of its own, expected attention to "
+        "all keys or to a window"
     )

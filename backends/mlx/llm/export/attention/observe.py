@@ -23,7 +23,11 @@ _ATTENTION_KINDS = {"full_attention": False, "sliding_attention": True, "chunked
 
 
 def observe(
-    model: PreTrainedModel, call, capacity: int, window: str | int = "auto", observer: type[ObservingCache] | None = None
+    model: PreTrainedModel,
+    call,
+    capacity: int,
+    window: str | int = "auto",
+    observer: type[ObservingCache] | None = None,
 ) -> Specs:
     """Return what each layer of `model` caches and how it attends, by index. None stands for a layer without a cache.
 
@@ -42,14 +46,17 @@ def observe(
         # What is observed holds for any weights. Eager torch takes long to dequantize those of packed layers.
         with torch.no_grad(), arbitrary_products(model):
             call(tokens, torch.arange(length)[None], cache)
-    except (AttributeError, AssertionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+    except (
+        AttributeError, AssertionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
+    ) as error:  # fmt: skip
         raise ValueError(
             f"export_llm: model: {type(model).__name__}: {_innermost_module(model)} cannot run over the KV caches of a "
             f"program: {error!r}"
         ) from error
     cache.check()
     if not cache.states and not any(layer.keys for layer in cache.layers):
-        raise ValueError(f"export_llm: model: {type(model).__name__} has no attention over a KV cache, expected a decoder")
+        name = type(model).__name__
+        raise ValueError(f"export_llm: model: {name} has no attention over a KV cache, expected a decoder")
     config = model.config.get_text_config()
     return Specs([layer.spec(config, window) for layer in cache.layers], cache.states, cache.recurrences)
 
@@ -185,8 +192,8 @@ class _ObservedLayer:
         linear = slopes[:, None, None] * positions + bias[:, :, :1]
         if not torch.where(allowed, linear - bias, 0).abs().le(0.02 * slopes[:, None, None].abs()).all():
             raise ValueError(
-                f"export_llm: model: {self.name}: got a bias of the attention scores that is not linear in the position of "
-                "the key"
+                f"export_llm: model: {self.name}: got a bias of the attention scores that is not linear in the "
+                "position of the key"
             )
         self.slopes = slopes
         return slopes

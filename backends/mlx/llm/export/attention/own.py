@@ -145,14 +145,15 @@ class Scores(_TorchArgument):
         elif name == "where" and arguments[1] is self:
             return self._masked(arguments[0])
         if name in ("view", "reshape"):
-            return self.changed(ndim=len(arguments[1]) if isinstance(arguments[1], (tuple, list)) else len(arguments) - 1)
+            sizes = arguments[1] if isinstance(arguments[1], (tuple, list)) else arguments[1:]
+            return self.changed(ndim=len(sizes))
         if name == "to" or name in _ACCEPTED_FUNCTIONS and (name != "softmax" or not self.is_softmax):
             dtypes = [a for a in (*arguments, *options.values()) if isinstance(a, torch.dtype)]
             dtype = torch.float32 if name == "float" else dtypes[0] if dtypes else self.dtype
             return self.changed(dtype=dtype, is_softmax=self.is_softmax or name == "softmax")
         raise ValueError(
-            f"export_llm: model: {self.layer.name}: got {name} of the attention scores, expected a scale, a mask, a bias "
-            "that is linear in the position of the key, a softmax, or the product with the values"
+            f"export_llm: model: {self.layer.name}: got {name} of the attention scores, expected a scale, a mask, a "
+            "bias that is linear in the position of the key, a softmax, or the product with the values"
         )
 
     def _plus(self, other) -> Scores:

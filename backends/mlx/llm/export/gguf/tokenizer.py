@@ -23,8 +23,8 @@ _BAILING = (
 _SEED = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# The rules that split text before byte pairs are merged, by their names in GGUF → regular expressions, applied one after
-# the other. They are those of llama.cpp, or of the tokenizers in transformers that it follows.
+# The rules that split text before byte pairs are merged, by their names in GGUF → regular expressions, applied one
+# after the other. They are those of llama.cpp, or of the tokenizers in transformers that it follows.
 _SPLITS = {name: (expression,) for name, expression in GGUF_PRE_TOKENIZER_SPLITS.items()} | {
     **dict.fromkeys(("a.x-4.0", "exaone4", "gpt-2", "granite-docling", "jais", "mellum", "mpt", "olmo"), _GPT2),
     **dict.fromkeys(("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"), _DIGITS),

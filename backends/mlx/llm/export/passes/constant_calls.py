@@ -9,7 +9,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-# The operators to compute. ExecuTorch's own MLX delegate lacks erfinv, which Gemma 3n calls with a number of its config.
+# The operators to compute. ExecuTorch's own MLX delegate lacks erfinv, which Gemma 3n calls with a number of its
+# config.
 _TARGETS = (torch.ops.aten.erfinv.default,)
 
 

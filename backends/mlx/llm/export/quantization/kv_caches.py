@@ -1,4 +1,4 @@
-"""KV caches in half precision, and quantized KV caches: which layers are rotated, and the error against caches of floats."""
+"""KV caches in half precision, and quantized KV caches: rotated layers, and the error against caches of floats."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from . import native
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
 _ROUNDS = 2  # how often `search` alternates between integers and scales for each fraction
-_STEP_ELEMENTS = 1 << 19  # the number of weights that are quantized at a time: few, so that they stay in the CPU's cache
+_STEP_ELEMENTS = 1 << 19  # how many weights are quantized at a time: few, so that they stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,8 @@ def fit_range(
     step = (x.abs().amax(-1) / (2 ** (bits - 1) - 1)).clamp(min=1e-7).to(dtype)
     origin = step * -(2 ** (bits - 1))
     symmetric = integers(x, step, origin, bits)
-    errors = [
-        _values(n, *grid).sub_(x).square_().sum(-1) for n, grid in ((codes, (scales, biases)), (symmetric, (step, origin)))
-    ]
+    candidates = ((codes, scales, biases), (symmetric, step, origin))
+    errors = [_values(*candidate).sub_(x).square_().sum(-1) for candidate in candidates]
     is_better = errors[1] < errors[0]
     codes = torch.where(is_better.unsqueeze(-1), symmetric.to(torch.uint8), codes)
     return pack(codes.flatten(-2), bits), torch.where(is_better, step, scales), torch.where(is_better, origin, biases)

@@ -65,14 +65,18 @@ def _effect(weight: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor, forma
     return float(((x.float() @ change.mT) * gradient).sum(-1).square().mean()) / 2
 
 
-def choose(effects: dict[str, list[float]], counts: dict[str, int], budget: float, formats=FORMATS) -> dict[str, Format]:
+def choose(
+    effects: dict[str, list[float]], counts: dict[str, int], budget: float, formats=FORMATS
+) -> dict[str, Format]:
     """Return a format for each path, with at most `budget` bits a weight on average.
 
     Every layer begins with the first format whose group size divides the rows of its weight. Each step then changes the
     format of one layer: of the changes that fit the budget, it makes the one with the largest decrease of the effect
     per added bit. `effects` is the result of `measure`, and `counts` maps a path to the number of weights of the layer.
     """
-    chosen = {path: min(i for i, effect in enumerate(of_path) if effect < math.inf) for path, of_path in effects.items()}
+    chosen = {
+        path: min(i for i, effect in enumerate(of_path) if effect < math.inf) for path, of_path in effects.items()
+    }
     free = sum((budget - formats[index].bits_per_weight) * counts[path] for path, index in chosen.items())
     while True:
         best = (0.0, None, None, None)

@@ -16,8 +16,8 @@ from ....custom_kernel_ops.recurrence import (
     MIN_TOKENS_FOR_BLOCKS, RULES, diagonal_recurrence, gated_delta_rule, gated_linear_attention,
 )  # fmt: skip
 
-# The largest number of tokens of a call that can be rewound. Recurrences process so few tokens one by one, with the same
-# rounding as in decoding.
+# The largest number of tokens of a call that can be rewound. Recurrences process so few tokens one by one, with the
+# same rounding as in decoding.
 LENGTH = MIN_TOKENS_FOR_BLOCKS - 1
 
 # The operators that can run again. The value is the number of operands that only change the outputs, not the state.
@@ -106,5 +106,5 @@ def _fit(x: torch.Tensor, axis: int, length: int) -> torch.Tensor:
 
 
 def fit_columns(joined: torch.Tensor, taps: int) -> torch.Tensor:
-    """Return the log `[..., taps + LENGTH]` of a convolution: its old state of `taps` inputs, followed by new inputs."""
+    """Return the log `[..., taps + LENGTH]` of a convolution: its old state of `taps` inputs, then new inputs."""
     return _fit(joined, -1, taps + LENGTH)

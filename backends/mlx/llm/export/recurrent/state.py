@@ -95,8 +95,8 @@ class StateCache(KVCache):
     def register_logs(self, owner: torch.nn.Module, specs: Specs) -> None:
         """Register the buffers of the logs on `owner`. `can_rewind(specs)` must be true.
 
-        `logs` maps the key of a state to its logs. A convolution has one log: its last inputs. A recurrence has two: the
-        state before the call, and its operands for each token.
+        `logs` maps the key of a state to its logs. A convolution has one log: its last inputs. A recurrence has two:
+        the state before the call, and its operands for each token.
         """
         self.recurrences = specs.recurrences
         for (layer, kind, number), state in self.states.items():
@@ -229,6 +229,6 @@ class StateObserver(ObservingCache):
         unknown = sorted({layer for layer, kind, _ in self.states if kind == RECURRENT} - self.recurred)
         if unknown:
             raise ValueError(
-                f"export_llm: model: {type(self.model).__name__}: layers {', '.join(map(str, unknown))} have a recurrence "
-                f"of their own, expected one of {', '.join(sorted(KERNELS))}"
+                f"export_llm: model: {type(self.model).__name__}: layers {', '.join(map(str, unknown))} have a "
+                f"recurrence of their own, expected one of {', '.join(sorted(KERNELS))}"
             )

@@ -82,7 +82,8 @@ def partition(
     found = plan(methods, processes, decoder.model.config.get_text_config().vocab_size)
     if verify:
         _check(found, decoder, methods, kinds, head)
-    constants |= {"tensor_parallel_size": processes, "tensor_parallel_export": _export_id(methods, constants, processes)}
+    export_id = _export_id(methods, constants, processes)
+    constants |= {"tensor_parallel_size": processes, "tensor_parallel_export": export_id}
 
     def lower_part(rank: int):
         lowered, report = lower(

@@ -78,8 +78,8 @@ def expand(program: ExportedProgram) -> None:
 def _before(node: Node, segment: Collection[Node]) -> Node:
     """Return the node of a tensor that exists before the nodes in `segment` run.
 
-    torch.export uses the last call that returned the tensor as its node. This may be a call in `segment` that returns its
-    first operand, such as `copy_`, or a cast to the dtype that the tensor has.
+    torch.export uses the last call that returned the tensor as its node. This may be a call in `segment` that returns
+    its first operand, such as `copy_`, or a cast to the dtype that the tensor has.
     """
     while node in segment:
         operand = node.args[0]
@@ -118,7 +118,7 @@ def _segment(graph: torch.fx.Graph, path: str) -> dict[Node, None]:
     Raises `Unrepeatable` if any other node uses one of them. Results of a layer are used through the two operators.
     """
     nodes = [n for n in graph.nodes if any(entry[0] == path for entry in n.meta.get("nn_module_stack", {}).values())]
-    nodes = [n for n in nodes if n.target not in _OPERATORS and not any(a.target in _OPERATORS for a in n.all_input_nodes)]
+    nodes = [n for n in nodes if all(each.target not in _OPERATORS for each in (n, *n.all_input_nodes))]
     inside = dict.fromkeys(nodes)
     for node in nodes:
         is_used_inside = all(user in inside or user.target in _OPERATORS for user in node.users)
