@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("--no-answers", action="store_true", help="leave out the column `equal`")
     options = parser.parse_args()
 
-    from executorch_mlx.llm.export.conversion import convert_weights
-    from executorch_mlx.llm.export.gguf_file import GGUFFile
+    from executorch_mlx.llm.export.gguf.file import GGUFFile
+    from executorch_mlx.llm.export.quantization.conversion import convert_weights
 
     file = GGUFFile(options.file)
     tokenizer, float_model = file.tokenizer(), unpack(file.load())

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 import transformers as hf
-from executorch_mlx.llm.export.adapter import merge_adapter
+from executorch_mlx.llm.export.checkpoints.adapter import merge_adapter
 from executorch_mlx.llm.export.weights import load_causal_lm
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from executorch.exir.passes.remove_graph_asserts_pass import RemoveNonCoreAtenOpGraphAssertsPass
-from executorch_mlx.llm.export.decomposition import _Decomposition, _Unsupported, decompose
+from executorch_mlx.llm.export.passes.decomposition import _Decomposition, _Unsupported, decompose
 from torch.export import default_decompositions
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

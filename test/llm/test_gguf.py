@@ -10,8 +10,8 @@ import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.gguf_blocks import EXACT, packed_tensor
-from executorch_mlx.llm.export.gguf_file import GGUFFile
+from executorch_mlx.llm.export.gguf.blocks import EXACT, packed_tensor
+from executorch_mlx.llm.export.gguf.file import GGUFFile
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.weights import load_causal_lm
 from gguf import GGMLQuantizationType as Type

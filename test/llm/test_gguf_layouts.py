@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.gguf_file import GGUFFile
+from executorch_mlx.llm.export.gguf.file import GGUFFile
 from executorch_mlx.llm.export.packed import MLXExperts, MLXLinear
 from executorch_mlx.llm.export.weights import load_causal_lm
 from gguf import GGMLQuantizationType as Type

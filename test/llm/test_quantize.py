@@ -11,8 +11,8 @@ import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize, quantize
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
-from executorch_mlx.llm.export.conversion import convert_weights
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear, arbitrary_products
+from executorch_mlx.llm.export.quantization.conversion import convert_weights
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.llm.export.weights import load_causal_lm
 from executorch_mlx.serialization.read import read_payload

@@ -10,7 +10,7 @@ from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.mtp import UnknownHead, load_mtp
 from executorch_mlx.llm.export.packed import MLXExperts, MLXLinear
-from executorch_mlx.llm.export.scale_search import Format, quantized
+from executorch_mlx.llm.export.quantization.scale_search import Format, quantized
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
 

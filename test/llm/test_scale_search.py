@@ -6,13 +6,22 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import FLOAT_MODES, dequantize, pack, quantize
-from executorch_mlx.llm.export import export_llm, native
-from executorch_mlx.llm.export.calibration import Perplexity, Text
-from executorch_mlx.llm.export.conversion import MIXED_BITS, convert_weights
+from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.export.packed import MLXLinear
-from executorch_mlx.llm.export.scale_search import Format, fit, fit_float, fit_range, integers, quantized, search
-from executorch_mlx.llm.export.sensitivity import FORMATS, choose
-from executorch_mlx.llm.export.tuning import tuned
+from executorch_mlx.llm.export.quantization import native
+from executorch_mlx.llm.export.quantization.calibration import Perplexity, Text
+from executorch_mlx.llm.export.quantization.conversion import MIXED_BITS, convert_weights
+from executorch_mlx.llm.export.quantization.scale_search import (
+    Format,
+    fit,
+    fit_float,
+    fit_range,
+    integers,
+    quantized,
+    search,
+)
+from executorch_mlx.llm.export.quantization.sensitivity import FORMATS, choose
+from executorch_mlx.llm.export.quantization.tuning import tuned
 from small_llm import tokenizer
 
 CONFIG = dict(

@@ -5,11 +5,11 @@ import os
 import pytest
 import torch
 from executorch_mlx.custom_ops.distributed import simulated_group
-from executorch_mlx.llm.export.conversion import convert_weights
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.head_config import HeadConfig
 from executorch_mlx.llm.export.methods import MethodKind, export_methods
+from executorch_mlx.llm.export.quantization.conversion import convert_weights
 from executorch_mlx.llm.export.tensor_parallel.plan import Plan, plan, tensors_of
 from executorch_mlx.llm.export.tensor_parallel.rewriter import part_of, rewritten
 from tensor_parallel_models import FAMILIES, MORE_FAMILIES, VOCABULARY, model

@@ -13,10 +13,10 @@ from executorch.exir import ExecutorchProgramManager
 from ...verification.cost import Cost
 from ...verification.load import load, load_methods
 from ...verification.locate import CannotLocate, locate_in_file
-from ...verification.noise import RoundingNoise
 from ...verification.node_output import NodeOutput
+from ...verification.noise import RoundingNoise
 from ...verification.rounding import agree, compare
-from .attention import use_cached_attention
+from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
 from .methods import MethodKind, example_inputs
@@ -47,9 +47,9 @@ class ProgramCheck:
     - `agreeing`: the number of those tokens that agree: in the eager model, the token has the largest logit, or a logit
       that equals the largest one within rounding.
     - `compared`: what was compared in addition to the tokens: the logits, or the encoder states of a speech model.
-    - `difference`, `tolerance`: the largest absolute difference of these values, and the tolerance, in the call where the
-      values exceed their tolerance the most or come closest to it. None if they were not compared; `note` then says
-      why.
+    - `difference`, `tolerance`: the largest absolute difference of these values, and the tolerance, in the call where
+      the values exceed their tolerance the most or come closest to it. None if they were not compared; `note` then
+      says why.
     - `values_ok`: whether these values agree within rounding, or were not compared.
     - `departure`: if the program differs, the first instruction whose value differs from eager torch by more than
       rounding, as text, or the reason why none is named. Otherwise None.
@@ -80,11 +80,12 @@ class ProgramCheck:
         if self.difference is None:
             parts.append(f"{self.compared} not compared: {self.note}")
         else:
-            parts.append(f"largest difference of the {self.compared} {self.difference:.1e}, tolerance {self.tolerance:.1e}")
+            difference = f"largest difference of the {self.compared} {self.difference:.1e}"
+            parts.append(f"{difference}, tolerance {self.tolerance:.1e}")
         return "; ".join(parts) + (f"\n{self.departure}" if self.departure else "")
 
     def cost(self) -> str:
-        """Returns the time of the check and the memory that it added to the peak of the export, as a line for the user."""
+        """Return a line for the user: the time of the check and the memory that it added to the peak of the export."""
         added, share = self.added_memory / 1e9, self.added_memory / self.peak_before
         return (
             f"verify: {self.seconds:.1f} s; peak memory of the export {self.peak_before / 1e9:.2f} GB, the check added "
@@ -154,8 +155,8 @@ class _Step:
 class _Call:
     """The inputs of a call, and the logits `[B, V]` of the eager model.
 
-    `noisy` has these logits plus the change that rounding noise causes, or is empty if no call ran with noise. A call of
-    the form "rewind" has no logits.
+    `noisy` has these logits plus the change that rounding noise causes, or is empty if no call ran with noise. A call
+    of the form "rewind" has no logits.
     """
 
     form: str

@@ -11,24 +11,24 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from .attention import use_cached_attention
-from .cache import KVCache, LayerSpec
-from .complex_pairs import ComplexPairs
-from .latent import absorb
+from .attention.cache import KVCache, LayerSpec
+from .attention.cached import use_cached_attention
+from .attention.latent import absorb
+from .attention.observe import observe
+from .attention.rope import use_stateless_rotary
 from .mtp import MTPDecoder
-from .observe import observe
 from .recurrent import cache_argument, kernels_of, use_cached_states
-from .rope import use_stateless_rotary
-from .set_order import sorted_sets
-from .state import StateCache, StateObserver, can_rewind, has_state
+from .recurrent.state import StateCache, StateObserver, can_rewind, has_state
+from .tracing.complex_pairs import ComplexPairs
+from .tracing.set_order import sorted_sets
 from .weights import compute_dtype
 
 
 class Tracing(ComplexPairs):
     """A mode for the calls of a model, which also leaves out calls that set the grad mode to what it already is.
 
-    Rotary embeddings make such calls, with `torch.no_grad`. torch.export would record them, and later split the graph at
-    each of them and join it again.
+    Rotary embeddings make such calls, with `torch.no_grad`. torch.export would record them, and later split the graph
+    at each of them and join it again.
     """
 
     def __torch_function__(self, function, types, arguments=(), options=None):
@@ -127,7 +127,8 @@ class CachedDecoder(torch.nn.Module):
             tokens, positions = tokens.mT, positions.mT
         logits = self._logits(tokens, positions, cache, all_positions=all_positions)
         if bypassed := sorted({layer.name for layer in cache.kv_layers} - cache.attended):
-            raise ValueError(f"export_llm: model: {', '.join(bypassed)}: expected attention over the cache in every call")
+            names = ", ".join(bypassed)
+            raise ValueError(f"export_llm: model: {names}: expected attention over the cache in every call")
         if self.has_state:
             cache.end_call(keep_log)
         return logits.transpose(0, 1) if is_batch else logits

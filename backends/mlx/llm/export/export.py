@@ -13,20 +13,20 @@ from transformers.modeling_layers import MtpModel
 
 from ...program_caches import forget_programs
 from ..tokenizer import template_in
-from .adapter import merge_adapter
-from .all_keys import all_keys_limit
+from .attention.all_keys import all_keys_limit
 from .check import check_program
-from .conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
+from .checkpoints.adapter import merge_adapter
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .exported import ExportedLLM
 from .head_config import HeadConfig
-from .kv_quantization import KV_BITS, half_precision, quantize_caches
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
 from .mtp import UnknownHead, load_mtp
 from .packed import set_int8_activations
+from .quantization.conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
+from .quantization.kv_caches import KV_BITS, half_precision, quantize_caches
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .serialize import serialize
@@ -250,7 +250,7 @@ def _load(
 
 def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[str]]:
     try:
-        from .gguf_file import GGUFFile
+        from .gguf.file import GGUFFile
     except ImportError as error:
         raise ValueError(f"export_llm: model: {path}: expected the package gguf: pip install gguf") from error
     file = GGUFFile(path)

@@ -14,9 +14,9 @@ from typing import Any
 from executorch.exir import ExecutorchProgramManager
 
 from ...partitioner import Report
-from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError
-from .kv_quantization import KVQuantization
+from .quantization.calibration import Perplexity
+from .quantization.kv_caches import KVQuantization
 
 
 @contextmanager
@@ -41,8 +41,8 @@ class ExportedLLM:
     - `unquantized`: the paths of the layers that stay in full precision, because the length of their weights' rows is
       not a multiple of any group size.
     - `perplexity`: the perplexity before and after the quantization, or None.
-    - `notes`: a line for each format of a GGUF file whose conversion was not exact, with the error; and the reason, if a
-      head for multi-token prediction was left out.
+    - `notes`: a line for each format of a GGUF file whose conversion was not exact, with the error; and the reason, if
+      a head for multi-token prediction was left out.
     - `kv_quantization`: what quantized KV caches change, or None.
     - `check`: the result of the check that `save` made, or None.
     """

@@ -18,9 +18,9 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
 from ...quiet import quiet_lowering
-from .constant_calls import compute_constant_calls
-from .decomposition import decompose
-from .last_token import narrow_to_last_token
+from .passes.constant_calls import compute_constant_calls
+from .passes.decomposition import decompose
+from .passes.last_token import narrow_to_last_token
 
 
 @paused_collector()

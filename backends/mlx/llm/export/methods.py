@@ -18,9 +18,9 @@ from ..sampling_parameters import INPUTS
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
 from .history import TokenHistory
-from .repeated_layers import Unrepeatable, expand, trace_repeated
-from .rewind import LENGTH
-from .tuning import decoder_layers
+from .quantization.tuning import decoder_layers
+from .recurrent.rewind import LENGTH
+from .tracing.repeated_layers import Unrepeatable, expand, trace_repeated
 
 OUTPUTS = ("tokens", "logits", "both")  # the argument `outputs` of `export_llm`
 # Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.

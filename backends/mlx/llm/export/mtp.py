@@ -13,11 +13,11 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import LoadStateDictConfig
 
-from .attention import use_cached_attention
-from .cache import KVCache, lazy_zeros
-from .latent import absorb
-from .load_checks import shortened
-from .observe import STATE_KINDS, observe
+from .attention.cache import KVCache, lazy_zeros
+from .attention.cached import use_cached_attention
+from .attention.latent import absorb
+from .attention.observe import STATE_KINDS, observe
+from .checkpoints.load_checks import shortened
 from .weights import compute_dtype
 
 
@@ -56,10 +56,11 @@ def load_mtp(model: PreTrainedModel, folder: Path) -> MtpModel | None:
             raise UnknownHead(f"the names of its tensors are unknown, such as {min(weights)}")
         else:
             return None
+        conversions = head.get_weight_conversions(model)
         info, _ = convert_and_load_state_dict_in_model(
             model=head,
             state_dict=weights,
-            load_config=LoadStateDictConfig(weight_mapping=head.get_weight_conversions(model), dtype=model.config.dtype),
+            load_config=LoadStateDictConfig(weight_mapping=conversions, dtype=model.config.dtype),
         )
         head._adjust_missing_and_unexpected_keys(info)
     if info.missing_keys:

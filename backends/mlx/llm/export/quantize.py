@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from .packed import MLXLinear, install, is_embedding, is_linear, packable_weights, use_linear_layers
-from .scale_search import Format, quantized
+from .quantization.scale_search import Format, quantized
 
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from .attention import use_cached_attention
+from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
 from .weights import compute_dtype
 

@@ -30,7 +30,7 @@ def serialize(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
 
 @contextmanager
 def _recorded_results(programs: list[ExportedProgram]) -> Iterator[None]:
-    """While active, the module of each of `programs` returns new fake tensors like the recorded results of the graph."""
+    """While active, the module of each of `programs` returns new fake tensors like the recorded results."""
     for program in programs:
         program.module = _recorded_module(program)
     try:
@@ -56,7 +56,7 @@ def _recorded_module(program: ExportedProgram) -> Callable[[], Callable]:
 
 
 def _same(x: Any, recorded: Any) -> bool:
-    """Whether `x` is a fake tensor of the same mode as `recorded`, with the same dtype and sizes, also the dynamic ones."""
+    """Whether `x` is a fake tensor of the mode of `recorded`, with the same dtype and sizes, also the dynamic ones."""
     if not isinstance(x, FakeTensor) or not isinstance(recorded, FakeTensor) or x.fake_mode is not recorded.fake_mode:
         return False
     return x.dtype == recorded.dtype and _sizes(x) == _sizes(recorded)

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from .all_keys import all_keys_limit
-from .cache import LayerSpec
+from .attention.all_keys import all_keys_limit
+from .attention.cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .weights import language_config

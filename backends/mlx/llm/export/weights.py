@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .load_checks import check_loaded, check_quantization, shortened
+from .checkpoints.load_checks import check_loaded, check_quantization, shortened
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
@@ -22,8 +22,8 @@ _LANGUAGE_MODEL_NAMES = {
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
-# For language models inside models for images and text: the kind → the settings that differ in the causal language model
-# that computes the same for text. The positions of a text are the same on all axes of the rotary embedding.
+# For language models inside models for images and text: the kind → the settings that differ in the causal language
+# model that computes the same for text. The positions of a text are the same on all axes of the rotary embedding.
 _TWINS = {
     "glm4v_moe_text": {"model_type": "glm4_moe"},
     "glm4v_text": {"model_type": "glm4"},
@@ -49,7 +49,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     folder = Path(folder)
     try:
         if is_gguf(folder):
-            from .gguf_file import GGUFFile  # needs the package gguf
+            from .gguf.file import GGUFFile  # needs the package gguf
 
             model = GGUFFile(folder).load()
         else:
@@ -179,10 +179,10 @@ def _config(folder: Path, name: str = "config.json") -> dict:
 
 def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     if is_mlx(folder):
-        from .mlx_folder import load_mlx
+        from .checkpoints.mlx_folder import load_mlx
 
         return load_mlx(folder)
-    from .quantized_folder import can_read, load_quantized
+    from .checkpoints.quantized_folder import can_read, load_quantized
 
     settings = quantization_settings(folder)
     if can_read(settings):
@@ -233,8 +233,8 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         options = {"config": config, "key_mapping": _LANGUAGE_MODEL_NAMES}
     if not _is_causal(config):
         raise ValueError(
-            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers has a "
-            "causal language model"
+            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers "
+            "has a causal language model"
         )
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -288,8 +288,8 @@ def _load_mxfp4(folder: Path) -> PreTrainedModel:
 def _install_blocks(model: PreTrainedModel, name: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
     """Replace the weight `name` of `model` by a packed one.
 
-    `blocks` [..., N, G, 16] has two 4-bit elements in each byte, the first in the low bits, and `scales` [..., N, G] the
-    exponents of the groups, both uint8.
+    `blocks` [..., N, G, 16] has two 4-bit elements in each byte, the first in the low bits, and `scales` [..., N, G]
+    the exponents of the groups, both uint8.
     """
     path, _, weight_name = name.rpartition(".")
     module = submodule(model, path, f"{name}_blocks")

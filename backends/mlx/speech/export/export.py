@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
-from ...llm.export.conversion import QUANTIZATIONS, convert_weights
+from ...llm.export.checkpoints.load_checks import check_loaded, check_quantization
 from ...llm.export.export import ExportedLLM, check_choice, check_group_size, check_tokenizer, load_tokenizer
 from ...llm.export.head_config import HeadConfig
-from ...llm.export.load_checks import check_loaded, check_quantization
 from ...llm.export.lowering import lower
+from ...llm.export.quantization.conversion import QUANTIZATIONS, convert_weights
 from ...llm.export.serialize import serialize
 from ...llm.export.weights import find_checkpoint, quantization_settings
 from ...program_caches import forget_programs

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from ....custom_ops.distributed import simulated_group
 from ...processes import part_path
-from ..attention import use_cached_attention
+from ..attention.cached import use_cached_attention
 from ..decoder import CachedDecoder
 from ..exported import ExportedLLM, folder_beside
 from ..head_config import HeadConfig
@@ -82,7 +82,8 @@ def partition(
     found = plan(methods, processes, decoder.model.config.get_text_config().vocab_size)
     if verify:
         _check(found, decoder, methods, kinds, head)
-    constants |= {"tensor_parallel_size": processes, "tensor_parallel_export": _export_id(methods, constants, processes)}
+    export_id = _export_id(methods, constants, processes)
+    constants |= {"tensor_parallel_size": processes, "tensor_parallel_export": export_id}
 
     def lower_part(rank: int):
         lowered, report = lower(

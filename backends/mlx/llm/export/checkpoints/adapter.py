@@ -1,0 +1,80 @@
+"""Merges LoRA adapters of peft and of mlx-lm into the weights of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from ..packed import is_embedding, is_linear
+from ..weights import cast_parameters, language_tensors
+from .load_checks import shortened
+
+_PREFIX = "base_model.model."  # of the names of peft, before the names of the model
+
+
+def merge_adapter(model: PreTrainedModel, folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Cast `model` to `dtype`, add the adapter in `folder` to its weights, and return the model.
+
+    If `model` is the language model of a model for text and other media, the other parts of the adapter have no effect.
+    Changes `model` in place. Raises ValueError if the folder has no adapter, or if the adapter cannot be merged into
+    `model`.
+    """
+    path = Path(folder) / "adapter_config.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"export_llm: adapter: {folder} has no adapter_config.json") from error
+    except ValueError as error:
+        raise ValueError(f"export_llm: adapter: {path}: invalid JSON: {error}") from error
+    cast_parameters(model, dtype)
+    merge = _merge_peft if "peft_type" in settings else _merge_mlx
+    try:
+        return merge(model, Path(folder), settings)
+    except (KeyError, OSError, RuntimeError, SafetensorError, ValueError) as error:
+        raise ValueError(f"export_llm: adapter: {folder} does not fit {type(model).__name__}: {error}") from error
+
+
+def _merge_peft(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrainedModel:
+    from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder), inference_mode=True))
+    if not hasattr(adapted, "merge_and_unload"):
+        raise ValueError(f"got kind {settings['peft_type']}, expected one to merge, such as LORA")
+    tensors = {name.removeprefix(_PREFIX): t for name, t in load_peft_weights(str(folder), device="cpu").items()}
+    tensors = {f"{_PREFIX}{name}": t for name, t in language_tensors(model, tensors).items()}
+    result = set_peft_model_state_dict(adapted, tensors)
+    own = adapted.base_model.prefix  # part of the names of all its tensors
+    for problem, names in (
+        ("missing", [name for name in result.missing_keys if own in name]), ("unexpected", result.unexpected_keys)
+    ):  # fmt: skip
+        if names:
+            raise ValueError(f"{problem} tensors: {shortened(names)}")
+    return adapted.merge_and_unload()
+
+
+def _merge_mlx(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrainedModel:
+    """Merge an adapter of mlx-lm: matrices `lora_a` and `lora_b`, and for DoRA the norms `m` of the rows."""
+    if (kind := settings.get("fine_tune_type", "lora")) not in ("lora", "dora"):
+        raise ValueError(f"fine_tune_type: got {kind}, expected lora or dora")
+    scale = settings["lora_parameters"]["scale"]
+    tensors = language_tensors(model, load_file(folder / "adapters.safetensors"))
+    modules = dict(model.named_modules())
+    for path in sorted({name.rpartition(".")[0] for name in tensors}):
+        module = modules.get(path)
+        if module is None or not (is_linear(module) or is_embedding(module)):
+            found = "no layer" if module is None else type(module).__name__
+            raise ValueError(f"{path}: got {found}, expected a linear layer or an embedding in full precision")
+        change = scale * (tensors.pop(f"{path}.lora_a").float() @ tensors.pop(f"{path}.lora_b").float())
+        weight = module.weight.float() + (change.T if is_linear(module) else change)
+        if kind == "dora":
+            weight *= (tensors.pop(f"{path}.m").float() / weight.norm(dim=1)).unsqueeze(1)
+        module.weight.data = weight.to(module.weight.dtype)
+    if tensors:
+        raise ValueError(f"unexpected tensors: {shortened(tensors)}")
+    return model

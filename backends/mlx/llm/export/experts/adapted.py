@@ -1,0 +1,78 @@
+"""Makes mixtures of experts use the experts interface of `transformers` if their own code bypasses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..packed import is_experts
+
+# (experts, hidden_states [T, H], index [T, K], weights [T, K]) → [T, H], as in the experts interface
+ExpertsFunction = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
+    """Change each mixture of a known kind in `model`, in place, so that it calls `function` for the chosen experts.
+
+    `is_experts` is then true for the module that has the weights, so that they can be quantized.
+    """
+    for module in list(model.modules()):
+        experts = getattr(module, "experts", None)
+        if not _has_stacked_weights(experts) or is_experts(experts):
+            continue
+        if hasattr(module, "shared_expert") and hasattr(getattr(module, "router", None), "top_k"):
+            _adapt_scaled_inputs(module, function)
+        elif hasattr(experts, "identity_expert") and hasattr(experts, "num_routed_experts"):
+            _adapt_identities(experts, function)
+
+
+def _has_stacked_weights(experts) -> bool:
+    weights = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
+    return hasattr(experts, "act_fn") and all(isinstance(w, torch.Tensor) and w.dim() == 3 for w in weights)
+
+
+def _add_experts_attributes(experts: torch.nn.Module, *, is_transposed: bool) -> None:
+    """Give `experts` the attributes that the experts interface reads."""
+    experts.is_transposed, experts.has_gate = is_transposed, True
+    experts.has_bias = experts.has_post_expert_norm = False
+
+    def apply_gate(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return experts.act_fn(gate) * up
+
+    experts._apply_gate = apply_gate
+
+
+def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) -> None:
+    """Change a mixture that multiplies each token by the score of the expert before the expert runs.
+
+    The original runs every expert on every token; the score is 0 if the expert is not chosen.
+    """
+    experts = mixture.experts
+    _add_experts_attributes(experts, is_transposed=True)
+
+    def forward(hidden_states: torch.Tensor):
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        scores, logits = mixture.router(x)
+        out = mixture.shared_expert(x)
+        values, index = scores.topk(mixture.router.top_k, -1)
+        for value, chosen in zip(values.split(1, -1), index.split(1, -1)):
+            out = out + function(experts, x * value, chosen, torch.ones_like(value))
+        return out, logits
+
+    mixture.forward = forward
+
+
+def _adapt_identities(experts: torch.nn.Module, function: ExpertsFunction) -> None:
+    """Change a module in which the experts from index `num_routed_experts` on only return their input."""
+    _add_experts_attributes(experts, is_transposed=False)
+
+    def forward(hidden_states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        is_routed = index < experts.num_routed_experts
+        zero = torch.zeros_like(weights)
+        out = function(experts, hidden_states, torch.where(is_routed, index, 0), torch.where(is_routed, weights, zero))
+        out = out + hidden_states * torch.where(is_routed, zero, weights).sum(-1, keepdim=True)
+        return out.to(hidden_states.dtype)  # the weights may be float32
+
+    experts.forward = forward

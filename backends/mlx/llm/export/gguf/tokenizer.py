@@ -1,0 +1,64 @@
+"""The tokenizer of a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+_GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
+_DIGITS = (r"\p{N}", *_GPT2)
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+)
+_SEED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# The rules that split text before byte pairs are merged, by their names in GGUF → regular expressions, applied one
+# after the other. They are those of llama.cpp, or of the tokenizers in transformers that it follows.
+_SPLITS = {name: (expression,) for name, expression in GGUF_PRE_TOKENIZER_SPLITS.items()} | {
+    **dict.fromkeys(("a.x-4.0", "exaone4", "gpt-2", "granite-docling", "jais", "mellum", "mpt", "olmo"), _GPT2),
+    **dict.fromkeys(("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"), _DIGITS),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "hy-v4", "joyai-llm"), _DEEPSEEK),
+    **dict.fromkeys(("chatglm-bpe", "glm4"), (GGUF_PRE_TOKENIZER_SPLITS["llama3"],)),
+    **dict.fromkeys(("grok-2", "hunyuan", "solar-open", "stablelm2"), (GGUF_PRE_TOKENIZER_SPLITS["qwen2"],)),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
+    "seed-coder": _SEED,
+}  # fmt: skip
+# Rules with which a piece of text that is a token is not divided further, also if no merges lead to this token. Unless
+# the file says otherwise, texts then begin with the bos token.
+_WHOLE_TOKENS = (
+    "falcon-h1", "falcon3", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral", "tekken",
+)  # fmt: skip
+# Architectures whose vocabulary is that of another one, which transformers knows.
+_VOCABULARIES = {"gemma3n": "gemma3"}
+
+
+def load_tokenizer(path: Path) -> tuple[PreTrainedTokenizerFast, str | None]:
+    """Return the tokenizer of a file, with its chat template, and the name of its rule if this is unknown, else None.
+
+    With an unknown rule, the tokenizer splits text like that of GPT-2.
+    """
+    architecture, values, settings = get_gguf_tokenizer(str(path))
+    backend, _ = convert_gguf_tokenizer(_VOCABULARIES.get(architecture, architecture), values)
+    unknown = None
+    if values.get("tokenizer_type") == "gpt2":
+        rule = values.get("pre_tokenizer_type", "gpt-2")
+        unknown = None if rule in _SPLITS else rule
+        backend.pre_tokenizer = pre_tokenizers.Sequence([
+            *(pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS.get(rule, _GPT2)),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])  # fmt: skip
+        if rule in _WHOLE_TOKENS:
+            backend.model.ignore_merges = True
+            settings.setdefault("add_bos_token", True)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings), unknown
