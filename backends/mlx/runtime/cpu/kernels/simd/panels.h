@@ -56,8 +56,7 @@ void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
     const int count = k - i < kLanes ? k - i : kLanes;
     Floats v[kLanes];
     for (int r = 0; r < kLanes; ++r) {
-      v[r] = r >= rows ? Floats{} : count == kLanes ? load<Floats>(x + r * ldx + i)
-                                                    : load_partial<Floats>(x + r * ldx + i, count);
+      v[r] = r < rows ? load_lanes(x + r * ldx + i, count) : Floats{};
     }
     transpose(v);
     for (int section = 0; section < kLanes; ++section) {
@@ -216,7 +215,7 @@ inline void write_results(Floats total, const PanelResults& y, char* to, int cou
     auto* floats = static_cast<float*>(static_cast<void*>(to));
     const Floats old = y.beta == 0 ? Floats{} : load_partial<Floats>(floats, count);
     const Floats result = scaled(total, y.alpha, y.beta, old);
-    count == kLanes ? store(result, floats) : store_partial(result, floats, count);
+    store_lanes(result, floats, count);
   } else {
     const Halves halves = to_halves<Type>(scaled(total, y.alpha, 0, Floats{}));
     if (count == kLanes) {
