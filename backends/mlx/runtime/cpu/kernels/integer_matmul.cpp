@@ -83,13 +83,14 @@ class RoundedRows {
  public:
   // Rounds the rows x [m, k] of a product.
   RoundedRows(const Product& p, int digits, const float* x)
-      : integers_((p.k + kIntegerPadding) * int64_t{digits} * p.m / sizeof(float)),  // k is a multiple of 4
+      : stride_(int64_t{p.k} * kernels().bytes_of_integer(p.bits) + kIntegerPadding),
+        integers_(stride_ * digits * p.m / sizeof(float)),  // k is a multiple of 4
         scales_(int64_t{2} * (p.k / p.group_size) * p.m),
         fits_(p.m) {
     const int groups = p.k / p.group_size;
     rows_ = {
         .integers = reinterpret_cast<int8_t*>(integers_.get()),
-        .stride = p.k + kIntegerPadding,
+        .stride = stride_,
         .scales = scales_.get(),
         .sums = scales_.get() + int64_t{groups} * p.m,
         .groups = groups,
@@ -111,6 +112,7 @@ class RoundedRows {
   }
 
  private:
+  int64_t stride_;  // in bytes
   AlignedFloats integers_;
   AlignedFloats scales_;
   std::vector<char> fits_;

@@ -63,6 +63,7 @@ void integer_tile(
     int columns) {
   constexpr int B = P * kBlocksOfPanel;
   constexpr int Quads = 8 / Bits;  // vectors of integers in a vector of words
+  constexpr int kBytesOfFour = 4 * Sums<Bits>::kBytes;
   constexpr int D = Digits;
   // A dot product is computed as several sums, because their instructions do not wait for each other.
   constexpr int Parts = M * D * B >= 4 ? 1 : 2;
@@ -98,8 +99,8 @@ void integer_tile(
           });
           repeat<Quads>([&](auto quad) __attribute__((always_inline)) {
             repeat<M * D>([&](auto r) __attribute__((always_inline)) {
-              const auto* from = integers[r.value] + ((i + part.value) * Quads + quad.value) * 4;
-              const Ints four = load<int32_t>(from) - Ints{};
+              const auto four =
+                  Sums<Bits>::load(integers[r.value] + ((i + part.value) * Quads + quad.value) * kBytesOfFour);
               repeat<B>([&](auto b) __attribute__((always_inline)) {
                 sums[b.value][part.value][r.value].add(
                     integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
@@ -137,7 +138,7 @@ void integer_tile(
       group += p.group_bytes;
     }
     for (int r = 0; r < M * D; ++r) {
-      integers[r] += p.words * 4 * Quads;
+      integers[r] += p.words * Quads * kBytesOfFour;
     }
   }
   for (int b = 0; b < B; ++b) {

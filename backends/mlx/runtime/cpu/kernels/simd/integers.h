@@ -24,12 +24,18 @@ namespace {
 
 // -- four bytes in each lane ----------------------------------------------------------------------
 
-// acc + the sum of the four products of each lane. The bytes of w are unsigned, those of x are signed.
-#if defined(__AVX512VNNI__)
-inline Ints add_products(Ints acc, Words w, Ints x) {
-  return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+// The four bytes of x in each lane.
+inline Ints broadcast_word(const int8_t* x) {
+  return load<int32_t>(x) - Ints{};
 }
-#elif defined(__AVX2__)
+
+// Sums of products with integers w of `Bits` bits. load() reads four integers of x, which take kBytes bytes each, into all
+// lanes. After finish(), `total` has the sums. finish() must be called after at most kAdditions calls of add(); 0: after any
+// number.
+template <int Bits>
+struct Sums;
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t UnsignedShorts __attribute__((vector_size(kLanes * 4)));
 
@@ -42,40 +48,17 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-inline Ints add_products(Ints acc, Words w, Ints x) {
-  acc += multiply_pairs((Shorts)(w & 0x00ff00ffu), ((Shorts)x << 8) >> 8);
-  return acc + multiply_pairs((Shorts)((UnsignedShorts)w >> 8), (Shorts)x >> 8);
-}
-#else
-inline Ints add_products(Ints acc, Words w, Ints x) {
-  for (int shift = 0; shift < 32; shift += 8) {
-    acc += (Ints)(w >> shift & 255u) * ((Ints)((Words)x << (24 - shift)) >> 24);
-  }
-  return acc;
-}
-#endif
-
-// Sums of products with integers w of `Bits` bits. After finish(), `total` has the sums. finish() must be called after at
-// most kAdditions calls of add(); 0: after any number.
-template <int Bits>
-struct Sums {
-  static constexpr int kAdditions = 0;
-  Ints total;
-
-  void add(Words w, Ints x) {
-    total = add_products(total, w, x);
-  }
-  void finish() {}
-};
-
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
 // Adds in 16 bits, in which eight sums of two products fit: a product is at most 15 * 128 in magnitude.
 template <>
 struct Sums<4> {
+  static constexpr int kBytes = 1;
   static constexpr int kAdditions = 8;
   Ints total;
   Shorts pairs;
 
+  static Ints load(const int8_t* x) {
+    return broadcast_word(x);
+  }
   void add(Words w, Ints x) {
 #if defined(__AVX512BW__)
     pairs += (Shorts)_mm512_maddubs_epi16((__m512i)w, (__m512i)x);
@@ -88,15 +71,70 @@ struct Sums<4> {
     pairs = Shorts{};
   }
 };
+
+// Multiplies pairs of 16 bits: the even bytes of w, then the odd ones. The integers of x have 16 bits and are in this order,
+// because to unpack them would take as long as to multiply them.
+template <>
+struct Sums<8> {
+  struct Pairs {
+    Shorts even, odd;
+  };
+  static constexpr int kBytes = 2;
+  static constexpr int kAdditions = 0;
+  Ints total;
+
+  static Pairs load(const int8_t* x) {
+    return {(Shorts)broadcast_word(x), (Shorts)broadcast_word(x + 4)};
+  }
+  void add(Words w, const Pairs& x) {
+    total += multiply_pairs((Shorts)(w & 0x00ff00ffu), x.even);
+    total += multiply_pairs((Shorts)((UnsignedShorts)w >> 8), x.odd);
+  }
+  void finish() {}
+};
+#else
+// acc + the sum of the four products of each lane. The bytes of w are unsigned, those of x are signed.
+inline Ints add_products(Ints acc, Words w, Ints x) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#else
+  for (int shift = 0; shift < 32; shift += 8) {
+    acc += (Ints)(w >> shift & 255u) * ((Ints)((Words)x << (24 - shift)) >> 24);
+  }
+  return acc;
+#endif
+}
+
+template <int Bits>
+struct Sums {
+  static constexpr int kBytes = 1;
+  static constexpr int kAdditions = 0;
+  Ints total;
+
+  static Ints load(const int8_t* x) {
+    return broadcast_word(x);
+  }
+  void add(Words w, Ints x) {
+    total = add_products(total, w, x);
+  }
+  void finish() {}
+};
 #endif
 
 // -- activations ----------------------------------------------------------------------------------
 
 // The order of eight integers of x, or of sixteen.
-inline Floats byte_order(Floats v, Constant<8>) {
-  return v;
+inline Floats integer_order(Floats v, Constant<8>) {
+  if constexpr (Sums<8>::kBytes == 1) {
+    return v;
+  }
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+#else
+  return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7);
+#endif
 }
-inline Floats byte_order(Floats v, Constant<4>) {
+inline Floats integer_order(Floats v, Constant<4>) {
 #if defined(__AVX512F__)
   return __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
 #else
@@ -111,14 +149,22 @@ inline Ints rounded(Floats x) {
   return (magnitude ^ sign) - sign;
 }
 
-inline void store_bytes(Ints x, int8_t* to) {
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+// Writes kLanes integers, which fit in `Bytes` bytes.
+template <int Bytes>
+inline void store_integers(Ints x, int8_t* to) {
+  if constexpr (Bytes == 2) {
+    typedef int16_t Integers __attribute__((vector_size(kLanes * 2)));
+    const Integers integers = __builtin_convertvector(x, Integers);
+    __builtin_memcpy(to, &integers, sizeof(integers));
+  } else {
+    typedef int8_t Integers __attribute__((vector_size(kLanes)));
 #if defined(__AVX512F__)
-  const Bytes bytes = (Bytes)_mm512_cvtepi32_epi8((__m512i)x);
+    const Integers integers = (Integers)_mm512_cvtepi32_epi8((__m512i)x);
 #else
-  const Bytes bytes = __builtin_convertvector(x, Bytes);
+    const Integers integers = __builtin_convertvector(x, Integers);
 #endif
-  __builtin_memcpy(to, &bytes, sizeof(bytes));
+    __builtin_memcpy(to, &integers, sizeof(integers));
+  }
 }
 
 // The bits of the largest magnitude of a group. NaN counts as larger than infinity.
@@ -144,11 +190,11 @@ inline int32_t sum_of_lanes(Ints x) {
 }
 
 // Writes the digits of q: the lowest one to `to`, and the others at the distance `stride`.
-template <int Digits>
+template <int Digits, int Bytes>
 inline void store_digits(Ints q, int8_t* to, ptrdiff_t stride) {
   for (int d = 0; d < Digits; ++d, to += stride) {
     const Ints digit = d == Digits - 1 ? q : q << 24 >> 24;
-    store_bytes(digit, to);
+    store_integers<Bytes>(digit, to);
     q = (q - digit) >> 8;
   }
 }
@@ -198,11 +244,12 @@ inline auto with_digits(int digits, Run&& run) {
 // Returns whether the digits represent all groups.
 template <int Bits, int Digits>
 bool round_row_of(const float* x, int groups, int size, const IntegerRows& rows, ptrdiff_t row) {
+  constexpr int Bytes = Sums<Bits>::kBytes;
   int8_t* integers = rows.integers + row * Digits * rows.stride;
   float* scales = rows.scales + row * groups;
   float* sums = rows.sums + row * groups;
   bool fits = true;
-  for (int g = 0; g < groups; ++g, x += size, integers += size) {
+  for (int g = 0; g < groups; ++g, x += size, integers += size * Bytes) {
     const uint32_t bits = largest_magnitude(x, size);
     float largest;
     __builtin_memcpy(&largest, &bits, sizeof(largest));
@@ -211,15 +258,19 @@ bool round_row_of(const float* x, int groups, int size, const IntegerRows& rows,
     Ints sum = {};
     for (int i = 0; i < size; i += kLanes) {
       const Floats values = is_finite ? load<Floats>(x + i) : Floats{};
-      const Ints q = rounded(byte_order(values, Constant<Bits>{}) * inverse);
+      const Ints q = rounded(integer_order(values, Constant<Bits>{}) * inverse);
       sum += q;
-      store_digits<Digits>(q, integers + i, rows.stride);
+      store_digits<Digits, Bytes>(q, integers + i * Bytes, rows.stride);
     }
     scales[g] = scale;
     sums[g] = scale * static_cast<float>(sum_of_lanes(sum));
     fits &= is_finite && (scale != 0 || largest == 0);
   }
   return fits;
+}
+
+int bytes_of_integer(int bits) {
+  return bits == 4 ? Sums<4>::kBytes : Sums<8>::kBytes;
 }
 
 bool round_row(const float* x, const QuantizedMatrix& q, const IntegerRows& rows, ptrdiff_t row) {

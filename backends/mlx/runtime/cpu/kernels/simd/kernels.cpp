@@ -45,6 +45,7 @@ extern const Kernels kernels = {
 #else
     .has_fast_integers = false,
 #endif
+    .bytes_of_integer = bytes_of_integer,
     .round_row = round_row,
     .multiply_integers = multiply_integers,
     .widen = widen,

@@ -44,8 +44,8 @@ struct QuantizedEntries {
 // Rows of activations as integers, in groups like those of a QuantizedMatrix: value = scale * integer. simd/integers.h
 // defines the integers and their digits.
 struct IntegerRows {
-  int8_t* integers;  // [rows, digits], each with the digits of a row in the order that round_row writes
-  ptrdiff_t stride;  // from one digit of a row to the next, and from the last digit to the next row
+  int8_t* integers;  // [rows, digits], each with the digits of a row as round_row writes them: bytes_of_integer bytes each
+  ptrdiff_t stride;  // in bytes: from one digit of a row to the next, and from the last digit to the next row
   float* scales;     // [rows, groups]
   float* sums;       // [rows, groups]: scale * (the sum of the integers of the group)
   int groups;
@@ -172,6 +172,8 @@ struct Kernels {
 
   // Whether multiply_integers is faster than quantized_rows and multiply_panels for float activations.
   bool has_fast_integers;
+  // The bytes of an integer of IntegerRows, if the matrix has this number of bits.
+  int (*bytes_of_integer)(int bits);
   // Writes one row x [k] to row `row` of `rows`. A group that the digits cannot represent gets the scale NaN, or 0 if it is
   // tiny: returns false if there are such groups.
   bool (*round_row)(const float* x, const QuantizedMatrix& q, const IntegerRows& rows, ptrdiff_t row);
