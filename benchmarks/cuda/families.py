@@ -1,4 +1,5 @@
-"""Compares answers of small models on the GPU with those on the CPU: states, latent attention, quantized caches, speech.
+"""Compares answers of small models on the GPU with those on the CPU: states, latent attention, quantized caches,
+speech.
 
     python benchmarks/cuda/families.py export FOLDER [NAME ...]   writes the programs; needs no GPU
     python benchmarks/cuda/families.py FOLDER                     compares the answers, six programs at a time

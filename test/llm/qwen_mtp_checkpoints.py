@@ -1,5 +1,5 @@
-"""Checkpoints of small Qwen models with states and a head for multi-token prediction. Their tensors and configs have the
-names used on the hub."""
+"""Checkpoints of small Qwen models with states and a head for multi-token prediction. Their tensors and configs have
+the names used on the hub."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MODELS = {
 def make(name: str, folder: Path, *, layer_scale: float = 1.0) -> Path:
     """Write a random checkpoint to `folder`, and return `folder`.
 
-    `layer_scale` multiplies what the layers of the model add to its hidden states. If it is small, the model and the head
-    predict from the embedding of the last token. Most guesses of the head are then right, and some are wrong.
+    `layer_scale` multiplies what the layers of the model add to its hidden states. If it is small, the model and the
+    head predict from the embedding of the last token. Most guesses of the head are then right, and some are wrong.
     """
     torch.manual_seed(3)
     kind, config_class, changes, outer = MODELS[name]

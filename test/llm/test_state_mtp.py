@@ -272,8 +272,9 @@ def test_prompt_caches_do_not_depend_on_the_loaded_methods(good_head, tmp_path):
 
 
 def test_draft_model_with_states_goes_back_behind_wrong_guesses(random_head):
-    """The draft model is the same model, but does not know the mask: its guesses are right up to where the mask excludes
-    them. It then continues from the states before the guesses: to read the context again would take several calls.
+    """The draft model is the same model, but does not know the mask: its guesses are right up to where the mask
+    excludes them. It then continues from the states before the guesses: to read the context again would take several
+    calls.
     """
     path = random_head / "model.pte"
     vocabulary = LLM.load(path).program.vocab_size

@@ -81,8 +81,8 @@ def test_restore_buffers_option(restores):
 def random_updates(seed: int) -> tuple[Graph, Callable]:
     """A program that updates two buffers [6, 4], and a function that returns the updated buffers.
 
-    The inputs are x [6, 4] and an index. Some updates are left to MLX, and the host reads values between the updates. The
-    program fails after the last update if the index is not less than 3.
+    The inputs are x [6, 4] and an index. Some updates are left to MLX, and the host reads values between the updates.
+    The program fails after the last update if the index is not less than 3.
     """
     draw, g, steps = random.Random(seed), Graph(), []
     x, index = g.input((6, 4)), g.input((), INT64)

@@ -111,8 +111,8 @@ def _quantize_entries_fake(xs, group_size, bits, rotate, dtype):
     return entries, xs[0].new_empty((*shape, 2 * groups), dtype=dtype)
 
 
-# Quantizes the tensors `xs` [1, G, S, ...]. Returns the entries that hold them one after the other, and their scales and
-# biases, which have `dtype`.
+# Quantizes the tensors `xs` [1, G, S, ...]. Returns the entries that hold them one after the other, and their scales
+# and biases, which have `dtype`.
 quantize_entries = define(
     "quantize_entries(Tensor[] xs, int group_size, int bits, bool rotate, ScalarType dtype) -> (Tensor, Tensor)",
     _quantize_entries,

@@ -106,8 +106,8 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
 // memory, and running answers wait for the call.
 constexpr size_t kScoredTokens = 64;
 
-// Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call: its
-// arguments are the task, and the number of targets before it. `function` is the name for errors.
+// Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call:
+// its arguments are the task, and the number of targets before it. `function` is the name for errors.
 void verify_targets(
     executorch_mlx_engine& engine, std::vector<int64_t> prompt, const std::vector<int64_t>& targets,
     const char* function, const std::function<void(const RowTask&, size_t)>& call) {

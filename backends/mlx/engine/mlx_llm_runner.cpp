@@ -67,8 +67,8 @@ std::string joined(const std::vector<int64_t>& ids) {
   return text;
 }
 
-// Collects answers, and prints them as text, token ids or JSON lines. JSON lines and a single answer are printed token by
-// token. Of several answers, each is printed when it is complete, because their tokens are drawn interleaved.
+// Collects answers, and prints them as text, token ids or JSON lines. JSON lines and a single answer are printed token
+// by token. Of several answers, each is printed when it is complete, because their tokens are drawn interleaved.
 class Printer {
  public:
   explicit Printer(const RunnerOptions& options) : options_(options), answers_(options.prompts.size()) {}

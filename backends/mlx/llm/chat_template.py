@@ -27,7 +27,8 @@ def render(
 
     `variables` are further variables of the template: the special tokens, and what the caller adds.
 
-    Raises ValueError if the template is invalid or rejects the messages, or if a message or a variable has no JSON form.
+    Raises ValueError if the template is invalid or rejects the messages, or if a message or a variable has no JSON
+    form.
     """
     try:
         # The sandbox cannot know which methods of an arbitrary object are harmless. Templates get JSON values only.

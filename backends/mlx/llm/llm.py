@@ -110,8 +110,8 @@ class LLM:
         - `overlap`: submit a step before the tokens of the previous step are read, so that the host works while the
           device does. None: only on a GPU. The tokens are the same. Requests with `allowed_tokens` or a draft model
           never overlap.
-        - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is the
-          name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
+        - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is
+          the name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
           `hosts` out: each process calls `LLM.load`. The call returns in process 0 only. In any other process, it
           makes the calls of process 0, and then ends the process.
 

@@ -1,9 +1,9 @@
-// Attention, computed for a tile of rows at a time: see attention_tile.h. A tile has few enough scores to keep them in the
-// cache of a core while the softmax and the product with the values use them.
+// Attention, computed for a tile of rows at a time: see attention_tile.h. A tile has few enough scores to keep them in
+// the cache of a core while the softmax and the product with the values use them.
 //
-// The output of a query does not depend on the tile. A score adds the products of the elements of the query and of the key
-// in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query does not
-// see contribute zeros, or nothing if their values are infinite or NaN.
+// The output of a query does not depend on the tile. A score adds the products of the elements of the query and of the
+// key in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query
+// does not see contribute zeros, or nothing if their values are infinite or NaN.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -124,8 +124,8 @@ void multiply_by_keys(const Attention& a, const Tile& tile, Matrix q, Matrix k, 
   }
 }
 
-// Scales the scores of a row and applies the masks, and then replaces the scores by unnormalized softmax weights. Returns the
-// sum of the weights.
+// Scales the scores of a row and applies the masks, and then replaces the scores by unnormalized softmax weights.
+// Returns the sum of the weights.
 float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t keys, float* scores) {
   const int64_t mask_offset =
       tile.batch * a.mask_strides[0] + tile.head(row) * a.mask_strides[1] + tile.query(row) * a.mask_strides[2];
@@ -152,8 +152,9 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
 void multiply_by_values(
     const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, Matrix v, float* y) {
   const bool all = visible_keys(a, tile, 0) <= 0;  // a row that sees no key gives all keys the same weight
-  // Few rows read each value once, so the values need not stay in the cache. But if multiply_columns needs more than two
-  // passes for all columns, each pass would read a small part of every row of the values, from many pages of memory.
+  // Few rows read each value once, so the values need not stay in the cache. But if multiply_columns needs more than
+  // two passes for all columns, each pass would read a small part of every row of the values, from many pages of
+  // memory.
   const bool reads_in_order =
       tile.count <= kMaxTransposedRows && 2 * kernels().column_panel_width(static_cast<int>(tile.count)) >= a.v_width;
   const int64_t step = reads_in_order ? keys : kValuesPerPass;

@@ -68,8 +68,8 @@ INLINE void round_to(Floats& values, int dtype) {
   values = std::bit_cast<Floats>(rounded | sign);
 }
 
-// Sums the `size` values of each group in the order of torch.sum over a contiguous axis: four partial sums of vectors of
-// eight floats, then the sum of these, then the sum of the eight floats.
+// Sums the `size` values of each group in the order of torch.sum over a contiguous axis: four partial sums of vectors
+// of eight floats, then the sum of these, then the sum of the eight floats.
 template <int size, typename Value>
 INLINE Floats sum(Value value) {
   Floats result{};

@@ -30,8 +30,8 @@ constexpr int column_tile_rows(int m) {
   return m <= kMaxColumnTileRows ? m : kColumnTileRows;
 }
 
-// From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory, as
-// float32. The copy stays in the cache, and its rows do not compete for the same cache lines.
+// From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory,
+// as float32. The copy stays in the cache, and its rows do not compete for the same cache lines.
 constexpr int kManyColumnTiles = 4;
 constexpr int kMaxCopiedDepth = 256;  // rows of the matrix that the copy has room for
 
@@ -153,8 +153,8 @@ int column_panel_width(int rows) {
   return column_vectors(column_tile_rows(rows)) * kLanes;
 }
 
-// Computes three vectors of columns together, for any number of rows, because a panel is packed once for all of them. With a
-// single row, the second-level cache is the limit, and eight rows fill the registers.
+// Computes three vectors of columns together, for any number of rows, because a panel is packed once for all of them.
+// With a single row, the second-level cache is the limit, and eight rows fill the registers.
 void multiply_recurrent_panel(
     const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend, ptrdiff_t lda, float* y,
     ptrdiff_t ldy) {
