@@ -86,7 +86,8 @@ def export(folder: Path, names: list[str]) -> None:
     from transformers import WhisperFeatureExtractor
 
     folder.mkdir(parents=True, exist_ok=True)
-    options = {"chunk": CHUNK, "max_context_len": CONTEXT, "batch": ROWS, "verify": False, "head": HeadConfig(logprobs=1)}
+    options = {"chunk": CHUNK, "max_context_len": CONTEXT, "batch": ROWS, "verify": False,
+               "head": HeadConfig(logprobs=1)}
 
     def wanted(name):
         return not names or name in names

@@ -103,7 +103,9 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
     environment = ShapeEnv() if is_dynamic else None
     extent = _symbol(environment) if is_dynamic else EXTENTS[0]
     with FakeTensorMode(shape_env=environment), torch.no_grad():
-        arguments = [torch.empty([extent if d == DYNAMIC else d for d in i.shape], dtype=i.dtype) for i in program.inputs]
+        arguments = [
+            torch.empty([extent if d == DYNAMIC else d for d in i.shape], dtype=i.dtype) for i in program.inputs
+        ]
         arguments += [torch.empty(c.shape, dtype=c.dtype) for c in program.constant_values()]
         try:
             # pre_dispatch: after dispatch, operators such as attention would already be decomposed by torch.

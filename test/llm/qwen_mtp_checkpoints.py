@@ -49,7 +49,9 @@ def make(name: str, folder: Path, *, layer_scale: float = 1.0) -> Path:
     if outer is not None:  # the text model is part of a model for images
         tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
         inner = json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
-        config = outer(text_config=inner).to_dict() | {"architectures": [outer.__name__.replace("Config", "ForConditionalGeneration")]}
+        config = outer(text_config=inner).to_dict() | {
+            "architectures": [outer.__name__.replace("Config", "ForConditionalGeneration")]
+        }
         (folder / "config.json").write_text(json.dumps(config))
     tensors = {key: value.contiguous() for key, value in (tensors | head).items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

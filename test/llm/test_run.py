@@ -190,7 +190,9 @@ def test_input_that_is_not_utf8_is_an_error(capfd, monkeypatch, chat_program, ar
 
 
 def test_command_without_standard_output(monkeypatch, chat_program):
-    monkeypatch.setattr(sys, "argv", ["executorch-mlx", "run", str(chat_program), "--prompt", "x", "--max-new-tokens", "1"])
+    monkeypatch.setattr(
+        sys, "argv", ["executorch-mlx", "run", str(chat_program), "--prompt", "x", "--max-new-tokens", "1"]
+    )
     monkeypatch.setattr(sys, "stdout", None)
     assert console() == 0
 

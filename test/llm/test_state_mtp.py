@@ -195,7 +195,8 @@ def test_right_guesses_are_accepted(good_head, draft):
 def test_log_probabilities_and_scores(random_head):
     with LLM.load(random_head / "model.pte") as llm:
         plain, drafted = (
-            llm.generate(PROMPT, max_new_tokens=25, ignore_eos=True, logprobs=1, draft=draft).result() for draft in (0, 4)
+            llm.generate(PROMPT, max_new_tokens=25, ignore_eos=True, logprobs=1, draft=draft).result()
+            for draft in (0, 4)
         )
         assert (drafted.tokens, drafted.logprobs) == (plain.tokens, plain.logprobs)
         assert drafted.metrics.drafted_tokens > 0

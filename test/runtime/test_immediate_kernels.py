@@ -116,7 +116,8 @@ def random_updates(seed: int) -> tuple[Graph, Callable]:
 
     for _ in range(draw.randint(3, 9)):
         i = draw.randrange(2)
-        updates = [partial(update_rows, i, False), partial(update_rows, i, True), partial(update_all, i), partial(copy, i)]
+        updates = [partial(update_rows, i, False), partial(update_rows, i, True), partial(update_all, i),
+                   partial(copy, i)]
         steps.append(draw.choice([*updates, *[partial(read, i)] * 3])())
     g.emit(ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(tid=index, kind=2), out=g.new_temp(), axis=0))
     g.emit(*(ir.IdCopyNode(x=buffer, out=g.output((6, 4))) for buffer in buffers))

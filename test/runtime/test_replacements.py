@@ -38,7 +38,9 @@ def test_a_replacement_in_a_branch():
     x, y = graph.input((3,)), graph.output((3,))
     condition = graph.item(graph.input((), torch.int64))
     then = graph.chain(ir.AbsNode(x=x, out=y), ir.NegNode(x=y, out=y))
-    graph.emit(ir.IfNode(cond=value_of(condition), then_chain_idx=then, else_chain_idx=graph.chain(ir.ExpNode(x=x, out=y))))
+    graph.emit(
+        ir.IfNode(cond=value_of(condition), then_chain_idx=then, else_chain_idx=graph.chain(ir.ExpNode(x=x, out=y)))
+    )
     graph.replacements = [(then, 0, 2, ir.AbsNode(x=x, out=y))]
     run = graph.load()
     assert run(X, torch.tensor(1))[0].equal(X.abs())

@@ -126,7 +126,9 @@ def _quantized_attention(
     _check_format("quantized_attention", group_size, bits)
     format = EntryFormat(group_size, bits, rotate)
     if value_offset % group_size:
-        raise ValueError(f"mlx::quantized_attention: value_offset: got {value_offset}, expected whole groups of {group_size}")
+        raise ValueError(
+            f"mlx::quantized_attention: value_offset: got {value_offset}, expected whole groups of {group_size}"
+        )
     keys = dequantize(entries, scales, 0, query.shape[3], format, query.dtype)
     values = dequantize(entries, scales, value_offset // group_size, value_size, format, query.dtype)
     return cached_attention_in_torch(query, keys, values, start, scale, *settings)

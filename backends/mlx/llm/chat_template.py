@@ -21,7 +21,10 @@ _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, Looku
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], add_generation_prompt: bool = True
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    add_generation_prompt: bool = True,
 ) -> str:
     """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 

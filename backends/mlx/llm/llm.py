@@ -446,13 +446,15 @@ def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None
     base, size = found
     rank = rank_in_environment()
     if hosts is not None and rank is None:
-        return part_path(base, 0, size), Processes(base, size, hosts, device=device, memory_limit=memory.get_memory_limit())
+        return part_path(base, 0, size), Processes(
+            base, size, hosts, device=device, memory_limit=memory.get_memory_limit()
+        )
     if hosts is not None:
         raise ValueError("hosts: got hosts in a process that a launcher has started, expected one or the other")
     if rank is None:
         raise ValueError(
-            f"hosts: {base.name} is a model in {size} parts, expected {size} hosts, or processes that mlx.launch or mpirun "
-            "starts"
+            f"hosts: {base.name} is a model in {size} parts, expected {size} hosts, or processes that mlx.launch or "
+            "mpirun starts"
         )
     return (path if path.is_file() else part_path(base, rank, size)), None
 
