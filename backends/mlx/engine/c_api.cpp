@@ -225,7 +225,8 @@ void executorch_mlx_model_free(executorch_mlx_model* model) {
   }
 }
 
-executorch_mlx_status executorch_mlx_model_get_int(const executorch_mlx_model* model, const char* name, int64_t* value) {
+executorch_mlx_status executorch_mlx_model_get_int(
+    const executorch_mlx_model* model, const char* name, int64_t* value) {
   return guarded([&] {
     check_not_null(model, "model");
     check_not_null(name, "name");
@@ -329,7 +330,8 @@ void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
   }
 }
 
-executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats) {
+executorch_mlx_status executorch_mlx_engine_get_stats(
+    executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats) {
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(stats, "stats");

@@ -329,7 +329,8 @@ RowReader::RowReader(const LlmProgram& program, const std::string& path)
   std::memcpy(&header, rest_.data(), sizeof(header));
   rest_ = rest_.subspan(sizeof(header));
   check_argument(
-      header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
+      header.version == Header().version, path, ": got format version ", header.version, ", expected ",
+      Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
   const bool is_complete = header.num_ids <= rest_.size() / sizeof(int64_t) &&
       header.num_bytes == rest_.size() - header.num_ids * sizeof(int64_t);

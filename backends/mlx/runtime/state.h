@@ -63,8 +63,8 @@ class State {
   // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
   // - Usually, the evaluation that ends the call drops the backup of the buffers that it computes, because MLX updates
-  //   an array in place only if nothing else refers to the array. With a memory limit, the backup stays until this evaluation
-  //   is known to fit.
+  //   an array in place only if nothing else refers to the array. With a memory limit, the backup stays until this
+  //   evaluation is known to fit.
   // - If an evaluation in the middle of the call overwrites slices of a buffer, these slices are saved first, and
   //   rollback() writes them back. Another buffer that it computes keeps its backup, and gets new memory.
   // - update_in_place() drops the backup of its buffer, and saves the contents that it overwrites.

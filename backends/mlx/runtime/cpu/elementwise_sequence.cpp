@@ -143,7 +143,8 @@ class Run {
       return std::nullopt;
     }
     float* y = step.is_result ? allocate_array(width) : allocate_scratch(size);
-    results_.operations += static_cast<uint64_t>(size * (is_binary(step.operation) ? 2 : 1) + (step.is_result ? 0 : size));
+    results_.operations +=
+        static_cast<uint64_t>(size * (is_binary(step.operation) ? 2 : 1) + (step.is_result ? 0 : size));
     steps_[num_steps_++] = {.operation = step.operation, .a = a, .b = b, .y = y, .width = width};
     return Operand{{y, width}, width, false};
   }

@@ -130,7 +130,8 @@ typedef struct {
 } executorch_mlx_engine_stats;
 
 // Fills `stats`, whose field `size` the caller has set.
-executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats);
+executorch_mlx_status executorch_mlx_engine_get_stats(
+    executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats);
 
 // Writes the cache of a prompt to a file. Positions that are not in the cache yet are computed first. load_prefix()
 // puts the cache into a row, as if a request with this prompt had just ended. Both do their work between two steps, and

@@ -53,7 +53,8 @@ void copy_row(const void* from, FloatType type, int64_t stride, int64_t width, v
 // Returns the first `count` rows of one attention head of x. Each row has `width` elements. If the products cannot read
 // the rows in place, they are copied to `buffer`.
 Matrix rows_of(
-    const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t count, int64_t width, std::vector<float>& buffer) {
+    const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t count, int64_t width,
+    std::vector<float>& buffer) {
   const void* data = at(x.data, x.type, batch * x.strides[0] + head * x.strides[1]);
   const bool has_contiguous_rows = width == 1 || x.strides[3] == 1;
   // Products of bfloat16 pairs need an even stride. The stride of a copy is `width`. Rows with an odd stride are
@@ -99,7 +100,8 @@ int64_t first_row_beyond(const Attention& a, const Tile& tile, int64_t key) {
 }
 
 // scores [rows, keys] = q @ k.T. Leaves out some scores of keys that a row does not see.
-void multiply_by_keys(const Attention& a, const Tile& tile, Matrix q, Matrix k, int64_t keys, float* scores, int64_t stride) {
+void multiply_by_keys(
+    const Attention& a, const Tile& tile, Matrix q, Matrix k, int64_t keys, float* scores, int64_t stride) {
   static thread_local std::vector<float> transposed;
   int64_t width = a.width;
   if (q.type == FloatType::bfloat16) {
@@ -161,8 +163,8 @@ void multiply_by_values(
   for (int64_t first = 0; first < keys; first += step) {
     const int64_t row = all ? 0 : first_row_beyond(a, tile, first);
     kernels().multiply_columns(
-        weights + row * stride + first, stride, tile.count - row, at(v.data, v.type, first * v.stride), v.type, v.stride,
-        a.v_width, std::min(step, keys - first), /*accumulate=*/first > 0, nullptr, 0, y + row * a.v_width,
+        weights + row * stride + first, stride, tile.count - row, at(v.data, v.type, first * v.stride), v.type,
+        v.stride, a.v_width, std::min(step, keys - first), /*accumulate=*/first > 0, nullptr, 0, y + row * a.v_width,
         a.v_width);
   }
 }

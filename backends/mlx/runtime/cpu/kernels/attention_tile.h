@@ -70,8 +70,8 @@ void leave_out_unseen_keys(
       std::fill_n(y, width, 0.0f);
     } else if (seen < keys) {
       kernels().multiply_columns(
-          seen_weights.data(), seen, 1, seen_values.data(), type, width, static_cast<int>(width), static_cast<int>(seen),
-          /*accumulate=*/false, nullptr, 0, y, width);
+          seen_weights.data(), seen, 1, seen_values.data(), type, width, static_cast<int>(width),
+          static_cast<int>(seen), /*accumulate=*/false, nullptr, 0, y, width);
     }
   }
 }

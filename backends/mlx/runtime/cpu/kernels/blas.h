@@ -125,7 +125,8 @@ struct ExecutorchMlxQuantizedMatmul {
   int k;
   void* y;
   executorch_mlx::FloatType type;  // of x and y
-  const void* integer_panels;  // from executorch_mlx_pack_integer_panels, or null; executorch_mlx_quantized_matmul ignores it
+  // From executorch_mlx_pack_integer_panels, or null. executorch_mlx_quantized_matmul ignores it.
+  const void* integer_panels;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 
@@ -159,7 +160,8 @@ EXECUTORCH_MLX_BLAS_API bool executorch_mlx_has_fast_integers(int bits, int grou
 // Packs w, scales and biases for the two functions above, which then need only the panels. The products of few rows
 // get faster, and keep their bits. Writes executorch_mlx_integer_panels_size() bytes, which should begin at a cache
 // line. Other fields than w, scales, biases, scale_type, bits, group_size, n and k are not read.
-EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_integer_panels(const ExecutorchMlxQuantizedMatmul* matrix, void* panels);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_integer_panels(
+    const ExecutorchMlxQuantizedMatmul* matrix, void* panels);
 EXECUTORCH_MLX_BLAS_API size_t executorch_mlx_integer_panels_size(const ExecutorchMlxQuantizedMatmul* matrix);
 
 // Whether executorch_mlx_int8_matmul supports these parameters.

@@ -46,7 +46,8 @@ int executorch_mlx_buffers_copy(
 
 // Reads or writes indices [begin, begin + count) of axis 2. `data` is a row-major array of the buffer's shape, except
 // that axis 2 has size `count`.
-int executorch_mlx_buffers_read(executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data);
+int executorch_mlx_buffers_read(
+    executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data);
 int executorch_mlx_buffers_write(
     executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, const void* data);
 

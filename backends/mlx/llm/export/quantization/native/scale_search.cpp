@@ -344,7 +344,8 @@ extern "C" __attribute__((visibility("default"))) int executorch_mlx_quantize(
     const void* x, int x_dtype, int64_t groups, int group_size, int bits, int searches, const float* importance,
     int64_t importance_groups, uint8_t* packed, int dtype, void* scales, void* biases, int threads) {
   const Weight weight{
-      x, x_dtype, groups, group_size, bits, searches != 0, importance, importance_groups, packed, dtype, scales, biases};
+      x, x_dtype, groups, group_size, bits, searches != 0, importance, importance_groups, packed, dtype, scales,
+      biases};
   const int64_t share = ((groups + threads - 1) / threads + kLanes - 1) / kLanes * kLanes;
   std::vector<char> is_done(threads, 1);
   std::vector<std::thread> others;

@@ -51,7 +51,8 @@ __attribute__((always_inline)) inline void load_transposed(
 }
 
 template <FloatType Type>
-void transpose_rows_of(const typename Elements<Type>::Element* x, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
+void transpose_rows_of(
+    const typename Elements<Type>::Element* x, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
   for (int j = 0; j < n; j += kLanes) {
     for (int i = 0; i < k; i += kLanes) {
       Floats v[kLanes];
