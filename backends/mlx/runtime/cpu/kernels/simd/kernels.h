@@ -38,7 +38,8 @@ struct QuantizedEntries {
   int bits;        // 4 or 8
   int group_size;  // 32, 64 or 128
   int groups;      // of an entry, at most kMaxGroups
-  int prefetched_bytes;  // of each later entry, from its first group of these on; 0: neither of entries nor of scales
+  // The bytes to prefetch of each later entry, from the first of these groups on. 0: prefetches neither them nor scales.
+  int prefetched_bytes;
 };
 
 // Rows of activations as integers, in groups like those of a QuantizedMatrix: value = scale * integer. simd/integers.h
