@@ -38,7 +38,8 @@ struct QuantizedEntries {
   int bits;        // 4 or 8
   int group_size;  // 32, 64 or 128
   int groups;      // of an entry, at most kMaxGroups
-  // The bytes to prefetch of each later entry, from the first of these groups on. 0: prefetches neither them nor scales.
+  // The bytes to prefetch of each later entry, from the first of these groups on. 0: prefetches neither these nor the
+  // scales.
   int prefetched_bytes;
 };
 
