@@ -41,9 +41,9 @@ if(NOT TARGET executorch::runtime)
   message(FATAL_ERROR "the executorch wheel in ${EXECUTORCH_MLX_WHEELS} has no libexecutorch: install version 1.5.1 or newer")
 endif()
 
-# executorch's targets add rpaths as link options. One is the absolute path of the wheel: installed binaries would search
-# it before INSTALL_RPATH. The others are relative paths: on macOS, they collide with the paths in INSTALL_RPATH. All
-# these options are removed. BUILD_RPATH and INSTALL_RPATH of our targets name the folders instead.
+# executorch's targets add rpaths as link options. One is the absolute path of the wheel: installed binaries would
+# search it before INSTALL_RPATH. The others are relative paths: on macOS, they collide with the paths in INSTALL_RPATH.
+# All these options are removed. BUILD_RPATH and INSTALL_RPATH of our targets name the folders instead.
 get_property(_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
 list(FILTER _targets INCLUDE REGEX "^executorch::")
 foreach(_target ${_targets})

@@ -291,7 +291,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="the Hugging Face folder to write")
     parser.add_argument("--steps", type=int, default=2600, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the documents")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; more than one may change the result slightly")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="CPU threads; more than one may change the result slightly"
+    )
     parser.add_argument("--batch", type=int, default=4, help="windows per step")
     parser.add_argument("--context", type=int, default=512, help="tokens per window, and the context of the model")
     parser.add_argument("--vocab-size", type=int, default=1536, help="size of the vocabulary")
@@ -313,7 +315,9 @@ def main() -> None:
     training_ids, held_out_ids = encode(tokenizer, training), encode(tokenizer, held_out)
     tokens = sum(map(len, training_ids))
     model = new_model(args, tokenizer)
-    print(f"corpus: {len(corpus):,} documents, {tokens:,} training tokens; model: {model.num_parameters():,} parameters")
+    print(
+        f"corpus: {len(corpus):,} documents, {tokens:,} training tokens; model: {model.num_parameters():,} parameters"
+    )
 
     train_loss = train(model, training_ids, args)
 

@@ -4,8 +4,8 @@ Of the op rows in most files of test/ops, `make test` runs all programs, and the
 overloads of an operator and its variant `_copy` count as one operator.
 
 A key of SHORT_FORM is a test function. Its value lists patterns of the parameters with which `make test` runs the
-function, as in the names that pytest prints; an empty list leaves the function out. "not" before a pattern leaves out the
-parameters that match, and keeps the others; such a list has no other patterns. A key without a function is for all
+function, as in the names that pytest prints; an empty list leaves the function out. "not" before a pattern leaves out
+the parameters that match, and keeps the others; such a list has no other patterns. A key without a function is for all
 tests of the file that have parameters.
 """
 

@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--portable", action="store_true", help="without extensions")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
-    parser.add_argument("--processes", type=int, default=1, help="number of parts of a second file, one for each process")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="number of parts of a second file, one for each process"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for parts in sorted({1, options.processes}):

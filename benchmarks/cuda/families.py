@@ -1,4 +1,5 @@
-"""Compares answers of small models on the GPU with those on the CPU: states, latent attention, quantized caches, speech.
+"""Compares answers of small models on the GPU with those on the CPU: states, latent attention, quantized caches,
+speech.
 
     python benchmarks/cuda/families.py export FOLDER [NAME ...]   writes the programs; needs no GPU
     python benchmarks/cuda/families.py FOLDER                     compares the answers, six programs at a time
@@ -85,7 +86,8 @@ def export(folder: Path, names: list[str]) -> None:
     from transformers import WhisperFeatureExtractor
 
     folder.mkdir(parents=True, exist_ok=True)
-    options = {"chunk": CHUNK, "max_context_len": CONTEXT, "batch": ROWS, "verify": False, "head": HeadConfig(logprobs=1)}
+    options = {"chunk": CHUNK, "max_context_len": CONTEXT, "batch": ROWS, "verify": False,
+               "head": HeadConfig(logprobs=1)}
 
     def wanted(name):
         return not names or name in names

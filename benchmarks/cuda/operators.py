@@ -58,7 +58,9 @@ def read(path: Path) -> torch.Tensor:
     _, number, rank = struct.unpack_from("<8sii", content)
     shape = struct.unpack_from(f"<{rank}q", content, 16)
     raw = bytearray(content[16 + 8 * rank :])
-    return torch.frombuffer(raw, dtype=DTYPES[number]).reshape(shape) if raw else torch.empty(shape, dtype=DTYPES[number])
+    return (
+        torch.frombuffer(raw, dtype=DTYPES[number]).reshape(shape) if raw else torch.empty(shape, dtype=DTYPES[number])
+    )
 
 
 def difference(got: torch.Tensor, expected: torch.Tensor, tolerance: dict) -> str | None:

@@ -67,8 +67,8 @@ def main() -> None:
 
         gpu, cpu = results["gpu"], results["cpu"]
         print(
-            f"{program.stem}: of {ROWS * TOKENS} tokens, {equal(gpu['together'], gpu['alone'])} are those of a request alone, "
-            f"and {equal(gpu['together'], cpu['together'])} those of the CPU"
+            f"{program.stem}: of {ROWS * TOKENS} tokens, {equal(gpu['together'], gpu['alone'])} are those of a request "
+            f"alone, and {equal(gpu['together'], cpu['together'])} those of the CPU"
         )
         assert all(token % 2 for key in (1, 3) for token in gpu["together"][key]), "the mask of allowed tokens holds"
 

@@ -2,8 +2,8 @@
 
 `pack.py` makes a bundle, a folder for a GPU machine without a network. The script run.sh of the bundle calls this file.
 Each program of the bundle is named after its shape; the other sides run a model of the same shape. Weights are random.
-Each of the three SIDES runs in a process of its own. A speed is the best of six runs, because the host limits how fast a
-small model decodes, and the speed of the host varies. `decode at N` is the speed of 100 tokens after a prompt of N
+Each of the three SIDES runs in a process of its own. A speed is the best of six runs, because the host limits how fast
+a small model decodes, and the speed of the host varies. `decode at N` is the speed of 100 tokens after a prompt of N
 tokens, without the first ten or eleven. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
 """
 

@@ -62,7 +62,9 @@ def main() -> None:
         return export(sys.argv[2])
     rng = np.random.default_rng(0)
     rank = rng.permuted(np.tile(np.arange(VOCABULARY, dtype=np.float32), (ROWS, 1)), axis=1)
-    logits = (-1.5 * np.log(1 + rank) + 0.1 * rng.standard_normal((ROWS, VOCABULARY), dtype=np.float32)).astype(np.float32)
+    logits = (-1.5 * np.log(1 + rank) + 0.1 * rng.standard_normal((ROWS, VOCABULARY), dtype=np.float32)).astype(
+        np.float32
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         inputs = []

@@ -1,4 +1,5 @@
-"""The models that all sides of the benchmark run, as Hugging Face configurations. A program is named after its shape."""
+"""The models that all sides of the benchmark run, as Hugging Face configurations. A program is named after its shape.
+"""
 
 SHAPES = {
     "qwen3-0.6b": {

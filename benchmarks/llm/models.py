@@ -6,9 +6,9 @@
 
 writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
 FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same weights, except
-that the program has scales of 16 bits. The format w4a8 has 8-bit activations, KV caches of float16 and the checkpoint of
-int4. int4_bf16 has the quantized weights of a bfloat16 model, and so bfloat16 activations and KV caches. Existing files
-are kept.
+that the program has scales of 16 bits. The format w4a8 has 8-bit activations, KV caches of float16 and the checkpoint
+of int4. int4_bf16 has the quantized weights of a bfloat16 model, and so bfloat16 activations and KV caches. Existing
+files are kept.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
 def load(folder: Path):
     """Return the model of a checkpoint.
 
-    Scales and biases of quantized weights are rounded to float16, which `executorch-mlx export --quantize` uses as well.
-    Activations keep their dtype.
+    Scales and biases of quantized weights are rounded to float16, which `executorch-mlx export --quantize` uses as
+    well. Activations keep their dtype.
     """
     import torch
     from executorch_mlx.llm.export.packed import Packed

@@ -37,7 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("program", type=Path)
     parser.add_argument("--prefill", type=int, nargs="*", default=[], help="prompt lengths for the times of prefill")
-    parser.add_argument("--context", type=int, nargs="*", default=[], help="prompt lengths for the times of decode steps")
+    parser.add_argument(
+        "--context", type=int, nargs="*", default=[], help="prompt lengths for the times of decode steps"
+    )
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()

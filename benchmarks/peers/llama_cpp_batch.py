@@ -2,9 +2,9 @@
 
     python benchmarks/peers/llama_cpp_batch.py FILE.gguf --requests 8 --steps 32 --threads 2
 
-Each request is a sequence of the KV cache, and each call decodes one token of all sequences, as llama.cpp's server does.
-Tokens are drawn greedily. The last line of the output is the tokens per second of all requests together, after prompts
-of 64 tokens.
+Each request is a sequence of the KV cache, and each call decodes one token of all sequences, as llama.cpp's server
+does. Tokens are drawn greedily. The last line of the output is the tokens per second of all requests together, after
+prompts of 64 tokens.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ def test_given_dtype_is_unchanged():
 
 
 def test_unsupported_default_dtype_is_refused():
-    with pytest.raises(Unsupported, match="dtype: the default of this operator is a dtype that some MLX devices do not"):
+    with pytest.raises(
+        Unsupported, match="dtype: the default of this operator is a dtype that some MLX devices do not"
+    ):
         bind_arguments(call(torch.ops.mlxbind.wide.default), str)
     node = call(torch.ops.mlxbind.wide.default, dtype=torch.float32)
     assert bind_arguments(node, str)["dtype"] == torch.float32

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from executorch_mlx.llm.binding import (  # noqa: F401  (tests use the names that are not used here)
     BUSY, CANCELLED, CONTEXT, FAILED, FINISH_ERROR, INVALID_ARGUMENT, INVALID_PROGRAM, LENGTH, NOT_FOUND, OK,
-    OUT_OF_MEMORY, RUNNING, STOP, AllowedTokens, EngineOptions, LoadOptions, OnEvent, RequestInfo, RequestOptions, library,
+    OUT_OF_MEMORY, RUNNING, STOP, AllowedTokens, EngineOptions, LoadOptions, OnEvent, RequestInfo, RequestOptions,
+    library,
 )  # fmt: skip
 from executorch_mlx.llm.binding import EngineStats as Stats
 

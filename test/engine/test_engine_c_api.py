@@ -391,7 +391,9 @@ def test_newer_structs_are_accepted(engine):
     class Newer(c.Structure):
         _fields_ = [("old", api.RequestOptions), ("more", c.c_int64 * 8)]
 
-    newer = Newer(old=api.RequestOptions(prompt=api.array(c.c_int64, PROMPT), prompt_length=1, top_p=1, max_new_tokens=1))
+    newer = Newer(
+        old=api.RequestOptions(prompt=api.array(c.c_int64, PROMPT), prompt_length=1, top_p=1, max_new_tokens=1)
+    )
     newer.old.repetition_penalty, newer.old.logprobs, newer.old.size = 1, -1, c.sizeof(Newer)
     handle = c.c_void_p()
     api.call("engine_submit", engine.handle, c.byref(newer.old), c.byref(handle))

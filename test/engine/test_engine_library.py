@@ -174,7 +174,10 @@ def test_requests_from_many_threads(stress, tmp_path):
         ({"get_vocab_size": "256"}, "get_vocab_size: expected one integer"),
         ({"get_vocab_size": 0}, "get_vocab_size: got 0, expected at least 1"),
         ({"get_max_seq_len": 17}, "get_max_seq_len: got 17, expected 1 to 16 (get_max_context_len)"),
-        ({"get_max_seq_len": 9}, "input 0 (tokens): got size 8 on axis 1, expected at least 9 according to the metadata"),
+        (
+            {"get_max_seq_len": 9},
+            "input 0 (tokens): got size 8 on axis 1, expected at least 9 according to the metadata",
+        ),
         ({"get_max_batch_size": 2}, "missing method prefill; the methods are: "),
         ({"get_max_batch_size": 0}, "get_max_batch_size: got 0, expected at least 1"),
         ({"sampling_penalties": True}, "forward: got 7 inputs, expected 10 according to the metadata"),

@@ -35,8 +35,8 @@ class Counts:
 
     def __str__(self) -> str:
         return (
-            f"{self.programs} programs: {self.compared} compared, {self.not_delegated.total()} not delegated completely, "
-            f"{self.not_exported.total()} refused by torch"
+            f"{self.programs} programs: {self.compared} compared, {self.not_delegated.total()} not delegated "
+            f"completely, {self.not_exported.total()} refused by torch"
         )
 
 

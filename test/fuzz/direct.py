@@ -85,7 +85,8 @@ def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
 
 
 def _interface(value: torch.Tensor) -> tuple:
-    """Returns the description of an input or output, as in `irprograms.Graph.inputs`: (slot, shape, dtype, dim order)."""
+    """Returns the description of an input or output, as in `irprograms.Graph.inputs`: (slot, shape, dtype, dim order).
+    """
     shape = tuple(d if isinstance(d, int) else bounds(d) for d in value.shape)
     return None, shape, value.dtype, list(range(value.ndim))
 
@@ -102,7 +103,9 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
     environment = ShapeEnv() if is_dynamic else None
     extent = _symbol(environment) if is_dynamic else EXTENTS[0]
     with FakeTensorMode(shape_env=environment), torch.no_grad():
-        arguments = [torch.empty([extent if d == DYNAMIC else d for d in i.shape], dtype=i.dtype) for i in program.inputs]
+        arguments = [
+            torch.empty([extent if d == DYNAMIC else d for d in i.shape], dtype=i.dtype) for i in program.inputs
+        ]
         arguments += [torch.empty(c.shape, dtype=c.dtype) for c in program.constant_values()]
         try:
             # pre_dispatch: after dispatch, operators such as attention would already be decomposed by torch.

@@ -83,7 +83,8 @@ class Program:
         names = ", ".join(i.name for i in self.inputs)
         buffers = [f"        self.register_buffer({name!r}, {expression})" for name, expression in self.constants]
         unpack = [f"{name} = self.{name}" for name, _ in self.constants]
-        lines = ["import math", "import torch", "import torch.nn.functional as F", "", "", "class Model(torch.nn.Module):"]
+        lines = ["import math", "import torch", "import torch.nn.functional as F", "", "",
+                 "class Model(torch.nn.Module):"]
         if buffers:
             lines += ["    def __init__(self):", "        super().__init__()", *buffers, ""]
         lines += [f"    def forward(self, {names}):", *(f"        {line}" for line in [*unpack, *self.body()])]

@@ -161,7 +161,8 @@ def binary(g: Graph):
 
 def with_number(g: Graph):
     x = g.value().name
-    form = g.choice(["{x} + {k}", "{x} - {k}", "{k} - {x}", "{x} * {k}", "{x} / {k}", "{k} / {x}", "{x} ** 2", "{x} ** 3",
+    form = g.choice(["{x} + {k}", "{x} - {k}", "{k} - {x}", "{x} * {k}", "{x} / {k}", "{k} / {x}", "{x} ** 2",
+                     "{x} ** 3",
                      "{x} ** 0.5", "2.0 ** {x}", "{x} > {k}", "torch.clamp({x}, min={k})", "torch.clamp({x}, -1, 2)"])
     return form.format(x=x, k=g.number())
 
@@ -175,7 +176,8 @@ def integer_bits(g: Graph):
 def select(g: Graph):
     mask = g.value(lambda v: v.dtype == torch.bool)
     a, b = g.value(), g.value()
-    return g.choice([f"torch.where({mask.name}, {a.name}, {b.name})", f"{a.name}.masked_fill({mask.name}, {g.number()})"])
+    return g.choice([f"torch.where({mask.name}, {a.name}, {b.name})",
+                     f"{a.name}.masked_fill({mask.name}, {g.number()})"])
 
 
 def cast(g: Graph):
@@ -200,8 +202,8 @@ def reduce(g: Graph):
     if name in ("var", "std"):
         return f"torch.{name}({x.name}, {axes}, correction={g.integer(0, 1)}, keepdim={keep})"
     if name == "linalg.vector_norm":
-        return f"torch.linalg.vector_norm({x.name}, {g.choice([1, 2, 2.0, float('inf')])!r}, {axes}, keepdim={keep})".replace(
-            "inf", "math.inf")
+        order = g.choice(["1", "2", "2.0", "math.inf"])
+        return f"torch.linalg.vector_norm({x.name}, {order}, {axes}, keepdim={keep})"
     if name == "total":  # over all axes
         return f"{x.name}.{g.choice(['sum', 'mean', 'max', 'min', 'any'])}()"
     return f"torch.{name}({x.name}, {axes}, keepdim={keep})"
@@ -209,7 +211,8 @@ def reduce(g: Graph):
 
 def scan(g: Graph):
     x = g.value(lambda v: v.ndim > 0)
-    name = g.choice(["cumsum", "cumprod", "softmax", "log_softmax", "sort", "argsort", "cummax", "logcumsumexp", "flip"])
+    name = g.choice(["cumsum", "cumprod", "softmax", "log_softmax", "sort", "argsort", "cummax", "logcumsumexp",
+                     "flip"])
     axis = g.axis(x)
     if name == "sort":
         return f"torch.sort({x.name}, dim={axis}, descending={g.boolean()})[0]"
@@ -232,7 +235,8 @@ def reorder(g: Graph):
     x = g.value(lambda v: v.ndim > 1)
     order = list(g.draw(st.permutations(range(x.ndim))))
     a, b = g.axis(x), g.axis(x)
-    return g.choice([f"{x.name}.permute({order})", f"{x.name}.transpose({a}, {b})", f"torch.movedim({x.name}, {a}, {b})"])
+    return g.choice([f"{x.name}.permute({order})", f"{x.name}.transpose({a}, {b})",
+                     f"torch.movedim({x.name}, {a}, {b})"])
 
 
 def reshape(g: Graph):
@@ -324,8 +328,8 @@ def norm(g: Graph):
     width = x.shape[-1]
     w = g.add_input((width,), x.dtype)
     return g.choice([f"F.layer_norm({x.name}, [{width}])", f"F.layer_norm({x.name}, [{width}], {w.name}, eps=0.01)",
-                     f"F.rms_norm({x.name}, [{width}], {w.name}, eps=0.01)", f"F.rms_norm({x.name}, [{width}], eps=1e-5)",
-                     f"F.normalize({x.name}, dim=-1)"])
+                     f"F.rms_norm({x.name}, [{width}], {w.name}, eps=0.01)",
+                     f"F.rms_norm({x.name}, [{width}], eps=1e-5)", f"F.normalize({x.name}, dim=-1)"])
 
 
 def convolution(g: Graph):
@@ -371,8 +375,8 @@ def computed_indices(g: Graph):
         f"torch.index_copy({x.name}, {axis}, torch.arange({limit}).flip(0), {x.name})",
         f"torch.index_add({x.name}, {axis}, {indices}, {x.name})",
         f"torch.index_fill({x.name}, {axis}, {indices}[:1], {g.number()})",
-        f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0).reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim})"
-        f".expand({x.name}.shape), {x.name})",
+        f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0)"
+        f".reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape), {x.name})",
         f"torch.scatter_add({x.name}, {axis}, {expanded}, {x.name})",
         f"torch.scatter_reduce({x.name}, {axis}, {expanded}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
         f"torch.select_scatter({x.name}, {x.name}.select({axis}, 0), {axis}, {limit - 1})",
@@ -387,9 +391,11 @@ def three_operands(g: Graph):
     a, b, c = (g.value() for _ in range(3))
     k = g.number()
     return g.choice([
-        f"torch.addcmul({a.name}, {b.name}, {c.name}, value={k})", f"torch.addcdiv({a.name}, {b.name}, {c.name}, value={k})",
+        f"torch.addcmul({a.name}, {b.name}, {c.name}, value={k})",
+        f"torch.addcdiv({a.name}, {b.name}, {c.name}, value={k})",
         f"torch.lerp({a.name}, {b.name}, {c.name})", f"torch.clamp({a.name}, {b.name}, {c.name})",
-        f"torch.where({a.name} > {b.name}, {c.name}, {k})", f"torch.baddbmm({a.name}, {b.name}, {c.name}, beta=0.5, alpha=2)",
+        f"torch.where({a.name} > {b.name}, {c.name}, {k})",
+        f"torch.baddbmm({a.name}, {b.name}, {c.name}, beta=0.5, alpha=2)",
         f"torch.addmm({a.name}, {b.name}, {c.name}, beta=0.5)",
         # The sign comes from 1 or -1, not from a value of the graph: the sign of NaN and of zero is not specified.
         f"torch.copysign({a.name}, torch.where({b.name} > 0, 1.0, -1.0))", f"torch.isclose({a.name}, {b.name})",
@@ -399,20 +405,26 @@ def three_operands(g: Graph):
 def decomposed(g: Graph):
     """Functions that torch expresses in several operators."""
     x = g.floating(2)
-    forms = [f"F.glu({x.name}, -1)", f"F.softmin({x.name}, 0)", f"torch.cdist({x.name}, {x.name})", f"F.hardshrink({x.name})",
-             f"F.softshrink({x.name}, 0.25)", f"F.threshold({x.name}, 0.5, -1.0)", f"F.celu({x.name}, 0.5)", f"F.rrelu({x.name})",
+    forms = [f"F.glu({x.name}, -1)", f"F.softmin({x.name}, 0)", f"torch.cdist({x.name}, {x.name})",
+             f"F.hardshrink({x.name})",
+             f"F.softshrink({x.name}, 0.25)", f"F.threshold({x.name}, 0.5, -1.0)", f"F.celu({x.name}, 0.5)",
+             f"F.rrelu({x.name})",
              f"torch.nan_to_num({x.name}, 1.0, 2.0, -2.0)", f"F.cosine_similarity({x.name}, {x.name}.flip(-1), -1)",
              f"{x.name}.unfold(-1, 2, 1)", f"torch.outer({x.name}.reshape(-1), {x.name}.reshape(-1)[:3])",
-             f"F.mse_loss({x.name}, {x.name}.flip(-1))", f"F.one_hot({x.name}.argmax(-1), 9)", f"torch.diff({x.name}, dim=-1)",
-             f"torch.cumulative_trapezoid({x.name}, dim=-1)", f"torch.nanmean({x.name}, -1)", f"torch.quantile({x.name}, 0.5, -1)",
-             f"torch.trapezoid({x.name}, dim=-1)", f"torch.rot90({x.name}, 1, [0, 1])", f"torch.meshgrid({x.name}[0], {x.name}[0], indexing='ij')[0]"]
+             f"F.mse_loss({x.name}, {x.name}.flip(-1))", f"F.one_hot({x.name}.argmax(-1), 9)",
+             f"torch.diff({x.name}, dim=-1)",
+             f"torch.cumulative_trapezoid({x.name}, dim=-1)", f"torch.nanmean({x.name}, -1)",
+             f"torch.quantile({x.name}, 0.5, -1)",
+             f"torch.trapezoid({x.name}, dim=-1)", f"torch.rot90({x.name}, 1, [0, 1])",
+             f"torch.meshgrid({x.name}[0], {x.name}[0], indexing='ij')[0]"]
     if x.ndim > 2:
         forms += [f"F.group_norm({x.name}, 1)", f"F.instance_norm({x.name})", f"F.local_response_norm({x.name}, 2)",
                   f"F.interpolate({x.name}, scale_factor=2, mode='nearest')", f"F.channel_shuffle({x.name}, 1)"]
     if x.ndim == 4:
-        forms += [f"F.pixel_shuffle({x.name}, 1)", f"F.interpolate({x.name}, scale_factor=2, mode='bilinear', align_corners={g.boolean()})",
-                  f"F.pad({x.name}, [1, 1, 1, 0], mode={g.choice(['reflect', 'replicate', 'circular'])!r})", f"F.unfold({x.name}, 2)",
-                  f"F.lp_pool2d({x.name}, 2.0, 2)"]
+        forms += [f"F.pixel_shuffle({x.name}, 1)",
+                  f"F.interpolate({x.name}, scale_factor=2, mode='bilinear', align_corners={g.boolean()})",
+                  f"F.pad({x.name}, [1, 1, 1, 0], mode={g.choice(['reflect', 'replicate', 'circular'])!r})",
+                  f"F.unfold({x.name}, 2)", f"F.lp_pool2d({x.name}, 2.0, 2)"]
     if x.ndim == 3:
         forms += [f"F.pad({x.name}, [1, 1], mode={g.choice(['reflect', 'replicate', 'circular'])!r})",
                   f"F.interpolate({x.name}, scale_factor=2, mode='linear')"]
@@ -422,8 +434,10 @@ def decomposed(g: Graph):
 def search(g: Graph):
     x = g.floating(1)
     return g.choice([
-        f"torch.bucketize({x.name}, torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}))", f"torch.isin({x.name}, torch.tensor([0.5, 1.0], dtype={x.dtype}))",
-        f"torch.sort({x.name}, dim=-1, stable=True)[1]", f"torch.searchsorted(torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}), {x.name})",
+        f"torch.bucketize({x.name}, torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}))",
+        f"torch.isin({x.name}, torch.tensor([0.5, 1.0], dtype={x.dtype}))",
+        f"torch.sort({x.name}, dim=-1, stable=True)[1]",
+        f"torch.searchsorted(torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}), {x.name})",
         f"torch.aminmax({x.name}, dim=0)[1]", f"torch.count_nonzero({x.name}, 0)", f"torch.kthvalue({x.name}, 1)[0]",
     ])
 

@@ -95,11 +95,6 @@ class Graph:
         self.inputs.append((tid, tuple(shape), dtype, dim_order))
         return tid
 
-    def input_value(self, kind: ir.SlotType = ir.SlotType.IntValueSlot) -> ir.Vid:
-        vid = self.new_value()
-        self.inputs.append((vid, kind))
-        return vid
-
     def output(self, shape: Sequence[Dim], dtype=torch.float32) -> ir.Tid:
         tid = self._slot(OUTPUT, shape, dtype)
         self.outputs.append((tid, tuple(shape), dtype, list(range(len(shape)))))

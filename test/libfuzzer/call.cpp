@@ -95,8 +95,8 @@ struct TensorSpec {
   int64_t elements = 1;
 };
 
-// Returns the metadata of a slot. Returns null if the slot has none, and for a temporary, whose metadata the runtime does
-// not verify.
+// Returns the metadata of a slot. Returns null if the slot has none, and for a temporary, whose metadata the runtime
+// does not verify.
 const fb::TensorMeta* meta_of(const fb::MLXGraph& graph, uint32_t slot) {
   const uint64_t first_temp = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors();

@@ -20,7 +20,8 @@ MODELS = {
     "deepseek_v3": (
         DeepseekV3ForCausalLM,
         DeepseekV3Config,
-        dict(num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=16, qk_nope_head_dim=16),
+        dict(num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=16,
+             qk_nope_head_dim=16),
     ),
 }
 
@@ -48,5 +49,7 @@ def make(name: str, folder: Path, *, guesses_right: bool = False) -> Path:
             if "o_proj" in key or "down_proj" in key:
                 tensors[key] = torch.zeros_like(tensors[key])
         tensors[f"{head}eh_proj.weight"] = torch.eye(HIDDEN, 2 * HIDDEN)
-    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {key: value.contiguous() for key, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
     return folder

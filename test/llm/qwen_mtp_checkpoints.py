@@ -1,5 +1,5 @@
-"""Checkpoints of small Qwen models with states and a head for multi-token prediction. Their tensors and configs have the
-names used on the hub."""
+"""Checkpoints of small Qwen models with states and a head for multi-token prediction. Their tensors and configs have
+the names used on the hub."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MODELS = {
 def make(name: str, folder: Path, *, layer_scale: float = 1.0) -> Path:
     """Write a random checkpoint to `folder`, and return `folder`.
 
-    `layer_scale` multiplies what the layers of the model add to its hidden states. If it is small, the model and the head
-    predict from the embedding of the last token. Most guesses of the head are then right, and some are wrong.
+    `layer_scale` multiplies what the layers of the model add to its hidden states. If it is small, the model and the
+    head predict from the embedding of the last token. Most guesses of the head are then right, and some are wrong.
     """
     torch.manual_seed(3)
     kind, config_class, changes, outer = MODELS[name]
@@ -49,7 +49,9 @@ def make(name: str, folder: Path, *, layer_scale: float = 1.0) -> Path:
     if outer is not None:  # the text model is part of a model for images
         tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
         inner = json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
-        config = outer(text_config=inner).to_dict() | {"architectures": [outer.__name__.replace("Config", "ForConditionalGeneration")]}
+        config = outer(text_config=inner).to_dict() | {
+            "architectures": [outer.__name__.replace("Config", "ForConditionalGeneration")]
+        }
         (folder / "config.json").write_text(json.dumps(config))
     tensors = {key: value.contiguous() for key, value in (tensors | head).items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

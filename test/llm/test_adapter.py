@@ -12,8 +12,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 SMALL = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-    max_position_embeddings=32, rope_theta=10000.0,
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=32, rope_theta=10000.0,
 )  # fmt: skip
 PROMPT = torch.arange(1, 13)[None]
 
@@ -76,7 +76,8 @@ for kind in ("lora", "dora"):
     settings = {"rank": 2, "scale": 3.0, "dropout": 0.0, "keys": keys}
     linear_to_lora_layers(model, 1, settings, use_dora=kind == "dora")
     mx.random.seed(0)
-    tensors = {n: mx.random.normal(t.shape) * 0.3 + (n[-2:] == ".m") for n, t in tree_flatten(model.trainable_parameters())}
+    parameters = tree_flatten(model.trainable_parameters())
+    tensors = {n: mx.random.normal(t.shape) * 0.3 + (n[-2:] == ".m") for n, t in parameters}
     model.load_weights(list(tensors.items()), strict=False)
     folder = Path(sys.argv[2]) / kind
     folder.mkdir()

@@ -83,7 +83,9 @@ def test_initializers_are_those_of_the_header():
 
 
 def test_functions_are_those_of_the_header():
-    plain = re.sub(r"typedef [^;{]*\([^;]*;|typedef (struct|enum) \{.*?\} \w+;|#define.*?\}", "", SOURCE, flags=re.DOTALL)
+    plain = re.sub(
+        r"typedef [^;{]*\([^;]*;|typedef (struct|enum) \{.*?\} \w+;|#define.*?\}", "", SOURCE, flags=re.DOTALL
+    )
     found = re.findall(r"^([\w ]+[\s*]+)executorch_mlx_(\w+)\(([^)]*)\);", plain, re.MULTILINE)
     declared = {name: (python_type(result), arguments(rest)) for result, name, rest in found}
     assert declared == binding.FUNCTIONS

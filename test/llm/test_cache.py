@@ -34,7 +34,9 @@ def test_eager_update_writes_only_its_positions():
     assert cache.eq(0).all()
 
 
-@pytest.mark.parametrize("start, message", [(-1, "start: got -1, expected"), (5, "got a capacity of 6 positions, expected at least 7")])
+@pytest.mark.parametrize(
+    "start, message", [(-1, "start: got -1, expected"), (5, "got a capacity of 6 positions, expected at least 7")]
+)
 def test_eager_update_checks_its_positions(start, message):
     cache, update = torch.zeros(1, 2, 6, 3), torch.ones(1, 2, 2, 3)
     with pytest.raises(ValueError, match=message):

@@ -78,7 +78,9 @@ def test_wrong_token_is_refused(tmp_path):
 
 def test_verify_false_writes_unchecked(tmp_path):
     with scaled_constant(WEIGHT):
-        exported = export_llm(copy.deepcopy(small_llm.model()), chunk=16, head=HeadConfig.minimal(), speculation=False, verify=False)
+        exported = export_llm(
+            copy.deepcopy(small_llm.model()), chunk=16, head=HeadConfig.minimal(), speculation=False, verify=False
+        )
     exported.save(tmp_path / "model.pte")
     assert exported.check is None and (tmp_path / "model.pte").exists()
 

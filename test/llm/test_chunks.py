@@ -51,7 +51,9 @@ def assert_chunks_do_not_matter(method, *row):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32(name, tmp_path_factory):
-    assert_chunks_do_not_matter(Runtime.get().load_program(family_program(name, tmp_path_factory)).load_method("forward"))
+    assert_chunks_do_not_matter(
+        Runtime.get().load_program(family_program(name, tmp_path_factory)).load_method("forward")
+    )
 
 
 @pytest.mark.parametrize(

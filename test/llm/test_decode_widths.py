@@ -9,7 +9,9 @@ from test_families import FAMILIES, random_model
 LAYERS, ROWS = 2, 8
 
 
-@pytest.mark.parametrize("rows, widths", [(1, []), (2, []), (3, [2]), (4, [2]), (5, [2, 4]), (8, [2, 4]), (9, [2, 4, 8])])
+@pytest.mark.parametrize(
+    "rows, widths", [(1, []), (2, []), (3, [2]), (4, [2]), (5, [2, 4]), (8, [2, 4]), (9, [2, 4, 8])]
+)
 def test_methods_for_fewer_rows_than_the_program_has(rows, widths):
     kinds = method_kinds("tokens", rows, verify=True, draft=False)
     narrow = {name: kind.width for name, kind in kinds.items() if name.startswith("decode_")}

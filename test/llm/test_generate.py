@@ -161,7 +161,9 @@ def test_callbacks_of_an_engine_share_a_thread_state(llm):
 def test_failed_step_ends_the_answer(llm):
     generation = llm.generate(PROMPT, allowed_tokens=lambda answer: [1.5] if answer else None)
     token = next(generation)
-    with pytest.raises(SettingError, match=r"allowed_tokens: got float64 of shape \[1\], expected int32 of shape \[48\]"):
+    with pytest.raises(
+        SettingError, match=r"allowed_tokens: got float64 of shape \[1\], expected int32 of shape \[48\]"
+    ):
         next(generation)
     assert generation.finish == "error" and generation.tokens == [token.id] and list(generation) == []
 
@@ -190,7 +192,8 @@ def test_metrics(llm):
     metrics = result.metrics
     assert (metrics.prompt_tokens, metrics.generated_tokens) == (len(LONG), 5)
     values = metrics.as_dict()
-    assert values["time_to_first_token"] == values["queue_seconds"] + values["prompt_seconds"] > values["prompt_seconds"] > 0
+    queue, prompt = values["queue_seconds"], values["prompt_seconds"]
+    assert values["time_to_first_token"] == queue + prompt > prompt > 0
     assert values["generation_tokens_per_second"] == 4 / values["generation_seconds"] > 0
     assert values["peak_resident_bytes"] > values["peak_mlx_bytes"] > 0
 

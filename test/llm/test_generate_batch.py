@@ -143,5 +143,7 @@ def test_label_errors(single, batched):
         single.classify([LONG], [" value"])
     with pytest.raises(ValueError, match="expected different labels"):
         single.classify([LONG], [" value", " value"])
-    with pytest.raises(ValueError, match="batch.pte neither returns logits or log probabilities nor takes allowed_tokens"):
+    with pytest.raises(
+        ValueError, match="batch.pte neither returns logits or log probabilities nor takes allowed_tokens"
+    ):
         batched.classify([LONG], LABELS)

@@ -142,7 +142,8 @@ def test_unsupported_parameter_is_an_error(batch_program):
         ("seed", 2**64, f"seed: got {2**64}, expected 64 bits"),
         ("repetition_penalty", 0, "repetition_penalty: got 0, expected more than 0"),
         pytest.param(
-            "temperature", 10**400, "temperature: got an integer of 1329 bits, expected a number", id="large temperature"
+            "temperature", 10**400, "temperature: got an integer of 1329 bits, expected a number",
+            id="large temperature"
         ),
         pytest.param(
             "temperature", 10**5000, "temperature: got an integer of 16610 bits, expected a number",

@@ -17,7 +17,8 @@ from test_gguf import SCALE_KEYS, SCALES, TOKENS, YARN, YARN_KEYS, write_and_clo
 
 SMALL = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=32, vocab_size=200, max_position_embeddings=128, rms_norm_eps=1e-6, bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    head_dim=32, vocab_size=200, max_position_embeddings=128, rms_norm_eps=1e-6, bos_token_id=0, eos_token_id=1,
+    pad_token_id=0,
 )  # fmt: skip
 SMALL_16 = {name: value for name, value in SMALL.items() if name != "head_dim"}
 KEYS = {
@@ -44,7 +45,8 @@ LINEAR_KEYS = {
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=64, qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32)
 LATENT_KEYS = {
     "attention.head_count_kv": 1, "attention.kv_lora_rank": 64, "attention.key_length": 80,
-    "attention.value_length": 64, "attention.key_length_mla": 48, "attention.value_length_mla": 32, "rope.dimension_count": 16,
+    "attention.value_length": 64, "attention.key_length_mla": 48, "attention.value_length_mla": 32,
+    "rope.dimension_count": 16,
 }  # fmt: skip
 CONVOLUTIONS = dict(layer_types=["conv", "full_attention", "conv", "full_attention"], norm_eps=1e-6)
 CONVOLUTION_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2], "attention.key_length": 16}

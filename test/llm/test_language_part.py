@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from test_quantized_folder import FORMATS, float8_by_tensor, gptq
 
 TEXT = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    vocab_size=200, max_position_embeddings=128,
+    hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=16, vocab_size=200, max_position_embeddings=128,
 )  # fmt: skip
 VISION = dict(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=16, image_size=28, patch_size=14
+    hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=16, image_size=28,
+    patch_size=14
 )
 ROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[2, 3, 3]), pad_token_id=0)
 BLOCKS = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64)
@@ -28,10 +29,12 @@ PROMPT = torch.tensor([[5, 17, 100, 3, 77, 9]])
 
 CONFIGS = {
     "mistral3": lambda: hf.Mistral3Config(
-        text_config=TEXT | dict(model_type="mistral"), vision_config=VISION | dict(model_type="pixtral"), image_token_index=199
+        text_config=TEXT | dict(model_type="mistral"), vision_config=VISION | dict(model_type="pixtral"),
+        image_token_index=199
     ),
     # The names of its tensors differ: `model.text_model` in place of `model.language_model`.
-    "smolvlm": lambda: hf.SmolVLMConfig(text_config=TEXT | dict(model_type="llama"), vision_config=VISION, image_token_id=199),
+    "smolvlm": lambda: hf.SmolVLMConfig(text_config=TEXT | dict(model_type="llama"), vision_config=VISION,
+                                        image_token_id=199),
     # Its outer config has no setting about tied weights.
     "voxtral": lambda: hf.VoxtralConfig(
         text_config=TEXT | dict(model_type="llama"), audio_token_id=199, audio_config=VISION | dict(num_mel_bins=16),
@@ -43,7 +46,8 @@ CONFIGS = {
     "hunyuan_vl": lambda: hf.HunYuanVLConfig(text_config=TEXT | ROPE, vision_config=VISION, image_token_id=199),
     # transformers has a causal language model for its outer config.
     "qwen3_5": lambda: hf.Qwen3_5Config(
-        text_config=TEXT | dict(layer_types=["full_attention"]), vision_config=dict(depth=1, hidden_size=32, num_heads=2),
+        text_config=TEXT | dict(layer_types=["full_attention"]),
+        vision_config=dict(depth=1, hidden_size=32, num_heads=2),
         image_token_id=199, video_token_id=198, vision_start_token_id=197, vision_end_token_id=196,
     ),
 }  # fmt: skip
@@ -118,7 +122,8 @@ def test_older_names_of_tensors(tmp_path):
     write(CONFIGS["qwen2_5_vl"](), tmp_path)
     expected = logits(load_causal_lm(tmp_path))
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors = {re.sub(r"^model\.(visual|language_model)\.", lambda m: {"visual": "visual."}.get(m[1], "model."), name): tensor
+    tensors = {re.sub(r"^model\.(visual|language_model)\.", lambda m: {"visual": "visual."}.get(m[1], "model."),
+                      name): tensor
                for name, tensor in tensors.items()}  # fmt: skip
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), expected)
@@ -126,5 +131,7 @@ def test_older_names_of_tensors(tmp_path):
 
 def test_a_model_without_a_causal_language_model_is_refused(tmp_path):
     hf.PaddleOCRVLConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="got a model of kind paddleocr_vl, expected one for which transformers has a causal"):
+    with pytest.raises(
+        ValueError, match="got a model of kind paddleocr_vl, expected one for which transformers has a causal"
+    ):
         load_causal_lm(tmp_path)

@@ -37,8 +37,8 @@ def evaluate(model, task: dict) -> tuple[dict, list]:
 
 def test_multiple_choice(model, data):
     task = data | {
-        "task": "choices", "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}",
-        "doc_to_choice": "{{choices}}", "metric_list": [{"metric": "acc"}],
+        "task": "choices", "output_type": "multiple_choice", "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}", "doc_to_choice": "{{choices}}", "metric_list": [{"metric": "acc"}],
     }  # fmt: skip
     results, samples = evaluate(model, task)
     correct = 0

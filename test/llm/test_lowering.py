@@ -17,7 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class Layer(torch.nn.Module):
-    """An RMSNorm with casts, as in language models, a product, a buffer that each call updates, and an unused weight."""
+    """An RMSNorm with casts, as in language models, a product, a buffer that each call updates, and an unused weight.
+    """
 
     def __init__(self):
         super().__init__()
@@ -63,7 +64,9 @@ def test_the_program_is_that_of_executorch():
 
 def test_lowering_generates_no_code_of_traced_graphs(monkeypatch):
     generate, calls = torch.fx.Graph.python_code, []
-    monkeypatch.setattr(torch.fx.Graph, "python_code", lambda *args, **kwargs: calls.append(1) or generate(*args, **kwargs))
+    monkeypatch.setattr(
+        torch.fx.Graph, "python_code", lambda *args, **kwargs: calls.append(1) or generate(*args, **kwargs)
+    )
     programs, numbers = [exported(Layer()) for _ in range(2)], []
     for context, program in zip((contextlib.nullcontext(), _force_skip_lazy_graph_module()), programs, strict=True):
         calls.clear()

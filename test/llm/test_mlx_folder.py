@@ -34,7 +34,8 @@ LINEAR = dict(
 )
 LATENT = dict(
     num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=64, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32,
-    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, n_group=2, topk_group=1, first_k_dense_replace=1,
+    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, n_group=2, topk_group=1,
+    first_k_dense_replace=1,
 )
 CONVOLUTION = dict(layer_types=["conv", "full_attention"], num_dense_layers=1)
 # Name → model class, config class, changes of SMALL, how mlx-lm quantizes it (mode, bits, group size).
@@ -167,5 +168,7 @@ def test_weights_that_mlx_lm_multiplied_are_refused(tmp_path):
     config = hf.FalconH1Config(**SMALL, mamba_n_heads=4, mamba_d_head=32, mamba_d_ssm=128, mamba_d_state=16)
     hf.FalconH1ForCausalLM(config).save_pretrained(tmp_path)
     save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors", metadata={"format": "mlx"})
-    with pytest.raises(ValueError, match="got weights of kind falcon_h1 from mlx-lm, expected a Hugging Face checkpoint"):
+    with pytest.raises(
+        ValueError, match="got weights of kind falcon_h1 from mlx-lm, expected a Hugging Face checkpoint"
+    ):
         load_causal_lm(tmp_path)

@@ -21,7 +21,8 @@ LATENT = dict(
     num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10
 )
 ROUTED = dict(
-    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_group=2, topk_group=1, first_k_dense_replace=1
+    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_group=2, topk_group=1,
+    first_k_dense_replace=1
 )
 GPT = dict(n_embd=48, n_head=4, n_layer=2, n_positions=128)
 
@@ -32,7 +33,8 @@ PROMPT = torch.randint(1, 256, (1, 30), generator=torch.Generator().manual_seed(
 EXPORTED = {
     "latent attention": (hf.DeepseekV3Config, hf.DeepseekV3ForCausalLM, LATENT | ROUTED, 2),
     "sinks": (hf.GptOssConfig, hf.GptOssForCausalLM,
-              dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=12, layer_types=ALTERNATING), 2),
+              dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=12, layer_types=ALTERNATING),
+              2),
     "chunked attention": (hf.Llama4TextConfig, hf.Llama4ForCausalLM,
                           dict(head_dim=16, attention_chunk_size=12, no_rope_layers=[1, 0], num_local_experts=4,
                                intermediate_size_mlp=64, interleave_moe_layer_step=2, floor_scale=8), 2),
@@ -42,8 +44,9 @@ EXPORTED = {
                            hidden_size_per_layer_input=8), 1),
     "sparse activations": (hf.Gemma3nTextConfig, hf.Gemma3nForCausalLM,
                            dict(head_dim=16, vocab_size_per_layer_input=256, hidden_size_per_layer_input=8,
-                                num_hidden_layers=4, layer_types=ALTERNATING * 2, num_kv_shared_layers=2, sliding_window=12,
-                                laurel_rank=8, altup_num_inputs=2, activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0]), 1),
+                                num_hidden_layers=4, layer_types=ALTERNATING * 2, num_kv_shared_layers=2,
+                                sliding_window=12, laurel_rank=8, altup_num_inputs=2,
+                                activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0]), 1),
     "linear biases": (hf.BloomConfig, hf.BloomForCausalLM, dict(n_layer=2, n_head=4, tie_word_embeddings=False), 2),
     "own attention": (hf.GPTJConfig, hf.GPTJForCausalLM, GPT | dict(rotary_dim=8), 1),
 }  # fmt: skip
@@ -120,7 +123,9 @@ def test_greedy_in_eager_torch_equals_transformers(name):
 def test_the_context_of_indexed_attention_is_limited(tmp_path):
     """In a context of `index_topk` positions, a query attends to all keys."""
     config = hf.DeepseekV32Config(**SMALL | INDEXED | dict(index_topk=16))
-    with pytest.raises(ValueError, match="max_context_len: got 17, expected at most 16: in a longer context, DeepseekV32"):
+    with pytest.raises(
+        ValueError, match="max_context_len: got 17, expected at most 16: in a longer context, DeepseekV32"
+    ):
         export_llm(hf.DeepseekV32ForCausalLM(config), max_context_len=17)
     exported = export_llm(hf.DeepseekV32ForCausalLM(config).eval(), outputs="logits")
     assert exported.metadata["get_max_context_len"] == 16 and exported.report.refused == ()

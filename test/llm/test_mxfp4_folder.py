@@ -91,7 +91,9 @@ def test_logits_of_mlx_lm_s_layout_equal_transformers(checkpoint, tmp_path):
         if weight == "down_proj":
             tensors[f"{path}.down_proj.{kind}"] = tensor
         else:
-            tensors |= {f"{path}.{part}_proj.{kind}": tensor[:, i::2].contiguous() for i, part in enumerate(("gate", "up"))}
+            tensors |= {
+                f"{path}.{part}_proj.{kind}": tensor[:, i::2].contiguous() for i, part in enumerate(("gate", "up"))
+            }
     save_file(tensors, tmp_path / "model.safetensors", {"format": "mlx"})
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     prompt = torch.arange(3, 40)[None]

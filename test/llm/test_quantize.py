@@ -220,7 +220,10 @@ def test_a_loaded_model_computes_in_its_dtype_after_quantization(quantize, tmp_p
     model = hf.GPT2LMHeadModel(hf.GPT2Config(**config)).eval()
     exported = export_llm(model, quantize=quantize, head=HeadConfig.minimal(), speculation=False)
     assert exported.report.refused == ()
-    assert model.transformer.wte.scales.dtype == torch.float16 and model(torch.tensor([PROMPT])).logits.dtype == torch.float32
+    assert (
+        model.transformer.wte.scales.dtype == torch.float16
+        and model(torch.tensor([PROMPT])).logits.dtype == torch.float32
+    )
     exported.save(tmp_path / "model.pte")
     assert exported.check.ok
 

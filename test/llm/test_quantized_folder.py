@@ -308,9 +308,11 @@ def test_modelopt_has_a_file_for_its_settings(floats, tmp_path):
 
 @pytest.mark.parametrize("settings, leaf, message", [
     ({"quant_method": "new"}, None, "quant_method: got new, which is not supported"),
-    (COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}}, None, "transform_config"),
+    (COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}}, None,
+     "transform_config"),
     (None, "weight_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.weight_scale"),
-    ({"quant_method": "fp8"}, "pre_quant_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.pre_quant_scale"),
+    ({"quant_method": "fp8"}, "pre_quant_scale",
+     "unexpected tensors for .*: model.layers.0.mlp.up_proj.pre_quant_scale"),
 ])  # fmt: skip
 def test_a_quantization_that_cannot_be_read_is_refused(floats, settings, leaf, message, tmp_path):
     tensors = load_file(floats / "model.safetensors")

@@ -71,7 +71,10 @@ class ForgetfulAttention(GPTNeoSelfAttention):
 @pytest.mark.parametrize(
     "attention, message",
     [
-        (SquaredAttention, r"model: GPTNeoAttention of layer 0: got square of the attention scores, expected a scale, a mask"),
+        (
+            SquaredAttention,
+            r"model: GPTNeoAttention of layer 0: got square of the attention scores, expected a scale, a mask",
+        ),
         (JoinedAttention, "JoinedAttention cannot run over the KV caches of a program"),
         (ForgetfulAttention, r"GPTNeoForCausalLM \(GPTNeoAttention\) gives other logits over the caches"),
     ],

@@ -8,8 +8,8 @@ from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.reference import Reference
 
 SMALL = dict(
-    hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64,
-    max_position_embeddings=80, pad_token_id=0,
+    hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=64, max_position_embeddings=80, pad_token_id=0,
 )  # fmt: skip
 LONGROPE = dict(
     rope_type="longrope",

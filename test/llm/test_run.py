@@ -190,13 +190,16 @@ def test_input_that_is_not_utf8_is_an_error(capfd, monkeypatch, chat_program, ar
 
 
 def test_command_without_standard_output(monkeypatch, chat_program):
-    monkeypatch.setattr(sys, "argv", ["executorch-mlx", "run", str(chat_program), "--prompt", "x", "--max-new-tokens", "1"])
+    monkeypatch.setattr(
+        sys, "argv", ["executorch-mlx", "run", str(chat_program), "--prompt", "x", "--max-new-tokens", "1"]
+    )
     monkeypatch.setattr(sys, "stdout", None)
     assert console() == 0
 
 
 def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_program):
-    """On a terminal, the chat continues after an error. Its messages must still alternate between user and assistant."""
+    """On a terminal, the chat continues after an error. Its messages must still alternate between user and assistant.
+    """
     arguments = argparse.ArgumentParser()
     add_to(arguments.add_subparsers())
     options = arguments.parse_args(["run", str(chat_program), "--max-new-tokens", "2"])

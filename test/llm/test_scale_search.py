@@ -88,7 +88,9 @@ def test_native_search_has_the_bits_of_torch(group_size, bits, dtype, is_weighte
     groups = importance.unflatten(-1, (-1, group_size)) if is_weighted else None
     scales, biases = search(x, bits, dtype, groups)
     expected = pack(integers(x, scales, biases, bits).to(torch.uint8).flatten(-2), bits), scales, biases
-    for got, wanted in zip(native.quantize(w, bits, group_size, dtype, importance, searches=True), expected, strict=True):
+    for got, wanted in zip(
+        native.quantize(w, bits, group_size, dtype, importance, searches=True), expected, strict=True
+    ):
         assert got.dtype == wanted.dtype and torch.equal(got, wanted)
 
 
@@ -122,7 +124,9 @@ def test_native_search_leaves_extreme_weights_to_torch(weight):
     assert native.quantize(w, 4, 32, torch.float32, searches=True) is None
     packed, scales, biases = fit(w, 4, 32)
     first = fit(w[:39], 4, 32)
-    assert torch.equal(packed[:39], first[0]) and torch.equal(scales[:39], first[1]) and torch.equal(biases[:39], first[2])
+    assert (
+        torch.equal(packed[:39], first[0]) and torch.equal(scales[:39], first[1]) and torch.equal(biases[:39], first[2])
+    )
 
 
 @needs_native
@@ -161,7 +165,9 @@ def test_importance_moves_the_error_to_other_columns():
     w, importance = normal(64, 64), torch.ones(64)
     importance[:8] = 100
     with_, without = fit(w, 4, 64, importance=importance), fit(w, 4, 64)
-    assert squared_error(w, with_, Format(4, 64), importance) < 0.8 * squared_error(w, without, Format(4, 64), importance)
+    assert squared_error(w, with_, Format(4, 64), importance) < 0.8 * squared_error(
+        w, without, Format(4, 64), importance
+    )
 
 
 @pytest.mark.parametrize("mode, limit", [("mxfp4", 0.12), ("nvfp4", 0.1), ("mxfp8", 0.03)])

@@ -58,8 +58,8 @@ FAMILIES = {
     "mamba": (hf.MambaConfig, hf.MambaForCausalLM, dict(state_size=8, time_step_rank=4)),
     "falcon_mamba": (hf.FalconMambaConfig, hf.FalconMambaForCausalLM, dict(state_size=8, time_step_rank=4)),
     "jamba": (hf.JambaConfig, hf.JambaForCausalLM,
-              dict(attn_layer_offset=1, attn_layer_period=3, expert_layer_offset=1, expert_layer_period=2, num_experts=4,
-                   mamba_d_state=8, mamba_dt_rank=4, use_mamba_kernels=False)),
+              dict(attn_layer_offset=1, attn_layer_period=3, expert_layer_offset=1, expert_layer_period=2,
+                   num_experts=4, mamba_d_state=8, mamba_dt_rank=4, use_mamba_kernels=False)),
     "recurrent_gemma": (hf.RecurrentGemmaConfig, hf.RecurrentGemmaForCausalLM,
                         dict(head_dim=12, block_types=["recurrent", "attention"], lru_width=48,
                              attention_window_size=20)),
@@ -143,7 +143,8 @@ def test_check_in_bfloat16_allows_rounding(name):
     "name, changes", [("mamba", {}), ("mamba2", {"head_dim": 16}), ("falcon_mamba", {}), ("jamba", {})]
 )
 def test_a_quantized_model_answers_like_one_with_the_dequantized_weights(name, changes, tmp_path):
-    """These models read attributes of quantized layers: they cast to `lm_head.weight.dtype`, or use `dt_proj.weight`."""
+    """These models read attributes of quantized layers: they cast to `lm_head.weight.dtype`, or use `dt_proj.weight`.
+    """
     model = random_model(name, hidden_size=64, **changes)
     dequantized = copy.deepcopy(model)
     quantize_model(model, 8, 32)

@@ -195,7 +195,8 @@ def test_right_guesses_are_accepted(good_head, draft):
 def test_log_probabilities_and_scores(random_head):
     with LLM.load(random_head / "model.pte") as llm:
         plain, drafted = (
-            llm.generate(PROMPT, max_new_tokens=25, ignore_eos=True, logprobs=1, draft=draft).result() for draft in (0, 4)
+            llm.generate(PROMPT, max_new_tokens=25, ignore_eos=True, logprobs=1, draft=draft).result()
+            for draft in (0, 4)
         )
         assert (drafted.tokens, drafted.logprobs) == (plain.tokens, plain.logprobs)
         assert drafted.metrics.drafted_tokens > 0
@@ -272,8 +273,9 @@ def test_prompt_caches_do_not_depend_on_the_loaded_methods(good_head, tmp_path):
 
 
 def test_draft_model_with_states_goes_back_behind_wrong_guesses(random_head):
-    """The draft model is the same model, but does not know the mask: its guesses are right up to where the mask excludes
-    them. It then continues from the states before the guesses: to read the context again would take several calls.
+    """The draft model is the same model, but does not know the mask: its guesses are right up to where the mask
+    excludes them. It then continues from the states before the guesses: to read the context again would take several
+    calls.
     """
     path = random_head / "model.pte"
     vocabulary = LLM.load(path).program.vocab_size

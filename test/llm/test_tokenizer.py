@@ -17,8 +17,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 TEXTS = [
-    "Return the value.", "", " ", "  two  spaces\n\nand\tlines ", "naïve — 日本語 \U0001f600\U0001f44d\U0001f3fd", "</s><s>x",
-    "<|user|>text<|end|>", "1234567", "don't", "\u00a0\ufeffa\r\n",
+    "Return the value.", "", " ", "  two  spaces\n\nand\tlines ", "naïve — 日本語 \U0001f600\U0001f44d\U0001f3fd",
+    "</s><s>x", "<|user|>text<|end|>", "1234567", "don't", "\u00a0\ufeffa\r\n",
 ]  # fmt: skip
 CORPUS = ["Return the value of the first item.", "naïve — 日本語", "def f(x):\n\treturn x", "12 345"] * 3
 
@@ -29,7 +29,9 @@ def byte_level() -> Backend:
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<s>", "</s>", "<|user|>", "<|end|>"]
-    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special))
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special)
+    )
     return backend
 
 
@@ -37,7 +39,9 @@ def sentencepiece() -> Backend:
     """BPE over pieces with byte fallback, as in Llama 2 and Gemma."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     letters = sorted(set("".join(CORPUS)) - set(" 日本語")) + ["\u2581"]
-    vocab = {token: id for id, token in enumerate(["<unk>", "<s>", "</s>", *bytes_, *letters, "\u2581t", "th", "\u2581th"])}
+    vocab = {
+        token: id for id, token in enumerate(["<unk>", "<s>", "</s>", *bytes_, *letters, "\u2581t", "th", "\u2581th"])
+    }
     merges = [("\u2581", "t"), ("t", "h"), ("\u2581t", "h")]
     backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])

@@ -34,7 +34,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome. `error` is the largest difference, relative to the largest output. `report` comes from `explain()`."""
+    """The outcome. `error` is the largest difference, relative to the largest output. `report` comes from `explain()`.
+    """
 
     delegates: int
     host: list[str]

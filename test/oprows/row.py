@@ -169,9 +169,9 @@ def row(
         traced: whether the operator is called in a composite, which lowering traces. This is necessary if torch.export
             would replace the operator by another one.
         host: the reason why part of the program is not delegated. If None, all of the program must be delegated.
-        edge_verified: whether ExecuTorch's verifier of the edge dialect checks the program. The verifier rejects unsigned
-            integers, operators that promote dtypes and operators outside core ATen. It also makes a dynamic first
-            dimension static where an operator returns a list. A `traced` op row is never verified.
+        edge_verified: whether ExecuTorch's verifier of the edge dialect checks the program. The verifier rejects
+            unsigned integers, operators that promote dtypes and operators outside core ATen. It also makes a dynamic
+            first dimension static where an operator returns a list. A `traced` op row is never verified.
         signed_zero: whether the signs of zeros are compared.
         nodes: IR nodes that the program must contain. If one of them is an extension, extensions are allowed.
     """

@@ -11,8 +11,10 @@ ROWS = [
     row("median.dim", cases=[(spread(3, 4), 0), (spread(3, 5), -1, True), (spread(2, 3, 4), 1), (floats(), 0)],
         once=[(data([[1.0, NAN, 0.0], [3.0, 1.0, 2.0]]), 1)], dtypes=FLOATS, edge_verified=False),
     row("median.dim/dynamic", lambda x: x.median(1), floats(N, 4), dtypes=(f32,), edge_verified=False),
-    row("nanmedian", cases=[(floats(3, 4),), (edges(),), (ints(5),), (data([NAN, NAN]),), (floats(2, 0),)], edge_verified=False),
-    row("nanmedian/dynamic", lambda x: x.nanmedian(), floats(Dyn("n", 3, also=(0, 1, 4), min=0), 2), edge_verified=False),
+    row("nanmedian", cases=[(floats(3, 4),), (edges(),), (ints(5),), (data([NAN, NAN]),), (floats(2, 0),)],
+        edge_verified=False),
+    row("nanmedian/dynamic", lambda x: x.nanmedian(), floats(Dyn("n", 3, also=(0, 1, 4), min=0), 2),
+        edge_verified=False),
     row("nanmedian.dim", lambda x: [tuple(x.nanmedian(1)), tuple(x.nanmedian(-2, keepdim=True))], cases=[
         (floats(3, 4),), (data([[NAN, 1.0, 2.0], [NAN, NAN, NAN]]),), (floats(2, Dyn("n", 3)),)], edge_verified=False),
     # If a value occurs several times, torch does not define which of its indices `mode` returns.

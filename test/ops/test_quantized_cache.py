@@ -153,7 +153,9 @@ class HugeHeads(torch.nn.Module):
         new = torch.ops.mlx.quantize_entries([key, value], 32, 8, False, f32)
         for cache, update in zip((self.entries, self.scales), new):
             cache.copy_(torch.ops.mlx.cache_update(cache, update, start))
-        return torch.ops.mlx.quantized_attention(query, self.entries, self.scales, start, 0.01, HUGE, HUGE, 32, 8, False)
+        return torch.ops.mlx.quantized_attention(
+            query, self.entries, self.scales, start, 0.01, HUGE, HUGE, 32, 8, False
+        )
 
 
 UNSUPPORTED = {

@@ -18,8 +18,8 @@ struct Header {
   int32_t type;  // 0: float32, 1: float16, 2: bfloat16
   int32_t rows;
   int32_t vocabulary;
-  // A bit for each parameter, such as kTemperaturePerRow. If the bit is set, each row has an element of its own. If not,
-  // all rows use the first element.
+  // A bit for each parameter, such as kTemperaturePerRow. If the bit is set, each row has an element of its own. If
+  // not, all rows use the first element.
   int32_t per_row;
   int32_t threads;      // in a group
   int32_t shared_keys;  // number of keys that fit in the shared memory of a group

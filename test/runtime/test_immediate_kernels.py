@@ -81,8 +81,8 @@ def test_restore_buffers_option(restores):
 def random_updates(seed: int) -> tuple[Graph, Callable]:
     """A program that updates two buffers [6, 4], and a function that returns the updated buffers.
 
-    The inputs are x [6, 4] and an index. Some updates are left to MLX, and the host reads values between the updates. The
-    program fails after the last update if the index is not less than 3.
+    The inputs are x [6, 4] and an index. Some updates are left to MLX, and the host reads values between the updates.
+    The program fails after the last update if the index is not less than 3.
     """
     draw, g, steps = random.Random(seed), Graph(), []
     x, index = g.input((6, 4)), g.input((), INT64)
@@ -116,7 +116,8 @@ def random_updates(seed: int) -> tuple[Graph, Callable]:
 
     for _ in range(draw.randint(3, 9)):
         i = draw.randrange(2)
-        updates = [partial(update_rows, i, False), partial(update_rows, i, True), partial(update_all, i), partial(copy, i)]
+        updates = [partial(update_rows, i, False), partial(update_rows, i, True), partial(update_all, i),
+                   partial(copy, i)]
         steps.append(draw.choice([*updates, *[partial(read, i)] * 3])())
     g.emit(ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(tid=index, kind=2), out=g.new_temp(), axis=0))
     g.emit(*(ir.IdCopyNode(x=buffer, out=g.output((6, 4))) for buffer in buffers))

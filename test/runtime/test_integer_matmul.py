@@ -31,7 +31,8 @@ class Matrix:
         )
 
     def multiply(self, library, x, x_type=FLOAT32, panels=None):
-        """Returns x [m, k] @ w.T, computed by the kernel. With `panels`, the kernel gets these instead of the matrix."""
+        """Returns x [m, k] @ w.T, computed by the kernel. With `panels`, the kernel gets these instead of the matrix.
+        """
         y = np.empty((len(x), len(self.w)), x.dtype)
         matmul = self._arguments(x.ctypes.data, len(x), y.ctypes.data, x_type)
         if panels is not None:
@@ -73,7 +74,8 @@ class Matrix:
         return (dots[2].astype(np.longdouble) * 65536 + lower).astype(np.float32)
 
     def expected(self, x):
-        """Returns x @ w.T as simd/integers.h defines it. A longdouble holds the product of two float32 numbers exactly."""
+        """Returns x @ w.T as simd/integers.h defines it. A longdouble holds the product of two float32 numbers exactly.
+        """
         groups = x.reshape(len(x), -1, self.group_size)
         largest = np.abs(groups).max(-1)
         if self.digits == 1:
@@ -131,8 +133,8 @@ def test_results_are_those_of_the_definition(library, bits, group_size, scale_ty
 @HALF_TYPES
 @pytest.mark.parametrize("bits", [4, 8])
 def test_half_activations_lose_no_precision(library, bits, dtype):
-    """Before a product is rounded to half precision, its error is at most 2^-14.9 of what the largest value of its group
-    would give. The test sees the rounded product, and so subtracts the error of this rounding.
+    """Before a product is rounded to half precision, its error is at most 2^-14.9 of what the largest value of its
+    group would give. The test sees the rounded product, and so subtracts the error of this rounding.
     """
     matrix = Matrix(50, 8 * 64, bits, 64, digits=2)
     matrix.scales *= np.float32(2**-8)  # so that no result is infinite

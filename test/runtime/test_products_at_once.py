@@ -43,7 +43,9 @@ def arrays(*shape, dtype=FLOAT32):
 
 
 @ROWS
-@pytest.mark.parametrize("name", ["executorch_mlx_quantized_matmul", "executorch_mlx_int8_matmul", "executorch_mlx_integer_matmul"])
+@pytest.mark.parametrize(
+    "name", ["executorch_mlx_quantized_matmul", "executorch_mlx_int8_matmul", "executorch_mlx_integer_matmul"]
+)
 @pytest.mark.parametrize("bits, group_size, k", [(4, 64, 192), (8, 32, 160), (4, 128, 1024)])
 @pytest.mark.parametrize("x_type", [FLOAT32, BFLOAT16])
 def test_quantized(library, name, bits, group_size, k, x_type, m):

@@ -87,7 +87,10 @@ def test_directions_and_batch_first(delegate, tmp_path):
 def test_rows_do_not_depend_on_each_other(name, delegate):
     x = random(STEPS, 11, 5)
     together = run_plain(export(LAYERS[name](5, WIDE), x), [[x]])[0][0]
-    alone = [run_plain(export(LAYERS[name](5, WIDE), row), [[row]])[0][0] for row in map(torch.Tensor.contiguous, x.split(1, dim=1))]
+    alone = [
+        run_plain(export(LAYERS[name](5, WIDE), row), [[row]])[0][0]
+        for row in map(torch.Tensor.contiguous, x.split(1, dim=1))
+    ]
     assert torch.equal(together, torch.cat(alone, dim=1))
 
 

@@ -9,7 +9,8 @@ X = torch.tensor([1.0, -2.0, 3.0])
 
 
 def doubled_and_squared() -> tuple[Graph, ir.Tid, ir.Tid]:
-    """A program that computes (x + x) ** 2 in instructions 0 and 1 of its main chain. Returns it with x and the result."""
+    """A program that computes (x + x) ** 2 in instructions 0 and 1 of its main chain. Returns it with x and the result.
+    """
     graph = Graph()
     x, t, y = graph.input((3,)), graph.new_temp(), graph.output((3,))
     graph.emit(ir.AddNode(a=x, b=x, out=t), ir.MultiplyNode(a=t, b=t, out=y))
@@ -37,7 +38,9 @@ def test_a_replacement_in_a_branch():
     x, y = graph.input((3,)), graph.output((3,))
     condition = graph.item(graph.input((), torch.int64))
     then = graph.chain(ir.AbsNode(x=x, out=y), ir.NegNode(x=y, out=y))
-    graph.emit(ir.IfNode(cond=value_of(condition), then_chain_idx=then, else_chain_idx=graph.chain(ir.ExpNode(x=x, out=y))))
+    graph.emit(
+        ir.IfNode(cond=value_of(condition), then_chain_idx=then, else_chain_idx=graph.chain(ir.ExpNode(x=x, out=y)))
+    )
     graph.replacements = [(then, 0, 2, ir.AbsNode(x=x, out=y))]
     run = graph.load()
     assert run(X, torch.tensor(1))[0].equal(X.abs())

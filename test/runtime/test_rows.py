@@ -109,7 +109,9 @@ def test_mask_of_logits(vocabulary, dtype):
     for bits in (allowed, torch.ones_like(allowed), torch.zeros_like(allowed), allowed | (torch.tensor([[0], [1]]))):
         packed = (bits.reshape(2, words, 32) << torch.arange(32)).sum(-1)
         mask = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
-        mask[:, -1] &= (1 << vocabulary - 32 * (words - 1)) - 1 if vocabulary % 32 else -1  # bits beyond it do not count
+        mask[:, -1] &= (
+            (1 << vocabulary - 32 * (words - 1)) - 1 if vocabulary % 32 else -1
+        )  # bits beyond it do not count
         g = Graph()
         x, m = g.input(logits.shape, dtype), g.input(mask.shape, torch.int32)
         g.emit(ir.MaskLogitsNode(logits=x, allowed=m, out=g.output(logits.shape)))

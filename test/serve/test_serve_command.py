@@ -113,7 +113,10 @@ def test_address_in_use_is_an_error(chat_program, capfd):
         (["--port", "70000"], "argument --port: got '70000', expected 0 to 65535"),
         (["--queue", "0"], "argument --queue: got '0', expected at least 1"),
         (["--grace", "-1"], "argument --grace: got '-1', expected at least 0"),
-        (["--allowed-origins", "https://a.example, b.example"], "--allowed-origins: got 'b.example', expected an origin"),
+        (
+            ["--allowed-origins", "https://a.example, b.example"],
+            "--allowed-origins: got 'b.example', expected an origin",
+        ),
         (["--allowed-origins", "https://a.example/chat"], "got 'https://a.example/chat', expected an origin"),
     ],
 )

@@ -40,8 +40,8 @@ class ScoreSettings:
 def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     """Returns, for each row, the position of its first element in `x` [1, H, S, D] and `row_begin`.
 
-    If there are several rows, row i has the element x[:, :, i]; otherwise all elements belong to the row. `row_begin` is
-    the index of the row's position 0 on axis 2 of the cache. It is None for a cache with one row.
+    If there are several rows, row i has the element x[:, :, i]; otherwise all elements belong to the row. `row_begin`
+    is the index of the row's position 0 on axis 2 of the cache. It is None for a cache with one row.
     `mlx::cached_attention` explains `start`, `row` and `rows`. A row has `capacity` positions. `is_ring` says whether
     it is a ring buffer, which accepts any position.
     """
@@ -113,7 +113,8 @@ def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
 
 
 def _held_keys(P, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:
-    """Returns what `length` queries of `dtype`, at the positions from `begin` on, attend to in the row at `row_begin`."""
+    """Returns what `length` queries of `dtype`, at the positions from `begin` on, attend to in the row at `row_begin`.
+    """
     end = add(P, begin, length)
     count = end if settings.window is None else _minimum(P, end, capacity)
     first, stop = (0, count) if row_begin is None else (row_begin, add(P, row_begin, count))

@@ -117,7 +117,8 @@ def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
 
     visit(builder.chains[0])
     # An extension reads its operands and writes its results in place of several instructions. These instructions may
-    # read an operand for the last time before they write the result, but no two slots of the extension may share memory.
+    # read an operand for the last time before they write the result, but no two slots of the extension may share
+    # memory.
     for replacement in builder.replacements:
         slots = [s for value in replacement.extension.fields.values() for s in slots_in(value) if s in lives]
         last = max((lives[s][0] for s in slots), default=0)

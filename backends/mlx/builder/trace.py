@@ -87,7 +87,8 @@ class Traces:
     def _key(self, function: Callable, leaves: Sequence[Any], spec: Any) -> Any:
         """Returns a key of everything that the trace depends on, or None if there is no such key.
 
-        An inner function, such as a lambda, may differ from call to call. Symbols of `fake_mode` identify dynamic sizes.
+        An inner function, such as a lambda, may differ from call to call. Symbols of `fake_mode` identify dynamic
+        sizes.
         """
         if "<" in getattr(function, "__qualname__", "<"):
             return None
@@ -114,8 +115,8 @@ def _decompositions() -> dict[Any, Callable]:
 def _no_specialization(fake_mode: Any) -> Iterator[None]:
     """Raise `Unsupported` if tracing would fix the size of a dynamic dimension or restrict its range.
 
-    A restricted program would be valid for fewer sizes than the graph. If `Unsupported` is raised, the shape environment
-    keeps no guard, axiom or range that tracing added.
+    A restricted program would be valid for fewer sizes than the graph. If `Unsupported` is raised, the shape
+    environment keeps no guard, axiom or range that tracing added.
     """
     env = fake_mode.shape_env
     if env is None:

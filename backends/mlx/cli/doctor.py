@@ -126,7 +126,10 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     version.restype = ctypes.c_char_p
     built, installed = version().decode(), _version("executorch-mlx")
     if installed is not None and built != installed:
-        yield f"delegate: {path} has version {built}, but the Python package has version {installed}; rebuild the delegate"
+        yield (
+            f"delegate: {path} has version {built}, but the Python package has version {installed}; "
+            "rebuild the delegate"
+        )
     for name in ("libexecutorch", "libmlx"):
         _print(name, ", ".join(sorted(f for f in _loaded_files() if Path(f).name.split(".")[0] == name)))
     import mlx.core as mx

@@ -28,7 +28,9 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         description="Export a Hugging Face causal language model to a .pte file, with KV caches and a sampling head. A "
         "speech model (Whisper, Moonshine) becomes a program that takes sound.",
     )
-    parser.add_argument("model", metavar="MODEL", help="checkpoint folder (Hugging Face or mlx-lm), GGUF file, or hub id")
+    parser.add_argument(
+        "model", metavar="MODEL", help="checkpoint folder (Hugging Face or mlx-lm), GGUF file, or hub id"
+    )
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".pte file to write")
     _add_weights(parser.add_argument_group("weights").add_argument)
     _add_sizes(parser.add_argument_group("sizes").add_argument)
@@ -99,8 +101,8 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add("--allowed-tokens", action="store_true",
         help="give the program an input for a mask of the tokens that may be drawn")
     add("--logprobs", type=int, default=0, metavar="K",
-        help="let the program return log probabilities: of the drawn token and of the K most likely tokens (default: 0, "
-             "none)")
+        help="let the program return log probabilities: of the drawn token and of the K most likely tokens "
+             "(default: 0, none)")
     add("--no-speculation", dest="speculation", action="store_false",
         help="leave out the method that checks draft tokens: the program is smaller, and answers need a call per token")
 # fmt: on
@@ -129,7 +131,9 @@ def run(options: argparse.Namespace) -> int:
         progress.note(exported.check.cost())
     _print_summary(exported)
     parts = options.tensor_parallel
-    names = [part_path(options.output, rank, parts).name for rank in range(parts)] if parts > 1 else [str(options.output)]
+    names = (
+        [part_path(options.output, rank, parts).name for rank in range(parts)] if parts > 1 else [str(options.output)]
+    )
     print(f"{', '.join(names)}: {size / 1e6:.1f} MB")
     return 0
 
@@ -149,7 +153,8 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
         allowed_tokens=options.allowed_tokens,
         logprobs=options.logprobs,
     )
-    return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", None), "head": head}
+    group_size = getattr(options, "group_size", None)
+    return arguments | {"dtype": DTYPES[options.dtype], "group_size": group_size, "head": head}
 
 
 # Options for language models only, with their defaults.
@@ -170,7 +175,8 @@ def _speech_arguments(options: argparse.Namespace) -> dict[str, Any]:
     arguments = {name: getattr(options, name) for name in ("quantize", "max_context_len", "allow_extensions", "verify")}
     arguments |= {"max_seconds": options.max_seconds} if "max_seconds" in options else {}
     head = HeadConfig(seed=options.seed, logit_bias=options.logit_bias, logprobs=options.logprobs)
-    return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", None), "head": head}
+    group_size = getattr(options, "group_size", None)
+    return arguments | {"dtype": DTYPES[options.dtype], "group_size": group_size, "head": head}
 
 
 def _print_summary(exported: ExportedLLM) -> None:

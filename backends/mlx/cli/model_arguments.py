@@ -28,7 +28,9 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
             "models", metavar="MODEL.pte", type=Path, nargs="+", help="language models made by executorch-mlx export"
         )
     else:
-        parser.add_argument("model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export")
+        parser.add_argument(
+            "model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export"
+        )
     parser.add_argument(
         "--tokenizer", metavar="DIR", type=Path,
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",

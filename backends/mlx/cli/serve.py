@@ -82,7 +82,8 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several models")
     group.add_argument(
         "--model-memory", metavar="SIZE", type=parse_size,
-        help="memory that loaded models may take together, such as 8GiB; others are loaded on demand (default: no limit)",
+        help="memory that loaded models may take together, such as 8GiB; others are loaded on demand "
+             "(default: no limit)",
     )  # fmt: skip
     group.add_argument(
         "--idle-timeout", metavar="SECONDS", type=_number_parser(float, 0), default=0.0,

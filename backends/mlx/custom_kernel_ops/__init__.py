@@ -1,9 +1,10 @@
 """Composite operators: torch functions that eager execution runs and lowering traces.
 
-`COMPOSITES` maps each operator to its torch function, which takes the operator's arguments. With extensions, two of the
-operators become IR nodes of their own, for which the runtime has kernels: `mlx::sample` (`SampleNode`) and
-`mlx::int8_quantized_matmul` (`Int8QuantizedMatmulNode`). The module `recurrence` defines operators that become loops.
-The name of the folder is taken from ExecuTorch; the folder contains no kernels.
+`COMPOSITES` maps each operator to its torch function, which takes the operator's arguments. With extensions, three of the
+operators become IR nodes of their own, for which the runtime has kernels: `mlx::sample` (`SampleNode`),
+`mlx::mask_logits` (`MaskLogitsNode`) and `mlx::int8_quantized_matmul` (`Int8QuantizedMatmulNode`). The module
+`recurrence` defines operators that become loops. The name of the folder is taken from ExecuTorch; the folder contains
+no kernels.
 """
 
 from . import int8_activations, layer_state, logits_processors, logprobs, sample

@@ -32,8 +32,8 @@ def causal_conv1d_definition(x, weight, bias=None):
 def _check_state(states, start, row=None, rows=1):
     if (row is None) != (rows == 1) or states.dim() != 4 or states.shape[:3] != (1, 1, rows):
         raise ValueError(
-            f"mlx::read_layer_state: got states {list(states.shape)}, {'no row' if row is None else 'row'} and {rows} rows, "
-            f"expected states [1, 1, {rows}, N], and row if there are several rows"
+            f"mlx::read_layer_state: got states {list(states.shape)}, {'no row' if row is None else 'row'} and {rows} "
+            f"rows, expected states [1, 1, {rows}, N], and row if there are several rows"
         )
 
 
@@ -69,11 +69,15 @@ def _fake_conv(x, weight, bias=None):
 # Copies the states of B rows from the buffer `states` [1, 1, rows, N]. `row` int64 [B] is None if there is one row. The
 # next token of a row is at the position in `start` int64 [B]; at position 0, the state is zero.
 read_layer_state = define(
-    "read_layer_state(Tensor states, Tensor start, Tensor? row=None, int rows=1) -> Tensor", _read_layer_state, _fake_read
+    "read_layer_state(Tensor states, Tensor start, Tensor? row=None, int rows=1) -> Tensor",
+    _read_layer_state,
+    _fake_read,
 )
 
 # A convolution of each channel of `x` [B, D, S] with its row of `weight` [D, K]. Output s is computed from the inputs
 # s - K + 1 to s; inputs before the first one are zero. `bias` is [D].
-causal_conv1d = define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", _causal_conv1d, _fake_conv)
+causal_conv1d = define(
+    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", _causal_conv1d, _fake_conv
+)
 
 COMPOSITES = {read_layer_state: read_layer_state_definition, causal_conv1d: causal_conv1d_definition}

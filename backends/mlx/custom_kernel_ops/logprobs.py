@@ -75,8 +75,8 @@ def _logprobs(chosen, logits):
 def _top_tokens(logits, count):
     """Returns the `count` largest logits and their tokens, as (tokens, logits).
 
-    The `count` largest logits lie in the `count` blocks with the largest maxima. Of blocks with equal maxima, those with
-    lower token ids are chosen.
+    The `count` largest logits lie in the `count` blocks with the largest maxima. Of blocks with equal maxima, those
+    with lower token ids are chosen.
     """
     blocks = split_blocks(logits, BLOCK)
     chosen = torch.sort(-blocks.amax(-1), dim=-1, stable=True).indices[:, :count]

@@ -288,8 +288,8 @@ def _diagonal_rule(tensors):
 
 # All operators return the outputs, in the shape of `value` or `x`, and the state after the last token, both float32.
 
-# `query` and `key` [B, G, S, K], `value` [B, H, S, V], `decay` [B, H, S], `state` [B, H, K, V]. G divides H: consecutive
-# heads share a query and a key.
+# `query` and `key` [B, G, S, K], `value` [B, H, S, V], `decay` [B, H, S], `state` [B, H, K, V]. G divides H:
+# consecutive heads share a query and a key.
 gated_linear_attention = _define(
     "gated_linear_attention", ("query", "key", "value", "decay", "state"), _check_linear, _linear_rule
 )

@@ -68,7 +68,9 @@ def _gather(name: str, x: torch.Tensor, rank: int, size: int) -> list[torch.Tens
         return [x]
     exchange = getattr(_this_thread, "exchange", None)
     if exchange is None or exchange.size != size:
-        raise RuntimeError(f"mlx::{name}: got no group of {size} processes: eager torch runs it in simulated_group only")
+        raise RuntimeError(
+            f"mlx::{name}: got no group of {size} processes: eager torch runs it in simulated_group only"
+        )
     return exchange.gather(rank, x)
 
 

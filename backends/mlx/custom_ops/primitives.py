@@ -162,7 +162,8 @@ cache_update = define(
 
 
 def cached_attention_in_torch(
-    query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None
+    query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None,
+    slopes=None
 ):
     length = query.shape[2]
     _positions_and_row_begins("cached_attention", keys, start, row, rows, length, window is not None)

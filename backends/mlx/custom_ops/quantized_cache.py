@@ -111,8 +111,8 @@ def _quantize_entries_fake(xs, group_size, bits, rotate, dtype):
     return entries, xs[0].new_empty((*shape, 2 * groups), dtype=dtype)
 
 
-# Quantizes the tensors `xs` [1, G, S, ...]. Returns the entries that hold them one after the other, and their scales and
-# biases, which have `dtype`.
+# Quantizes the tensors `xs` [1, G, S, ...]. Returns the entries that hold them one after the other, and their scales
+# and biases, which have `dtype`.
 quantize_entries = define(
     "quantize_entries(Tensor[] xs, int group_size, int bits, bool rotate, ScalarType dtype) -> (Tensor, Tensor)",
     _quantize_entries,
@@ -126,7 +126,9 @@ def _quantized_attention(
     _check_format("quantized_attention", group_size, bits)
     format = EntryFormat(group_size, bits, rotate)
     if value_offset % group_size:
-        raise ValueError(f"mlx::quantized_attention: value_offset: got {value_offset}, expected whole groups of {group_size}")
+        raise ValueError(
+            f"mlx::quantized_attention: value_offset: got {value_offset}, expected whole groups of {group_size}"
+        )
     keys = dequantize(entries, scales, 0, query.shape[3], format, query.dtype)
     values = dequantize(entries, scales, value_offset // group_size, value_size, format, query.dtype)
     return cached_attention_in_torch(query, keys, values, start, scale, *settings)

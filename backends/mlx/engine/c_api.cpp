@@ -106,8 +106,8 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
 // memory, and running answers wait for the call.
 constexpr size_t kScoredTokens = 64;
 
-// Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call: its
-// arguments are the task, and the number of targets before it. `function` is the name for errors.
+// Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call:
+// its arguments are the task, and the number of targets before it. `function` is the name for errors.
 void verify_targets(
     executorch_mlx_engine& engine, std::vector<int64_t> prompt, const std::vector<int64_t>& targets,
     const char* function, const std::function<void(const RowTask&, size_t)>& call) {
@@ -225,7 +225,8 @@ void executorch_mlx_model_free(executorch_mlx_model* model) {
   }
 }
 
-executorch_mlx_status executorch_mlx_model_get_int(const executorch_mlx_model* model, const char* name, int64_t* value) {
+executorch_mlx_status executorch_mlx_model_get_int(
+    const executorch_mlx_model* model, const char* name, int64_t* value) {
   return guarded([&] {
     check_not_null(model, "model");
     check_not_null(name, "name");
@@ -329,7 +330,8 @@ void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
   }
 }
 
-executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats) {
+executorch_mlx_status executorch_mlx_engine_get_stats(
+    executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats) {
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(stats, "stats");

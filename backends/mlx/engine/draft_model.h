@@ -19,8 +19,8 @@
 
 namespace executorch_mlx {
 
-// Throws EngineError if `draft` cannot guess the tokens of `program`: if one of them lacks the methods for it, or if the
-// bytes of a token differ.
+// Throws EngineError if `draft` cannot guess the tokens of `program`: if one of them lacks the methods for it, or if
+// the bytes of a token differ.
 void check_draft(const LlmProgram& program, const LlmProgram& draft);
 
 // A model that drafts tokens. The class Drafter in speculation.h drafts without a model, by lookup.

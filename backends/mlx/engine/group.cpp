@@ -116,7 +116,8 @@ Group::Group(const TensorParallel& part, const std::string& path) {
       ": cannot join the group of processes, see the log for details");
   // Other errors need more than one process: connect() reports them to all.
   check_argument(
-      size_ > 1, path, ": part ", part.rank, " of a model for ", part.size, " processes, but this process is alone: start ",
+      size_ > 1, path, ": part ", part.rank, " of a model for ", part.size,
+      " processes, but this process is alone: start ",
       part.size, " processes, for instance with executorch-mlx run --hosts");
   check_argument(!has_group.exchange(true), path, ": this process already has a model for a group of processes");
   try {

@@ -144,7 +144,9 @@ float largest_kept_drop(const std::vector<float>& drops, const SamplingParameter
   int64_t last = count; // the rank of the last token that is kept, or `count` if all tokens are kept
   if (sampling.top_p < 1) {
     std::vector<float> weights(drops.size());
-    std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) { return relative_probability(d, temperature); });
+    std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) {
+      return relative_probability(d, temperature);
+    });
     // Adds the smallest weights first, because this is more accurate than the other order.
     const double total = std::accumulate(weights.rbegin(), weights.rend(), 0.0);
     const double target = static_cast<double>(sampling.top_p) * total;

@@ -21,7 +21,8 @@ struct HostDraw {
 // Draws a token and returns its id. Applies the logits processors to draw.logits in place.
 int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling);
 
-// Returns the logarithm of the softmax of `logits` at each of `tokens`. A token whose logit is NaN has a probability of 0.
+// Returns the logarithm of the softmax of `logits` at each of `tokens`. A token whose logit is NaN has a probability of
+// 0.
 std::vector<float> log_probabilities(std::span<const float> logits, std::span<const int64_t> tokens);
 
 // Returns the ids of the `count` largest logits, in descending order of the logits. Equal logits are ordered by id.

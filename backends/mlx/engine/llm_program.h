@@ -85,8 +85,8 @@ class LlmProgram {
     return verify_ ? verify_->max_tokens() : 0;
   }
 
-  // The largest number of draft tokens that verify() can check; 0 if it cannot check any, because a row could not go back
-  // behind wrong ones.
+  // The largest number of draft tokens that verify() can check; 0 if it cannot check any, because a row could not go
+  // back behind wrong ones.
   int64_t max_draft() const;
 
   // Whether a row can only go back by rewind(), because it has states.
@@ -110,8 +110,8 @@ class LlmProgram {
     return method_for(rows, metadata_.has_head ? draw_ : logits_).max_tasks();
   }
 
-  // Draws the next token of each task. If there are several tasks, each must have exactly one token, and no two the same
-  // row.
+  // Draws the next token of each task. If there are several tasks, each must have exactly one token, and no two the
+  // same row.
   std::vector<Drawn> draw(std::span<const RowTask> tasks);
 
   // Whether submit_draw() can return before the tokens are drawn, and it does no harm to discard a draw.

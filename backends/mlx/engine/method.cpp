@@ -222,7 +222,8 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
 }
 
 Outputs Method::submit(std::span<const RowTask> tasks, const Outputs* source, std::span<const size_t> sources) {
-  check(source == nullptr || source->pending, EXECUTORCH_MLX_FAILED, name_, ": the source of the tokens is not pending");
+  check(
+      source == nullptr || source->pending, EXECUTORCH_MLX_FAILED, name_, ": the source of the tokens is not pending");
   std::vector<int64_t> elements;
   for (int64_t i = 0; source != nullptr && i < max_tasks_; ++i) {
     elements.push_back(static_cast<int64_t>(sources[i < static_cast<int64_t>(sources.size()) ? i : 0]));

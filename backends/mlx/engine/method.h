@@ -56,8 +56,9 @@ class Method {
     kRewind, // returns to the states after the tokens, and returns the next position
   };
 
-  // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of several
-  // rows, the number of these rows. `group` is null if the model has one part. All references must outlive the method. Throws EngineError.
+  // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
+  // several rows, the number of these rows. `group` is null if the model has one part. All references must outlive the
+  // method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
       const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, Group* group);

@@ -43,8 +43,8 @@ void print_text(std::string_view text) {
 void print_timings(const Answer& answer, const std::string& label) {
   const executorch_mlx_request_info& i = answer.info;
   std::fprintf(
-      stderr, "%sprompt: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(), static_cast<long long>(i.prompt_tokens),
-      i.prompt_seconds, answer.prompt_tokens_per_second());
+      stderr, "%sprompt: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
+      static_cast<long long>(i.prompt_tokens), i.prompt_seconds, answer.prompt_tokens_per_second());
   std::fprintf(stderr, "%stime to first token: %.4f s\n", label.c_str(), i.queue_seconds + i.prompt_seconds);
   std::fprintf(
       stderr, "%sdecode: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
@@ -67,8 +67,8 @@ std::string joined(const std::vector<int64_t>& ids) {
   return text;
 }
 
-// Collects answers, and prints them as text, token ids or JSON lines. JSON lines and a single answer are printed token by
-// token. Of several answers, each is printed when it is complete, because their tokens are drawn interleaved.
+// Collects answers, and prints them as text, token ids or JSON lines. JSON lines and a single answer are printed token
+// by token. Of several answers, each is printed when it is complete, because their tokens are drawn interleaved.
 class Printer {
  public:
   explicit Printer(const RunnerOptions& options) : options_(options), answers_(options.prompts.size()) {}
@@ -154,7 +154,8 @@ int run(RunnerOptions options) {
   }
   const double load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!options.ids && !options.json && model.get_data("token_offsets").empty()) {
-    throw LlmArgumentError(EXECUTORCH_MLX_INVALID_ARGUMENT, options.model + ": the program has no token bytes, use --ids");
+    throw LlmArgumentError(
+        EXECUTORCH_MLX_INVALID_ARGUMENT, options.model + ": the program has no token bytes, use --ids");
   }
   executorch_mlx_engine_options engine_options = EXECUTORCH_MLX_ENGINE_OPTIONS;
   engine_options.reuse_prompts = false; // so that --repeat repeats the prefill

@@ -137,8 +137,8 @@ class RowBuffers {
     int64_t count; // number of indices from there on
     size_t bytes; // size of their contents
   };
-  // Returns the range of a buffer that holds the first `length` positions of a row. If later positions overwrite earlier
-  // ones, the range is all that was written.
+  // Returns the range of a buffer that holds the first `length` positions of a row. If later positions overwrite
+  // earlier ones, the range is all that was written.
   Range range(size_t buffer, int64_t row, int64_t length, int64_t written) const {
     const auto [capacity, index_bytes] = size_of_row(buffer);
     const int64_t count = std::min(capacity, is_overwritten(buffer) ? written : length);
@@ -194,8 +194,8 @@ class RowBuffers {
 
 namespace {
 
-// The buffers that a file holds. Throws EngineError unless the model has one part: a file would hold only the part of the
-// row that this process has.
+// The buffers that a file holds. Throws EngineError unless the model has one part: a file would hold only the part of
+// the row that this process has.
 std::unique_ptr<RowBuffers> checked_buffers(const LlmProgram& program) {
   check_argument(
       program.metadata().part.size == 1, "prefix: the model has ", program.metadata().part.size,
@@ -329,7 +329,8 @@ RowReader::RowReader(const LlmProgram& program, const std::string& path)
   std::memcpy(&header, rest_.data(), sizeof(header));
   rest_ = rest_.subspan(sizeof(header));
   check_argument(
-      header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
+      header.version == Header().version, path, ": got format version ", header.version, ", expected ",
+      Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
   const bool is_complete = header.num_ids <= rest_.size() / sizeof(int64_t) &&
       header.num_bytes == rest_.size() - header.num_ids * sizeof(int64_t);

@@ -81,8 +81,9 @@ class RowReader {
   RowReader(const RowReader&) = delete;
   ~RowReader();
 
-  // Reads the next buffer into a row. Returns whether more buffers follow; if not, the row holds the tokens of the file.
-  // Until then, and after an error, it holds nothing. Throws EngineError if the contents of the buffers are damaged.
+  // Reads the next buffer into a row. Returns whether more buffers follow; if not, the row holds the tokens of the
+  // file. Until then, and after an error, it holds nothing. Throws EngineError if the contents of the buffers are
+  // damaged.
   bool read_next(Row& row);
 
  private:

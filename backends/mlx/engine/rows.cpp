@@ -87,9 +87,9 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
   if (!takes_over && longest >= kMinPrefix && copy_row(program_, *source, *oldest, longest)) {
     return oldest;
   }
-  // Nothing was copied. A free source is also taken over if a long prefix could not be copied, although its tokens behind
-  // the prefix are lost. Otherwise the request gets the oldest row: a short prefix, such as a first token that all prompts
-  // have, is not worth the tokens of the source.
+  // Nothing was copied. A free source is also taken over if a long prefix could not be copied, although its tokens
+  // behind the prefix are lost. Otherwise the request gets the oldest row: a short prefix, such as a first token that
+  // all prompts have, is not worth the tokens of the source.
   Row* row = takes_over || (is_free && longest >= kMinPrefix) ? source : oldest;
   row->truncate(row == source ? longest : usable_prefix_length(*oldest, prompt, limit, samples));
   return row;

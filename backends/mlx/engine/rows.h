@@ -42,11 +42,11 @@ class Rows {
 
   bool has_free() const;
 
-  // Returns a free row, or null if there is none. The row holds a beginning of `prompt` of at most `limit` tokens, which
-  // may be empty or copied from another row. By default, this is the least recently used free row, and it loses its other
-  // tokens. If another free row holds a beginning of the prompt and few other tokens, or if its beginning cannot be
-  // copied, that row is returned instead. `samples` is the request's sound: the tokens of a row with another sound do not
-  // count as a beginning.
+  // Returns a free row, or null if there is none. The row holds a beginning of `prompt` of at most `limit` tokens,
+  // which may be empty or copied from another row. By default, this is the least recently used free row, and it loses
+  // its other tokens. If another free row holds a beginning of the prompt and few other tokens, or if its beginning
+  // cannot be copied, that row is returned instead. `samples` is the request's sound: the tokens of a row with another
+  // sound do not count as a beginning.
   Row* take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples = nullptr);
 
   // Frees a row whose request has ended. The row keeps its tokens if `is_valid`; they are invalid after a failed call.

@@ -138,8 +138,9 @@ Scheduler::Requests::iterator Scheduler::find_prompt() {
   return std::find_if(running_.begin(), running_.end(), [](const auto& request) { return !request->is_decoding; });
 }
 
-// From time to time, raises the limits of calls that did not fit into memory: memory may have been freed since. A prompt
-// keeps the limits with which it began. Otherwise, a row that cannot go back could fail and begin again without end.
+// From time to time, raises the limits of calls that did not fit into memory: memory may have been freed since. A
+// prompt keeps the limits with which it began. Otherwise, a row that cannot go back could fail and begin again without
+// end.
 void Scheduler::raise_limits() {
   if (find_prompt() == running_.end() && ++steps_since_limit_ >= kRaiseLimitsAfter) {
     steps_since_limit_ = 0;
@@ -209,8 +210,8 @@ void Scheduler::advance_prompt() {
   });
 }
 
-// The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run, a
-// chunk should take options_.chunk_seconds.
+// The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run,
+// a chunk should take options_.chunk_seconds.
 int64_t Scheduler::chunk_size(int64_t position, int64_t rest) const {
   const int64_t limit = max_chunk_.value();
   if (running_.size() == 1) {
@@ -399,8 +400,8 @@ void Scheduler::take_plain(const std::shared_ptr<Request>& request, std::span<co
   take(request, fed, drawn);
 }
 
-// Records that the tokens `fed` are in the row, and adds the token drawn after them to the answer. `was_drafted`: whether
-// a draft had guessed it.
+// Records that the tokens `fed` are in the row, and adds the token drawn after them to the answer. `was_drafted`:
+// whether a draft had guessed it.
 void Scheduler::take(
     const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn, bool was_drafted) {
   request->row->append(fed);

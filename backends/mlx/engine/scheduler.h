@@ -185,8 +185,9 @@ void Scheduler::guarded(const Requests& requests, Body&& body) {
   }
 }
 
-// Makes a call for these requests, and returns whether it fitted into memory. If not, lowers the limit, so that the next
-// call is smaller. If it cannot be smaller, throws the error. `size` is the size of the call to which the limit applies.
+// Makes a call for these requests, and returns whether it fitted into memory. If not, lowers the limit, so that the
+// next call is smaller. If it cannot be smaller, throws the error. `size` is the size of the call to which the limit
+// applies.
 template <typename Call>
 bool Scheduler::fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call) {
   try {

@@ -51,8 +51,8 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
     return {};
   }
   // A draft ends before the first stop id: tokens behind one are never part of an answer, and the call without it draws
-  // the stop id too. It also ends before the first token that the program lacks, because the vocabulary of a draft model
-  // may be longer.
+  // the stop id too. It also ends before the first token that the program lacks, because the vocabulary of a draft
+  // model may be longer.
   const auto cut = [&](std::vector<int64_t>& tokens) {
     const auto ends = [&](int64_t token) { return token >= meta.vocab_size || request.is_stop_id(token); };
     tokens.erase(std::find_if(tokens.begin(), tokens.end(), ends), tokens.end());

@@ -69,7 +69,9 @@ void Scheduler::advance_pending() {
         fits(requests, max_rows_, std::ssize(requests), [&] { std::rethrow_exception(error); });
       });
     }
-    if (next && std::any_of(requests.begin(), requests.end(), [](const auto& request) { return !request->is_over(); })) {
+    if (next && std::any_of(requests.begin(), requests.end(), [](const auto& request) {
+          return !request->is_over();
+        })) {
       pending_.push_back(std::move(*next));
     } else if (next) {
       finish(std::move(*next));
@@ -95,7 +97,8 @@ Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* s
     row.expect(task);
     tasks.push_back(task);
     if (source != nullptr) {
-      sources.push_back(std::find(source->requests.begin(), source->requests.end(), request) - source->requests.begin());
+      sources.push_back(
+          std::find(source->requests.begin(), source->requests.end(), request) - source->requests.begin());
     }
   }
   PendingDraw draw = program_.submit_draw(tasks, source == nullptr ? nullptr : &source->draw, sources);

@@ -54,9 +54,9 @@ def infer_types(graph: ir.MLXGraph, upper_bound: bool = False) -> list[TypedInst
     """Returns every instruction that can run when the program is loaded or called, with its types.
 
     The instructions are in order, except that a scan comes after the instructions of its body. The instructions of both
-    branches of an if are included. With `upper_bound`, each dynamic extent in a declared type is set to its upper bound.
-    Raises ProgramError if the chains are nested deeper than the runtime accepts, or if the inference takes more than
-    `MAX_INFERENCE_STEPS` steps.
+    branches of an if are included. With `upper_bound`, each dynamic extent in a declared type is set to its upper
+    bound. Raises ProgramError if the chains are nested deeper than the runtime accepts, or if the inference takes more
+    than `MAX_INFERENCE_STEPS` steps.
     """
     return _Inference(graph, upper_bound).run()
 

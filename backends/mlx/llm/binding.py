@@ -78,7 +78,8 @@ class RequestOptions(_Struct):
         ("allowed_tokens", AllowedTokens), ("max_new_tokens", c_int64),
         ("stop_ids", POINTER(c_int64)), ("stop_id_count", c_size_t), ("ignore_eos", c_bool),
         ("stop", POINTER(c_char_p)), ("stop_count", c_size_t),
-        ("logprobs", c_int32), ("priority", c_int32), ("draft", c_int32), ("on_event", OnEvent), ("user_data", c_void_p),
+        ("logprobs", c_int32), ("priority", c_int32), ("draft", c_int32), ("on_event", OnEvent),
+        ("user_data", c_void_p),
         ("samples", POINTER(c_float)), ("sample_count", c_size_t), ("timestamps", c_bool), ("allow_suppressed", c_bool),
     ]  # fmt: skip
     _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}

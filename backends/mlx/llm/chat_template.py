@@ -21,13 +21,17 @@ _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, Looku
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], add_generation_prompt: bool = True
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    add_generation_prompt: bool = True,
 ) -> str:
     """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 
     `variables` are further variables of the template: the special tokens, and what the caller adds.
 
-    Raises ValueError if the template is invalid or rejects the messages, or if a message or a variable has no JSON form.
+    Raises ValueError if the template is invalid or rejects the messages, or if a message or a variable has no JSON
+    form.
     """
     try:
         # The sandbox cannot know which methods of an arbitrary object are harmless. Templates get JSON values only.

@@ -110,8 +110,8 @@ class LLM:
         - `overlap`: submit a step before the tokens of the previous step are read, so that the host works while the
           device does. None: only on a GPU. The tokens are the same. Requests with `allowed_tokens` or a draft model
           never overlap.
-        - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is the
-          name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
+        - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is
+          the name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
           `hosts` out: each process calls `LLM.load`. The call returns in process 0 only. In any other process, it
           makes the calls of process 0, and then ends the process.
 
@@ -446,13 +446,15 @@ def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None
     base, size = found
     rank = rank_in_environment()
     if hosts is not None and rank is None:
-        return part_path(base, 0, size), Processes(base, size, hosts, device=device, memory_limit=memory.get_memory_limit())
+        return part_path(base, 0, size), Processes(
+            base, size, hosts, device=device, memory_limit=memory.get_memory_limit()
+        )
     if hosts is not None:
         raise ValueError("hosts: got hosts in a process that a launcher has started, expected one or the other")
     if rank is None:
         raise ValueError(
-            f"hosts: {base.name} is a model in {size} parts, expected {size} hosts, or processes that mlx.launch or mpirun "
-            "starts"
+            f"hosts: {base.name} is a model in {size} parts, expected {size} hosts, or processes that mlx.launch or "
+            "mpirun starts"
         )
     return (path if path.is_file() else part_path(base, rank, size)), None
 

@@ -127,7 +127,9 @@ class Processes:
     def _watch(self, rank: int, host: str, process: subprocess.Popen) -> None:
         status = process.wait()
         if status != 0 and not self._is_closing:
-            print(f"executorch-mlx: process {rank} on {host} ended with exit status {status}", file=sys.stderr, flush=True)
+            print(
+                f"executorch-mlx: process {rank} on {host} ended with exit status {status}", file=sys.stderr, flush=True
+            )
             for other in self._processes:
                 other.kill()
             os._exit(1)

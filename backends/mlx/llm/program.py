@@ -279,8 +279,8 @@ class _Handles:
             return
         with self._changed:
             self.is_closed = True
-        # The garbage collector may run this on the thread of an engine, which cannot wait for its own end. If it does so
-        # before enter_callback(), while ctypes makes the arguments of a callback, engine_close() returns an error.
+        # The garbage collector may run this on the thread of an engine, which cannot wait for its own end. If it does
+        # so before enter_callback(), while ctypes makes the arguments of a callback, engine_close() returns an error.
         # Otherwise, engine_close() ends the calls that wait for a request.
         is_engine_thread = hasattr(_this_thread, "handles")
         if is_engine_thread or self.library.engine_close(self.engine) == binding.INVALID_ARGUMENT:

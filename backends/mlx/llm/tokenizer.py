@@ -66,7 +66,9 @@ class Tokenizer:
     @property
     def eos_token_id(self) -> int | None:
         """The id of the token that ends a text, or None."""
-        return self.backend.token_to_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
+        return (
+            self.backend.token_to_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
+        )
 
     @cached_property
     def special_ids(self) -> set[int]:
@@ -127,7 +129,9 @@ class Tokenizer:
             raise ValueError("the tokenizer has no chat template; pass the prompt as text")
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
             raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
-        return chat_template.render(self.chat_template, messages, {**self.special_tokens, **options}, add_generation_prompt)
+        return chat_template.render(
+            self.chat_template, messages, {**self.special_tokens, **options}, add_generation_prompt
+        )
 
     def _special_texts(self) -> list[str]:
         extra = [token for name in EXTRA_TOKENS for token in _values(self._config.get(name))]
@@ -174,7 +178,8 @@ def _convert(folder: Path) -> Tokenizer:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"tokenizer: {folder} has no tokenizer.json, and transformers, which can convert its files, is not installed"
+            f"tokenizer: {folder} has no tokenizer.json, and transformers, which can convert its files, is not "
+            "installed"
         ) from error
     with tempfile.TemporaryDirectory() as converted:
         AutoTokenizer.from_pretrained(folder).save_pretrained(converted, save_jinja_files=False)

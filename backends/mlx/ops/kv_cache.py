@@ -44,8 +44,8 @@ class FloatCache:
     - `value_size`: E.
     - `read`: returns the keys and values at the indices [first, stop) of axis 2.
     - `attend`: returns the attention of `query` over these keys and values, without soft cap and sinks.
-    - `node_of_rows`: the IR node and its fields for the attention of several rows, with a query and `HeldKeys` for each.
-      None if there is no such node.
+    - `node_of_rows`: the IR node and its fields for the attention of several rows, with a query and `HeldKeys` for
+      each. None if there is no such node.
     """
 
     keys: Any

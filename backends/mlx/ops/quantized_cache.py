@@ -1,8 +1,8 @@
 """Lowers `mlx::quantize_entries` and `mlx::quantized_attention`: quantized KV caches.
 
-If extensions are allowed, they are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`. Otherwise, they are lowered
-to arithmetic instructions, which these nodes replace in the runtime of this project. What the nodes do not support is
-lowered to arithmetic instructions only: soft-capped scores, attention sinks and very large entries.
+If extensions are allowed, they are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`. Otherwise, they are
+lowered to arithmetic instructions, which these nodes replace in the runtime of this project. What the nodes do not
+support is lowered to arithmetic instructions only: soft-capped scores, attention sinks and very large entries.
 """
 
 from __future__ import annotations

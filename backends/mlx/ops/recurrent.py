@@ -212,8 +212,8 @@ def _output_shapes(input, hx, params, has_biases, num_layers, dropout, train, bi
 def _replace_shape_rule(target):
     """Make fake tensors take the shapes of the results of `target` from `_output_shapes`.
 
-    torch decomposes `target` through `decomposition_table` and through a Python kernel; both are replaced. While a graph
-    is traced, as in `run_decompositions`, the replacement still decomposes.
+    torch decomposes `target` through `decomposition_table` and through a Python kernel; both are replaced. While a
+    graph is traced, as in `run_decompositions`, the replacement still decomposes.
     """
     decomposition = decomposition_table[target]
 

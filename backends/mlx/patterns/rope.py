@@ -7,8 +7,8 @@ of several sequences. A model may rotate only the first elements of the last axi
 
 `RopeNode` expects the positions along axis -2 of x. Models also use other layouts, such as [B, S, H, D]. The pattern
 therefore follows the axis of the positions and the axis of the frequencies through the graph, up to the product with x.
-If the axis of the positions is not axis -2 of x, the fusion transposes x. The axis of positions that are not consecutive
-becomes the axis of the sequences, because `RopeNode` takes one offset for each sequence.
+If the axis of the positions is not axis -2 of x, the fusion transposes x. The axis of positions that are not
+consecutive becomes the axis of the sequences, because `RopeNode` takes one offset for each sequence.
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ bool is_forked() {
 
 Error report_fork(const char* what) {
   return report(
-      what, Error::InvalidState, "this process was forked after the delegate was loaded, so it lacks the threads of MLX");
+      what, Error::InvalidState, "this process was forked after the delegate was loaded, so it lacks the threads "
+      "of MLX");
 }
 
 class Backend final : public et::BackendInterface {
@@ -335,7 +336,9 @@ int executorch_mlx_set_option(const char* key, const char* value) {
 
 const char* executorch_mlx_device(const char* device) {
   const char* result = nullptr;
-  guarded("device", [&] { result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device))); });
+  guarded("device", [&] {
+    result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device)));
+  });
   return result;
 }
 

@@ -111,7 +111,9 @@ int executorch_mlx_has_ring_buffers(const void* named_data_map) {
     std::lock_guard lock(shared->loading);
     const auto session = shared->first_session();
     const auto caches = session ? session->caches.lock() : nullptr;
-    result = caches && std::any_of(caches->windows.begin(), caches->windows.end(), [](int window) { return window > 0; });
+    result = caches && std::any_of(caches->windows.begin(), caches->windows.end(), [](int window) {
+      return window > 0;
+    });
   });
   return result;
 }

@@ -49,8 +49,9 @@ void Context::run(uint32_t index) {
     const bool lacks_memory = failure == nullptr && is_out_of_memory(error);
     throw LocatedFailure(
         failure ? failure->code : lacks_memory ? Error::MemoryAllocationFailed : Error::InvalidArgument,
-        str("chain ", index, ", instruction ", chain.instructions[i].index, " (", find_row(size_t(instruction.op_type()))->name,
-            "): ", lacks_memory ? "out of memory: " : "", error.what(), "; ", describe_operands(instruction)));
+        str("chain ", index, ", instruction ", chain.instructions[i].index, " (",
+            find_row(size_t(instruction.op_type()))->name, "): ", lacks_memory ? "out of memory: " : "", error.what(),
+            "; ", describe_operands(instruction)));
   }
 }
 

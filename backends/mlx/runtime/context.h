@@ -98,8 +98,8 @@ class Context {
       const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
 
-  // Writes update[:, :, i] to x[:, :, positions[i]] for each i, at once and in place, and sets the slot `tid` to the result.
-  // x is as above, and has 4 axes. Returns false, and changes nothing, if x cannot be updated in place.
+  // Writes update[:, :, i] to x[:, :, positions[i]] for each i, at once and in place, and sets the slot `tid` to the
+  // result. x is as above, and has 4 axes. Returns false, and changes nothing, if x cannot be updated in place.
   bool set_positions(const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions);
 
   // Evaluates those operands of an expensive op that are not available, so that the kernel of the op can run at once.
@@ -165,8 +165,8 @@ class Context {
     return found == state_.packed_weights.end() ? std::nullopt : std::optional(found->second->panels);
   }
 
-  // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds, and throws Failure if they
-  // exceed it. The product is less than 2^63. To be called before a kernel that may run at once.
+  // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds, and throws Failure if
+  // they exceed it. The product is less than 2^63. To be called before a kernel that may run at once.
   void count_operations(uint64_t elements, uint64_t depth) {
     operations_ += std::min(elements * depth, uint64_t{1} << 60);
     check_operations(operations_);

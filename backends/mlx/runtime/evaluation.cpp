@@ -26,7 +26,8 @@ void settle_locked(mx::Stream stream) {
       is_idle = true;
     } catch (const std::exception&) {
       ++failures;
-      // On a CPU, MLX throws each error once. An illegal access of memory on an NVIDIA GPU fails all later calls of CUDA.
+      // On a CPU, MLX throws each error once. An illegal access of memory on an NVIDIA GPU fails all later calls of
+      // CUDA.
       is_idle = stream.device == mx::Device::gpu && ++errors == kMaxErrorsOfGpu;
     }
   }

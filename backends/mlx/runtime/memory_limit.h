@@ -38,8 +38,8 @@ class InPlaceBytes {
   size_t bytes_;
 };
 
-// While it exists, active_memory() does not count `bytes` of those that an InPlaceBytes counts: no instruction reads these
-// weights, and their pages are released.
+// While it exists, active_memory() does not count `bytes` of those that an InPlaceBytes counts: no instruction reads
+// these weights, and their pages are released.
 class ReleasedBytes {
  public:
   explicit ReleasedBytes(size_t bytes);
@@ -54,8 +54,8 @@ class ReleasedBytes {
 // Returns the largest number of bytes in place so far.
 size_t in_place_peak();
 
-// Sets the peak to `peak`, or to the number of bytes in place now if that is larger. A load calls it at its end with the
-// peak from before: the pages of weights that the load has released were never in memory at the same time.
+// Sets the peak to `peak`, or to the number of bytes in place now if that is larger. A load calls it at its end with
+// the peak from before: the pages of weights that the load has released were never in memory at the same time.
 void set_in_place_peak(size_t peak);
 
 // Returns the mutex that a thread holds from a check against the limit until the memory is allocated, so that two

@@ -15,8 +15,9 @@ namespace executorch_mlx {
 
 namespace {
 
-// The largest number of rows of x, which bounds the memory of the results: they are computed early. On a GPU, a launch does
-// not matter beside the arithmetic of more rows. On a CPU, the products of a prompt also share the preparation of x.
+// The largest number of rows of x, which bounds the memory of the results: they are computed early. On a GPU, a launch
+// does not matter beside the arithmetic of more rows. On a CPU, the products of a prompt also share the preparation of
+// x.
 constexpr int64_t kMaxRowsOnGpu = 32;
 constexpr int64_t kMaxRowsOnCpu = 4096;
 constexpr size_t kMaxMembers = 8;

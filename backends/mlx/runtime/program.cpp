@@ -28,8 +28,8 @@ constexpr bool kRunsReplacements = false;
 constexpr bool kRunsReplacements = true;
 #endif
 
-// Whether only a CPU runs a replacement. A GPU takes longer for the tokens of these nodes, one after the other, than for the
-// instructions that they replace, which process blocks of tokens.
+// Whether only a CPU runs a replacement. A GPU takes longer for the tokens of these nodes, one after the other, than
+// for the instructions that they replace, which process blocks of tokens.
 bool is_for_cpu(const fb::Replacement& replacement) {
   switch (replacement.instruction()->op_type()) {
     case fb::OpNode::GatedRecurrenceNode:

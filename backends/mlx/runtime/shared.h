@@ -70,8 +70,8 @@ class WeakMap {
   std::map<std::string, std::weak_ptr<T>> objects_;
 };
 
-// A constant that instructions read only as a packed copy. While it exists, the active memory does not count the pages of
-// the constant, unless `bytes` is empty.
+// A constant that instructions read only as a packed copy. While it exists, the active memory does not count the pages
+// of the constant, unless `bytes` is empty.
 struct ReleasedConstant {
   explicit ReleasedConstant(mx::array constant) : constant(std::move(constant)) {}
 

@@ -420,9 +420,9 @@ bool State::owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) 
 
 // While a kernel runs, and for a moment after it, MLX holds references to the Data objects of its arrays. It updates an
 // array in place only if nothing else refers to the array's Data. This function therefore gives the buffers new Data
-// objects for the same memory. An update cannot overtake the kernels, because it runs on the same stream, or waits for it
-// as in index_copy(). So the kernels of the next call need no event either: MLX would ask the driver about the event of
-// each buffer, which takes a microsecond. Only the host has to wait before it reads the memory: see Buffer::written.
+// objects for the same memory. An update cannot overtake the kernels, because it runs on the same stream, or waits for
+// it as in index_copy(). So the kernels of the next call need no event either: MLX would ask the driver about the event
+// of each buffer, which takes a microsecond. Only the host has to wait before it reads the memory: see Buffer::written.
 void State::take_over_memory(const std::vector<mx::array>& outputs) {
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto& x = tensors[layout_.buffers_begin() + i];

@@ -62,22 +62,22 @@ class State {
   // begin() makes a backup of the mutable buffers and caches. The backup refers to the same arrays and copies no data.
   // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
-  // - Usually, the evaluation that ends the call drops the backup of the buffers that it computes, because MLX updates an
-  //   array in place only if nothing else refers to the array. With a memory limit, the backup stays until this evaluation
-  //   is known to fit.
+  // - Usually, the evaluation that ends the call drops the backup of the buffers that it computes, because MLX updates
+  //   an array in place only if nothing else refers to the array. With a memory limit, the backup stays until this
+  //   evaluation is known to fit.
   // - If an evaluation in the middle of the call overwrites slices of a buffer, these slices are saved first, and
   //   rollback() writes them back. Another buffer that it computes keeps its backup, and gets new memory.
   // - update_in_place() drops the backup of its buffer, and saves the contents that it overwrites.
-  // - Without `restores_buffers`, and without a memory limit, nothing is saved. After an evaluation in the middle of the
-  //   call, the backup of a buffer is what this evaluation has written.
+  // - Without `restores_buffers`, and without a memory limit, nothing is saved. After an evaluation in the middle of
+  //   the call, the backup of a buffer is what this evaluation has written.
   // - With `keep_backup`, the backup stays to the end of the call, and MLX writes the updated buffers to new memory.
   void begin(bool keep_backup, bool restores_buffers);
   void commit();
   void rollback(mx::Stream stream);
 
   // Writes `update` to a slice of x at once and in place, and returns true. x is the contents of the buffer in `slot`,
-  // and the slot itself is empty. With `restores_buffers`, rollback() undoes the write. Returns false with `keep_backup`,
-  // or if InPlaceUpdates::write() returns false. MLX then has to update the array.
+  // and the slot itself is empty. With `restores_buffers`, rollback() undoes the write. Returns false with
+  // `keep_backup`, or if InPlaceUpdates::write() returns false. MLX then has to update the array.
   bool update_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
@@ -86,9 +86,9 @@ class State {
   bool update_positions_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions);
 
-  // Whether x can be updated in place: only x and its backup, which the next evaluation drops, refer to x and its memory,
-  // and no elements share memory. x is the contents of the buffer in `slot`, and the slot itself is empty. Returns false
-  // with `keep_backup` or a memory limit.
+  // Whether x can be updated in place: only x and its backup, which the next evaluation drops, refer to x and its
+  // memory, and no elements share memory. x is the contents of the buffer in `slot`, and the slot itself is empty.
+  // Returns false with `keep_backup` or a memory limit.
   bool can_update_in_place(uint32_t slot, const mx::array& x);
 
   // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. In the middle, it also evaluates the

@@ -12,8 +12,8 @@ void strided_copy(
     const mx::Shape& shape, size_t width, const char* from, const mx::Strides& from_strides, char* to,
     const mx::Strides& to_strides);
 
-// Prepares an array for a read that a write follows: maps its pages. Otherwise the read would map the page of zeros if the
-// memory is new, and the write would cost a second page fault. Does not change the elements.
+// Prepares an array for a read that a write follows: maps its pages. Otherwise the read would map the page of zeros if
+// the memory is new, and the write would cost a second page fault. Does not change the elements.
 void prepare_for_update(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides);
 
 // The same for `count` bytes.

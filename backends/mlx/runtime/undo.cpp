@@ -118,8 +118,8 @@ mx::array Undo::apply(const mx::array& now, mx::Stream stream) const {
 
 namespace {
 
-// The largest update in place, which bounds the memory for the old contents. That memory does not count towards a memory
-// limit.
+// The largest update in place, which bounds the memory for the old contents. That memory does not count towards a
+// memory limit.
 constexpr size_t kMaxInPlaceBytes = 8 << 20;
 constexpr size_t kMaxInPlaceBytesWithLimit = 256 << 10;
 

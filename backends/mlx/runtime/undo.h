@@ -20,8 +20,8 @@ const mx::array& array_before_updates(const mx::array& x);
 // Whether *holder refers to the same array as x.
 bool holds(const std::optional<mx::array>& holder, const mx::array& x);
 
-// Whether x, an evaluated array, can be updated in place: only x, and `*first` and `*second` if they hold x, refer to the
-// array and its memory, and no elements share memory, as those of a broadcast array do. The pointers may be null.
+// Whether x, an evaluated array, can be updated in place: only x, and `*first` and `*second` if they hold x, refer to
+// the array and its memory, and no elements share memory, as those of a broadcast array do. The pointers may be null.
 bool can_update_in_place(
     const mx::array& x, std::optional<mx::array>* first, std::optional<mx::array>* second = nullptr);
 
@@ -30,8 +30,8 @@ bool can_update_in_place(
 class Undo {
  public:
   // If `now` consists of `before` and pending updates of some slices, stores the old contents of these slices and
-  // returns true. Returns false otherwise, or if the stored slices would take more memory than `before`. Also appends the
-  // stored arrays to `saved`: the caller must evaluate them before `now`.
+  // returns true. Returns false otherwise, or if the stored slices would take more memory than `before`. Also appends
+  // the stored arrays to `saved`: the caller must evaluate them before `now`.
   bool record(const mx::array& before, const mx::array& now, mx::Stream stream, std::vector<mx::array>& saved);
 
   bool is_empty() const {
@@ -64,8 +64,9 @@ class InPlaceUpdates {
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
       const mx::Shape& stop, const mx::Shape& steps, bool saves);
 
-  // Like write() for several positions of axis 2, in parallel: writes update[:, :, i] to x[:, :, positions[i]] for each i, in
-  // this order. x and `update` have 4 axes. Also returns false if one of them has gaps between the elements of axis 3.
+  // Like write() for several positions of axis 2, in parallel: writes update[:, :, i] to x[:, :, positions[i]] for each
+  // i, in this order. x and `update` have 4 axes. Also returns false if one of them has gaps between the elements of
+  // axis 3.
   bool write_positions(
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions, bool saves);
 
@@ -84,8 +85,8 @@ class InPlaceUpdates {
     mx::Strides strides;
     std::unique_ptr<char[]> contents;  // row-major
   };
-  // If x can be updated in place, becomes the owner of the array and returns true. Otherwise changes nothing and returns
-  // false.
+  // If x can be updated in place, becomes the owner of the array and returns true. Otherwise changes nothing and
+  // returns false.
   bool take(const mx::array& x, std::optional<mx::array>* backup);
   // Whether a write of `bytes` bytes to array_ has to save what it overwrites. If the saved slices would take more
   // memory than the array, as in a loop that writes the same slice, saves the whole array in their place. Later writes

@@ -1,8 +1,8 @@
 // Views of arrays: arrays that use the memory of another array, if possible without a copy.
 //
 // These functions take the arguments of MLX's functions of the same names. If x has been evaluated, they return a view
-// that is evaluated as well, so that kernels can run on it at once. If a view cannot express the result of reshape(), it
-// copies x. Otherwise, they call MLX.
+// that is evaluated as well, so that kernels can run on it at once. If a view cannot express the result of reshape(),
+// it copies x. Otherwise, they call MLX.
 #pragma once
 
 #include <mlx/mlx.h>

@@ -664,9 +664,9 @@ class MaskLogitsParams(Table):
 
 @dataclass(kw_only=True)
 class RowSdpaParams(Table):
-    """Attention of q [1, H, N, D], one query for each of N rows. Query i attends to the keys k[:, :, starts[i]:stops[i]] and
-    to the values at the same indices of v. k is [1, G, L, D] and v is [1, G, L, E]; they are read in their own dtype or
-    cast to that of q. The result is [1, H, N, E]. `masks` is empty or has a mask for each query, bool or float, which
+    """Attention of q [1, H, N, D], one query for each of N rows. Query i attends to the keys k[:, :, starts[i]:stops[i]]
+    and to the values at the same indices of v. k is [1, G, L, D] and v is [1, G, L, E]; they are read in their own dtype
+    or cast to that of q. The result is [1, H, N, E]. `masks` is empty or has a mask for each query, bool or float, which
     broadcasts to [1, H, 1, stops[i] - starts[i]].
     """
 
@@ -727,9 +727,9 @@ class QuantizedSdpaParams(Table):
 
 @dataclass(kw_only=True)
 class GatedRecurrenceParams(Table):
-    """For each of S tokens: state = exp(decay) * state, then state += key ⊗ value, then out = query @ state. query and key are
-    [B, G, S, K], value and out [B, H, S, V], and state and out_state [B, H, K, V]; G divides H. decay is [B, H, S], or
-    [B, H, S, K] for a decay of each channel of the keys. With beta [B, H, S], which is the gated delta rule,
+    """For each of S tokens: state = exp(decay) * state, then state += key ⊗ value, then out = query @ state. query and key
+    are [B, G, S, K], value and out [B, H, S, V], and state and out_state [B, H, K, V]; G divides H. decay is [B, H, S],
+    or [B, H, S, K] for a decay of each channel of the keys. With beta [B, H, S], which is the gated delta rule,
     beta * (value - key @ state) takes the place of the value.
     """
 
@@ -745,8 +745,8 @@ class GatedRecurrenceParams(Table):
 
 @dataclass(kw_only=True)
 class SelectiveScanParams(Table):
-    """For each of S tokens: state = exp(step * rates) * state + step * x ⊗ key, then out = state @ query. x, step and out are
-    [B, S, D], key and query [B, S, N], rates [D, N], and state and out_state [B, D, N].
+    """For each of S tokens: state = exp(step * rates) * state + step * x ⊗ key, then out = state @ query. x, step and out
+    are [B, S, D], key and query [B, S, N], rates [D, N], and state and out_state [B, D, N].
     """
 
     x: Tid
@@ -761,8 +761,8 @@ class SelectiveScanParams(Table):
 
 @dataclass(kw_only=True)
 class ReadLayerStateParams(Table):
-    """Copies the states of B rows from `states` [1, 1, R, N], of any dtype. The result [B, N] has states[0, 0, row[i]] at index
-    i, or zeros if start[i] is 0. start and row are int64 [B]. Without row, R is 1.
+    """Copies the states of B rows from `states` [1, 1, R, N], of any dtype. The result [B, N] has states[0, 0, row[i]] at
+    index i, or zeros if start[i] is 0. start and row are int64 [B]. Without row, R is 1.
     """
 
     states: Tid

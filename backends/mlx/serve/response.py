@@ -1,6 +1,7 @@
 """The responses of `/v1/completions` and `/v1/chat/completions`: whole answers, and the chunks of a stream.
 
-A `Total` is the accumulated answer of one choice. The `formats` are those in which models write tool calls and reasoning.
+A `Total` is the accumulated answer of one choice. The `formats` are those in which models write tool calls and
+reasoning.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class ChatFormat(CompletionFormat):
 
 
 def token_name(data: bytes) -> str:
-    """Return the name of a token in the API of completions: its text, or `bytes:\\xf0\\x9f` for a part of a character."""
+    """Return the name of a token in the API of completions: its text, or `bytes:\\xf0\\x9f` for a part of a character.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError:

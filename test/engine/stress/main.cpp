@@ -5,8 +5,8 @@
 //
 // stress MODEL.pte text
 //
-// Gives each token of a model without token bytes its number as text, and prints the text of the answer to token 5. In the
-// model, token t is followed by t + 1. Then prints the error of a second attempt.
+// Gives each token of a model without token bytes its number as text, and prints the text of the answer to token 5. In
+// the model, token t is followed by t + 1. Then prints the error of a second attempt.
 //
 // stress MODEL.pte COUNT
 //

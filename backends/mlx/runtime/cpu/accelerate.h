@@ -2,8 +2,8 @@
 // header of this folder. README.md describes the other files.
 //
 // Each kernel's function returns its result, or nullopt if no kernel applies: `stream` is not a CPU stream, an operand
-// has an unsupported dtype or shape, or the platform has no kernels. The caller then uses MLX's own operation. If all operands
-// are available, the kernel runs at once, in the calling thread. Otherwise the result is lazy.
+// has an unsupported dtype or shape, or the platform has no kernels. The caller then uses MLX's own operation. If all
+// operands are available, the kernel runs at once, in the calling thread. Otherwise the result is lazy.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -35,12 +35,12 @@ std::optional<mx::array> matmul(
     const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
     mx::Stream stream, const mx::array* packed = nullptr);
 
-// Packs b, the matrix of many products with `rows` rows of x. The products get faster, and keep their bits. nullopt also if
-// they would not get faster.
+// Packs b, the matrix of many products with `rows` rows of x. The products get faster, and keep their bits. nullopt
+// also if they would not get faster.
 std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Stream stream);
 
-// x [..., k] @ b [k, n] -> [..., n]. x is float32, float16 or bfloat16; b is float16 or bfloat16 with any strides. Sums are
-// float32. The result has the given dtype, one of these three.
+// x [..., k] @ b [k, n] -> [..., n]. x is float32, float16 or bfloat16; b is float16 or bfloat16 with any strides. Sums
+// are float32. The result has the given dtype, one of these three.
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream);
 
 // A matrix w [n, k] in MLX's affine packing. scales and biases are float32, float16 or bfloat16.
@@ -51,8 +51,8 @@ struct PackedMatrix {
   std::optional<mx::array> integer_panels = std::nullopt;  // what pack_integer_panels() wrote, for products that use it
 };
 
-// x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. Sums are float32. Uses the panels of the
-// matrix if has_fast_integers().
+// x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. Sums are float32. Uses the panels of
+// the matrix if has_fast_integers().
 std::optional<mx::array> quantized_matmul(
     const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
 
@@ -121,8 +121,8 @@ std::optional<mx::array> gather_quantized_matmul(
     int bits,
     mx::Stream stream);
 
-// a + b, a - b and a * b for available operands of the same dtype: float32, float16 or bfloat16. b has one element, or the
-// last axes of a; for sums and products, a and b may also change places.
+// a + b, a - b and a * b for available operands of the same dtype: float32, float16 or bfloat16. b has one element, or
+// the last axes of a; for sums and products, a and b may also change places.
 std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream);
 std::optional<mx::array> subtract(const mx::array& a, const mx::array& b, mx::Stream stream);
 std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream);
@@ -132,8 +132,9 @@ std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::St
 struct ElementwiseSequence {
   static constexpr size_t kMaxSteps = 32;
 
-  // With Elementwise::copy, a step takes the elements [start, stop) of the last axis of `a`, which the program calls `axis`.
-  // As in Python, negative numbers count from the end. If `is_rest`, `stop` must not be before the end of the axis.
+  // With Elementwise::copy, a step takes the elements [start, stop) of the last axis of `a`, which the program calls
+  // `axis`. As in Python, negative numbers count from the end. If `is_rest`, `stop` must not be before the end of the
+  // axis.
   struct Step {
     Elementwise operation;
     uint32_t a = 0;
@@ -152,14 +153,14 @@ struct ElementwiseResults {
   uint64_t operations;            // elements that the steps have read, and elements of other results
 };
 
-// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy or not float32, if an array
-// has more than 16384 elements, because threads then share the work of each operation, or if the shapes differ in more
-// than the last axis.
+// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy or not float32, if an
+// array has more than 16384 elements, because threads then share the work of each operation, or if the shapes differ in
+// more than the last axis.
 std::optional<ElementwiseResults> elementwise_sequence(
     const ElementwiseSequence& sequence, const std::vector<mx::array>& inputs, mx::Stream stream);
 
-// The body of a loop over the time steps of a recurrent layer: the product of a carry `hidden` and a matrix, an addend, and a
-// sequence of elementwise operations.
+// The body of a loop over the time steps of a recurrent layer: the product of a carry `hidden` and a matrix, an addend,
+// and a sequence of elementwise operations.
 struct RecurrentCell {
   enum class Source : uint8_t { product, carry, sliced, fixed };  // `fixed`: the same in all time steps
   struct Operand {
@@ -195,12 +196,13 @@ bool can_pack_recurrent(const mx::array& b, mx::Stream stream);
 mx::array pack_recurrent(const mx::array& b);
 
 // Computes all time steps at once, with the same bits as one after the other. nullopt also if an operand is lazy or not
-// float32, or if the widths of the values are not multiples of the width of the state. The originals have the same size,
-// which is not 0, on `axis`.
+// float32, or if the widths of the values are not multiples of the width of the state. The originals have the same
+// size, which is not 0, on `axis`.
 std::optional<RecurrenceResults> recurrence(
     const RecurrentCell& cell, const RecurrenceOperands& operands, const mx::array& packed);
 
-// The operands of GatedRecurrenceNode and SelectiveScanNode: see schema.fbs. They are float32, and their shapes are checked.
+// The operands of GatedRecurrenceNode and SelectiveScanNode: see schema.fbs. They are float32, and their shapes are
+// checked.
 struct GatedRecurrenceInputs {
   mx::array query;
   mx::array key;
@@ -229,8 +231,8 @@ struct RecurrenceStates {
 std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& inputs, mx::Stream stream);
 std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& inputs, mx::Stream stream);
 
-// The states [B, N] of the given rows of `states` [1, 1, R, N]. -1 in place of a row stands for zeros. nullopt also if the
-// states are lazy.
+// The states [B, N] of the given rows of `states` [1, 1, R, N]. -1 in place of a row stands for zeros. nullopt also if
+// the states are lazy.
 std::optional<mx::array> read_layer_state(const mx::array& states, const std::vector<int>& rows, mx::Stream stream);
 
 // Returns a copy of x in contiguous memory, or nullopt if x is lazy or the stream is not a CPU stream.
@@ -269,8 +271,8 @@ std::optional<mx::array> rope(
     mx::Stream stream);
 
 // Like mx::fast::scaled_dot_product_attention, with float32 sums. q [batch, heads, queries, width], k [batch, kv_heads,
-// keys, width] and v [batch, kv_heads, keys, v_width] are float32, float16 or bfloat16; heads is a multiple of kv_heads.
-// mask is bool or float32 and broadcasts to [batch, heads, queries, keys]. The result has the dtype of q.
+// keys, width] and v [batch, kv_heads, keys, v_width] are float32, float16 or bfloat16; heads is a multiple of
+// kv_heads. mask is bool or float32 and broadcasts to [batch, heads, queries, keys]. The result has the dtype of q.
 std::optional<mx::array> attention(
     const mx::array& q,
     const mx::array& k,
@@ -286,8 +288,8 @@ struct Span {
   int stop;
 };
 
-// attention() for each query of q [1, heads, N, width] by itself: query i sees the keys and values in spans[i], which lie
-// within k and v, with masks[i] if there are masks. The masks are bool or float32 and broadcast to
+// attention() for each query of q [1, heads, N, width] by itself: query i sees the keys and values in spans[i], which
+// lie within k and v, with masks[i] if there are masks. The masks are bool or float32 and broadcast to
 // [1, heads, 1, stop - start].
 std::optional<mx::array> attention_of_rows(
     const mx::array& q,

@@ -1,5 +1,5 @@
-// Sequences of small elementwise operations. Allocating the result of one of them takes longer than computing it, so that
-// results which only later steps read get no arrays.
+// Sequences of small elementwise operations. Allocating the result of one of them takes longer than computing it, so
+// that results which only later steps read get no arrays.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -143,7 +143,8 @@ class Run {
       return std::nullopt;
     }
     float* y = step.is_result ? allocate_array(width) : allocate_scratch(size);
-    results_.operations += static_cast<uint64_t>(size * (is_binary(step.operation) ? 2 : 1) + (step.is_result ? 0 : size));
+    results_.operations +=
+        static_cast<uint64_t>(size * (is_binary(step.operation) ? 2 : 1) + (step.is_result ? 0 : size));
     steps_[num_steps_++] = {.operation = step.operation, .a = a, .b = b, .y = y, .width = width};
     return Operand{{y, width}, width, false};
   }
@@ -155,8 +156,8 @@ class Run {
     return results_.arrays.back().data<float>();
   }
 
-  // Memory that the next sequence of this thread uses again. Each step takes at most two pieces: a repeated number and a
-  // result.
+  // Memory that the next sequence of this thread uses again. Each step takes at most two pieces: a repeated number and
+  // a result.
   float* allocate_scratch(int64_t size) {
     constexpr size_t kPiece = kMaxElements;
     static thread_local const auto memory = std::make_unique_for_overwrite<float[]>(2 * kMaxSteps * kPiece);

@@ -1,6 +1,6 @@
 // Attention of one query token to a KV cache. MLX's attention needs the used part of the cache as an array, which takes
-// two more operations, and the host needs more time for it. If the lazy operands permit it, the kernel also does the work
-// before: norm and rotation of query and key, and the update of the cache.
+// two more operations, and the host needs more time for it. If the lazy operands permit it, the kernel also does the
+// work before: norm and rotation of query and key, and the update of the cache.
 #include <mlx/primitives.h>
 
 #include <algorithm>
@@ -24,7 +24,8 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-// A block computes up to kMaxHeads query heads that share keys and values, for one part of the positions: see parts_of().
+// A block computes up to kMaxHeads query heads that share keys and values, for one part of the positions: see
+// parts_of().
 constexpr int kMaxHeads = 2;
 constexpr int kMaxUndivided = 256;  // positions that are one part: to combine several takes two microseconds
 constexpr int kPositionsOfSmallPart = 64;
@@ -38,15 +39,16 @@ constexpr size_t kMaxAhead = 8 << 20;
 constexpr int kAheadOfThread = 4096;
 
 // The kernels of attention. A block computes kPerBlock query heads for one part of the positions. Each group of kLanes
-// threads holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity, kDim],
-// and y is [B, kHeads, 1, kDim]. The shape of `sizes` is the number of positions, the number of parts, the offset of the
-// rotation, and 0. If there is more than one part, the kernel writes to `workspace`. Its first kMaxGroups numbers count the
-// finished parts of each group of kPerBlock heads, and are 0 between kernels. After them are floats [B * kHeads, parts,
-// kDim + 2]: for each part, the weighted sum of the values, the largest exponent and the sum of the weights.
+// threads holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity,
+// kDim], and y is [B, kHeads, 1, kDim]. The shape of `sizes` is the number of positions, the number of parts, the
+// offset of the rotation, and 0. If there is more than one part, the kernel writes to `workspace`. Its first kMaxGroups
+// numbers count the finished parts of each group of kPerBlock heads, and are 0 between kernels. After them are floats
+// [B * kHeads, parts, kDim + 2]: for each part, the weighted sum of the values, the largest exponent and the sum of the
+// weights.
 //
-// kSetup starts to load the first keys and values, and each iteration starts to load those of the next one. Between kSetup
-// and kAttention, a kernel defines query_row, the kPerBlock query heads. If kOwn is 1, the last position is not in the
-// cache, but in own_key and own_value.
+// kSetup starts to load the first keys and values, and each iteration starts to load those of the next one. Between
+// kSetup and kAttention, a kernel defines query_row, the kPerBlock query heads. If kOwn is 1, the last position is not
+// in the cache, but in own_key and own_value.
 constexpr char kSetup[] = R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kLanes = kDim / kWide;
@@ -235,9 +237,10 @@ const CudaKernel& attention_kernel() {
   return kernel;
 }
 
-// Also normalizes and rotates query and key, which are operands of a DeferredRope, and writes key and value to the cache.
-// Each block computes the new key itself: in the cache it may not be there yet. The blocks beyond those of the query heads
-// ask the L2 cache to load the beginning of `next`, the matrix that will multiply y: kAheadOfThread bytes for each thread.
+// Also normalizes and rotates query and key, which are operands of a DeferredRope, and writes key and value to the
+// cache. Each block computes the new key itself: in the cache it may not be there yet. The blocks beyond those of the
+// query heads ask the L2 cache to load the beginning of `next`, the matrix that will multiply y: kAheadOfThread bytes
+// for each thread.
 const CudaKernel& attention_step_kernel() {
   static const CudaKernel kernel(
       "attention_step",
@@ -300,9 +303,9 @@ const mx::array* cache_of(const mx::array& x) {
   return is_prefix && has_all_others && is_aligned(cache) ? &cache : nullptr;
 }
 
-// The number of parts of `length` positions, if one request has `blocks` blocks for each part. Parts are small until the
-// blocks fill the GPU, and then grow up to kPositionsOfPart positions. Other requests of the call do not count, so that the
-// tokens of a request do not depend on them.
+// The number of parts of `length` positions, if one request has `blocks` blocks for each part. Parts are small until
+// the blocks fill the GPU, and then grow up to kPositionsOfPart positions. Other requests of the call do not count, so
+// that the tokens of a request do not depend on them.
 int parts_of(int length, int blocks) {
   if (length <= kMaxUndivided) {
     return 1;
@@ -337,7 +340,8 @@ struct Plan {
   CudaKernel::Constants constants;
 };
 
-// The first element of a workspace with at least `work` floats. The kernels of a stream share it, one kernel after the other.
+// The first element of a workspace with at least `work` floats. The kernels of a stream share it, one kernel after the
+// other.
 mx::array workspace_of(mx::Stream stream, int work) {
   struct Workspace {
     mx::array memory, first;
@@ -396,8 +400,8 @@ class AttentionOfToken : public TokenAttention {
   }
 };
 
-// The result of attention_step_kernel(). The inputs are those of the kernel, without `sizes` and `workspace`. load_ahead()
-// adds `next`.
+// The result of attention_step_kernel(). The inputs are those of the kernel, without `sizes` and `workspace`.
+// load_ahead() adds `next`.
 class AttentionStep : public TokenAttention {
  public:
   using TokenAttention::TokenAttention;

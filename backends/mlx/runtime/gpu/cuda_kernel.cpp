@@ -32,8 +32,8 @@ namespace {
 constexpr size_t kMaxPrimitives = 256;
 
 // Source that includes `text` from a file in memory, or the text itself if there can be no such file. MLX hashes the
-// source each time the kernel runs, so a short one saves the host time: 8% of a step of a small model. The file is never
-// closed, because MLX compiles the kernel at its first use.
+// source each time the kernel runs, so a short one saves the host time: 8% of a step of a small model. The file is
+// never closed, because MLX compiles the kernel at its first use.
 std::string included(const std::string& text) {
 #if defined(__linux__)
   const int file = text.empty() ? -1 : memfd_create("executorch-mlx-kernel", MFD_CLOEXEC);

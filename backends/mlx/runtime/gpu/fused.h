@@ -40,9 +40,9 @@ std::optional<std::vector<mx::array>> norm_rope(
     const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
     mx::Stream stream);
 
-// slice_update(cache, update, start, stop) if this writes all heads of one position of a KV cache [B, heads, capacity, D].
-// Nothing else may refer to the cache or its memory until the result is evaluated: a kernel that takes over the update
-// writes to this memory.
+// slice_update(cache, update, start, stop) if this writes all heads of one position of a KV cache [B, heads, capacity,
+// D]. Nothing else may refer to the cache or its memory until the result is evaluated: a kernel that takes over the
+// update writes to this memory.
 std::optional<mx::array> update_position(
     const mx::array& cache, const mx::array& update, const mx::Shape& start, const mx::Shape& stop, mx::Stream stream);
 
@@ -50,8 +50,8 @@ std::optional<mx::array> update_position(
 std::optional<int> updated_position(const mx::array& x);
 
 // Attention of q [B, H, 1, D] to k and v [B, KV heads, positions, D], which are lazy slices of all positions of a KV
-// cache up to one. The kernel also computes norm_rope() and update_position() if q is a lazy result of norm_rope() for two
-// arrays, and the last position of k and v is a lazy update, that of k with the other result of norm_rope().
+// cache up to one. The kernel also computes norm_rope() and update_position() if q is a lazy result of norm_rope() for
+// two arrays, and the last position of k and v is a lazy update, that of k with the other result of norm_rope().
 std::optional<mx::array> attention_of_token(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, mx::Stream stream);
 

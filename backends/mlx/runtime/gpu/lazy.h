@@ -30,8 +30,8 @@ inline bool is_lazy(const mx::array& x, std::string_view name) {
   return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
 }
 
-// An array with only the first element of the available matrix w, for a kernel that needs no more than the address. When
-// the operands of the kernels so far have many elements, MLX ends their CUDA graph, which costs time.
+// An array with only the first element of the available matrix w, for a kernel that needs no more than the address.
+// When the operands of the kernels so far have many elements, MLX ends their CUDA graph, which costs time.
 inline mx::array address_of(const mx::array& w) {
   mx::array y({1}, w.dtype(), nullptr, {});
   y.copy_shared_buffer(w, {1}, {true, true, true}, 1);
@@ -119,8 +119,8 @@ class CacheUpdate : public DeferredOperation {
 
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
-  // Changes `update`, the lazy result of a CacheUpdate: the kernel that computes `writer` will write to the memory of the
-  // cache, which `update` then only refers to.
+  // Changes `update`, the lazy result of a CacheUpdate: the kernel that computes `writer` will write to the memory of
+  // the cache, which `update` then only refers to.
   static void take_over(mx::array update, const mx::array& writer);
 
   bool is_taken_over() const {
@@ -152,8 +152,8 @@ inline const DeferredNorm* norm_of(const mx::array& x, int size) {
   return is_norm ? static_cast<const DeferredNorm*>(&x.primitive()) : nullptr;
 }
 
-// Source code of a function that one warp calls for a row of kDim elements. With kNorm, normalizes the row and multiplies
-// it by `weight`. Then rotates it by `angle` times the inverse of each frequency, and writes it to `out`.
+// Source code of a function that one warp calls for a row of kDim elements. With kNorm, normalizes the row and
+// multiplies it by `weight`. Then rotates it by `angle` times the inverse of each frequency, and writes it to `out`.
 constexpr char kNormRope[] = R"(
   constexpr int kHalf = kDim / 2;
   constexpr int kPairs = (kHalf + 31) / 32;  // of a thread

@@ -29,8 +29,8 @@ const std::string kBegin = R"(
 
 // Computes the products of x, or with kNorm of rms_norm(x, norm), with the kCount rows w[0], w[1], ... of matrices. The
 // products of the warp are in sums[0], sums[1], ..., rounded to T. The text before it defines kCount and w. Each thread
-// keeps kAhead loads of each row under way. The first loads are issued before x is read and normalized, so that the block
-// waits for the weights and for x at the same time.
+// keeps kAhead loads of each row under way. The first loads are issued before x is read and normalized, so that the
+// block waits for the weights and for x at the same time.
 const std::string kProducts = str(R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
@@ -116,8 +116,8 @@ const std::string kProducts = str(R"(
   }
 )");
 
-// Defines `begin`, the offset of the warp's row in a matrix. A warp beyond the last row computes the last row again, and
-// does not write the result.
+// Defines `begin`, the offset of the warp's row in a matrix. A warp beyond the last row computes the last row again,
+// and does not write the result.
 const std::string kRow = "  const uint64_t begin = uint64_t(min(index, uint32_t(kRows0 - 1))) * kDepth;\n";
 
 // A warp computes silu(x . gate[index]) * (x . up[index]).
@@ -147,9 +147,9 @@ const CudaKernel& product_and_sum_kernel() {
   return kernel;
 }
 
-// A warp computes x . w[index] for one row of the matrices w0 [kRows0, kDepth], w1, ... A warp beyond the last row computes
-// the first row again, and does not write the result. `has_row` says so, because NVIDIA's compiler removes a comparison of
-// the pointer with null.
+// A warp computes x . w[index] for one row of the matrices w0 [kRows0, kDepth], w1, ... A warp beyond the last row
+// computes the first row again, and does not write the result. `has_row` says so, because NVIDIA's compiler removes a
+// comparison of the pointer with null.
 const CudaKernel& products_kernel(size_t matrices) {
   const auto make = [](size_t count) {
     std::vector<std::string> inputs{"x", "norm"}, outputs;
@@ -186,9 +186,9 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// Runs a kernel that contains kProducts. The matrices are its inputs from the third one on, before `added`. The number of
-// rows of the first `count` matrices is the number of warps. If x is the lazy result of an RMSNorm, the kernel computes
-// this.
+// Runs a kernel that contains kProducts. The matrices are its inputs from the third one on, before `added`. The number
+// of rows of the first `count` matrices is the number of warps. If x is the lazy result of an RMSNorm, the kernel
+// computes this.
 std::vector<mx::array> run(
     const CudaKernel& kernel, const mx::array& x, const std::vector<mx::array>& matrices, size_t count,
     const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {

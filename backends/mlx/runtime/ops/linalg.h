@@ -26,8 +26,8 @@ inline mx::Shape batch_shape(const mx::array& x) {
   return shape;
 }
 
-// The shape of the product of x, a vector or [..., rows, K], with matrices of `columns` columns. `batch` is the shape of
-// these matrices without their last two axes.
+// The shape of the product of x, a vector or [..., rows, K], with matrices of `columns` columns. `batch` is the shape
+// of these matrices without their last two axes.
 inline mx::Shape product_shape(const mx::array& x, const mx::Shape& batch, int columns) {
   mx::Shape shape = mx::broadcast_shapes(batch_shape(x), batch);
   if (x.ndim() > 1) {
@@ -123,8 +123,8 @@ inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::arra
   return mx::astype(indices, mx::uint32, c.stream);
 }
 
-// The shape of the products of matrices that the indices choose, with `columns` columns. Without indices, all matrices of
-// an operand are chosen.
+// The shape of the products of matrices that the indices choose, with `columns` columns. Without indices, all matrices
+// of an operand are chosen.
 inline mx::Shape gathered_shape(
     const mx::array& a, const mx::array& b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs,
     int columns) {

@@ -18,8 +18,8 @@ inline void check_tokens(const char* name, const mx::array& x, const mx::Shape& 
       x.dtype() == mx::float32 && x.shape() == shape, name, ": got ", describe(x), ", expected float32", dims(shape));
 }
 
-// Calls step(token) for each token, which advances `state` and returns an output without the axis of the tokens. Returns
-// the outputs, stacked along `axis`, and the last state.
+// Calls step(token) for each token, which advances `state` and returns an output without the axis of the tokens.
+// Returns the outputs, stacked along `axis`, and the last state.
 template <typename Step>
 cpu::RecurrenceStates for_each_token(int tokens, int axis, mx::array& state, Context& c, Step&& step) {
   std::vector<mx::array> outputs;

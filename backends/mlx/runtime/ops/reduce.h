@@ -33,8 +33,8 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
 }
 
-// mx::logsumexp, which refuses empty arrays. If x contains an infinity and a NaN, MLX's kernel for CUDA returns infinity.
-// The right result is NaN.
+// mx::logsumexp, which refuses empty arrays. If x contains an infinity and a NaN, MLX's kernel for CUDA returns
+// infinity. The right result is NaN.
 inline mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
   if (x.size() == 0) {
     return mx::log(mx::sum(x, axes, keepdims, s), s);  // the exponentials of no elements are no elements

@@ -23,8 +23,8 @@ _DEPARTURE = "the method encode or forward departs; the check of speech models d
 def check_program(path: Path, program_model: ProgramModel, head: HeadConfig, start_token: int) -> ProgramCheck:
     """Compare the encoder states and greedy tokens of the file `path` with those of `program_model`.
 
-    `program_model` is the module that was exported. `encode` gets a sound of random samples. The first call of `forward`
-    gets two tokens: `start_token`, with which a transcript begins, and the token in the
+    `program_model` is the module that was exported. `encode` gets a sound of random samples. The first call of
+    `forward` gets two tokens: `start_token`, with which a transcript begins, and the token in the
     middle of the vocabulary. Each later call gets one token: the argmax of the logits of `program_model` in the call
     before.
     """

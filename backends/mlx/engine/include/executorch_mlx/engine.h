@@ -114,8 +114,8 @@ class Model {
     return {static_cast<const uint8_t*>(data), size};
   }
 
-  // Gives the bytes of its tokens to a program that has none, see executorch_mlx_model_set_token_bytes(). Without them, an
-  // answer has no text, and stop strings are refused.
+  // Gives the bytes of its tokens to a program that has none, see executorch_mlx_model_set_token_bytes(). Without them,
+  // an answer has no text, and stop strings are refused.
   void set_token_bytes(std::span<const std::string> tokens) {
     std::string bytes;
     std::vector<int64_t> offsets = {0};
@@ -189,7 +189,8 @@ struct Event {
 // Called on the engine's thread. Returns whether to continue. An exception cancels the request; wait() throws it.
 using OnEvent = std::function<bool(const Event&)>;
 
-// A submitted request. The destructor cancels it and waits for its end. It must not be called by a callback of the request.
+// A submitted request. The destructor cancels it and waits for its end. It must not be called by a callback of the
+// request.
 class Request {
  public:
   Request(Request&&) = default;

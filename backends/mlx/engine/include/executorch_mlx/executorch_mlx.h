@@ -84,9 +84,9 @@ executorch_mlx_status executorch_mlx_model_set_token_bytes(
 // Writes the times of all calls since the last profile as an ETDump. Only for a model loaded with `profile`.
 executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* model, const char* path);
 
-// For a tensor-parallel model, whose parts are loaded by the processes of a group. Process 0 creates the engine. The other
-// processes call this function, which returns when process 0 has freed the model. If a process dies, the others end with
-// exit status 1. The metadata `tensor_parallel_rank` is the number of the process.
+// For a tensor-parallel model, whose parts are loaded by the processes of a group. Process 0 creates the engine. The
+// other processes call this function, which returns when process 0 has freed the model. If a process dies, the others
+// end with exit status 1. The metadata `tensor_parallel_rank` is the number of the process.
 executorch_mlx_status executorch_mlx_model_follow(executorch_mlx_model* model);
 
 // Engines -------------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ executorch_mlx_status executorch_mlx_engine_create(
     executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine);
 
 // Cancels all requests, and waits for the running step. The engine then only returns its stats: other functions return
-// FAILED, also those that other threads have called and that still wait. To free an engine that other threads use, close
-// it, wait until their calls have returned, and free it. Not for callbacks. NULL is allowed.
+// FAILED, also those that other threads have called and that still wait. To free an engine that other threads use,
+// close it, wait until their calls have returned, and free it. Not for callbacks. NULL is allowed.
 executorch_mlx_status executorch_mlx_engine_close(executorch_mlx_engine* engine);
 
 // Closes the engine and frees it. Requests stay valid until they are freed. In a callback of the engine, does nothing.
@@ -130,7 +130,8 @@ typedef struct {
 } executorch_mlx_engine_stats;
 
 // Fills `stats`, whose field `size` the caller has set.
-executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats);
+executorch_mlx_status executorch_mlx_engine_get_stats(
+    executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats);
 
 // Writes the cache of a prompt to a file. Positions that are not in the cache yet are computed first. load_prefix()
 // puts the cache into a row, as if a request with this prompt had just ended. Both do their work between two steps, and
@@ -170,7 +171,8 @@ typedef enum {
 // One drawn token, or the end of the answer. Pointers are valid during the call.
 typedef struct {
   size_t size;
-  // -1 if the answer ends without a new token. A stop id has finish STOP and stop_index -1: it is not part of the answer.
+  // -1 if the answer ends without a new token. A stop id has finish STOP and stop_index -1: it is not part of the
+  // answer.
   int64_t token;
   const char* text;              // UTF-8, whole characters; a possible beginning of a stop string is held back
   size_t text_length;
@@ -189,9 +191,9 @@ typedef bool (*executorch_mlx_on_event)(void* user_data, const executorch_mlx_ev
 
 // Selects the tokens that may be drawn next: clears the bits of all other tokens in `mask`. The mask has `words` =
 // ceil(V / 32) words, and all its bits are set before the call. Bit v % 32 of mask[v / 32] is token v. `answer` holds
-// the tokens of the answer so far (with speculation, followed by draft tokens, of which none is a stop id). Returns false
-// to end the request with ERROR: the status is then INVALID_ARGUMENT. A mask that selects no token has the same effect.
-// After draft tokens, both only end the draft.
+// the tokens of the answer so far (with speculation, followed by draft tokens, of which none is a stop id). Returns
+// false to end the request with ERROR: the status is then INVALID_ARGUMENT. A mask that selects no token has the same
+// effect. After draft tokens, both only end the draft.
 typedef bool (*executorch_mlx_allowed_tokens)(
     void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words);
 
@@ -243,7 +245,8 @@ typedef struct {
 executorch_mlx_status executorch_mlx_engine_submit(
     executorch_mlx_engine* engine, const executorch_mlx_request_options* options, executorch_mlx_request** request);
 
-// Ends a request before its next step. Its last event follows. May be called from any thread, callback or signal handler.
+// Ends a request before its next step. Its last event follows. May be called from any thread, callback or signal
+// handler.
 void executorch_mlx_request_cancel(executorch_mlx_request* request);
 
 // Waits for the last event of a request, at most `seconds`; negative: without limit. Returns whether it has ended. In a
@@ -274,7 +277,8 @@ void executorch_mlx_request_get_info(const executorch_mlx_request* request, exec
 // The message if the request ended with ERROR, else "". Valid as long as the request.
 const char* executorch_mlx_request_error(const executorch_mlx_request* request);
 
-// Cancels a request that still runs, waits for its last event unless called from a callback, and frees it. NULL is allowed.
+// Cancels a request that still runs, waits for its last event unless called from a callback, and frees it. NULL is
+// allowed.
 void executorch_mlx_request_free(executorch_mlx_request* request);
 
 #ifdef __cplusplus

@@ -29,7 +29,9 @@ def rewritten(
         name = analysis.names.get(node.name)
         if node.op == "placeholder" and name in analysis.tensors:
             rewriter[node].meta["val"] = mode.from_tensor(parts[name], static_shapes=True)
-    _set_values(graph, mode, {rewriter[n] for n in program.graph.nodes if analysis.names.get(n.name) in analysis.tensors})
+    _set_values(
+        graph, mode, {rewriter[n] for n in program.graph.nodes if analysis.names.get(n.name) in analysis.tensors}
+    )
     graph.lint()
     signature = copy.deepcopy(program.graph_signature)
     for old, new in zip(program.graph.output_node().args[0], graph.output_node().args[0]):

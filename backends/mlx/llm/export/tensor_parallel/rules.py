@@ -424,7 +424,8 @@ RULES: dict = {
         (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default, aten.mT.default), transpose
     ),
     **dict.fromkeys(
-        (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int),
+        (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints,
+         aten.unflatten.int),
         view,
     ),
     **dict.fromkeys((aten.matmul.default, aten.bmm.default), batched_matmul),

@@ -1,9 +1,9 @@
-// Attention, computed for a tile of rows at a time: see attention_tile.h. A tile has few enough scores to keep them in the
-// cache of a core while the softmax and the product with the values use them.
+// Attention, computed for a tile of rows at a time: see attention_tile.h. A tile has few enough scores to keep them in
+// the cache of a core while the softmax and the product with the values use them.
 //
-// The output of a query does not depend on the tile. A score adds the products of the elements of the query and of the key
-// in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query does not
-// see contribute zeros, or nothing if their values are infinite or NaN.
+// The output of a query does not depend on the tile. A score adds the products of the elements of the query and of the
+// key in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query
+// does not see contribute zeros, or nothing if their values are infinite or NaN.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -53,7 +53,8 @@ void copy_row(const void* from, FloatType type, int64_t stride, int64_t width, v
 // Returns the first `count` rows of one attention head of x. Each row has `width` elements. If the products cannot read
 // the rows in place, they are copied to `buffer`.
 Matrix rows_of(
-    const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t count, int64_t width, std::vector<float>& buffer) {
+    const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t count, int64_t width,
+    std::vector<float>& buffer) {
   const void* data = at(x.data, x.type, batch * x.strides[0] + head * x.strides[1]);
   const bool has_contiguous_rows = width == 1 || x.strides[3] == 1;
   // Products of bfloat16 pairs need an even stride. The stride of a copy is `width`. Rows with an odd stride are
@@ -99,7 +100,8 @@ int64_t first_row_beyond(const Attention& a, const Tile& tile, int64_t key) {
 }
 
 // scores [rows, keys] = q @ k.T. Leaves out some scores of keys that a row does not see.
-void multiply_by_keys(const Attention& a, const Tile& tile, Matrix q, Matrix k, int64_t keys, float* scores, int64_t stride) {
+void multiply_by_keys(
+    const Attention& a, const Tile& tile, Matrix q, Matrix k, int64_t keys, float* scores, int64_t stride) {
   static thread_local std::vector<float> transposed;
   int64_t width = a.width;
   if (q.type == FloatType::bfloat16) {
@@ -124,8 +126,8 @@ void multiply_by_keys(const Attention& a, const Tile& tile, Matrix q, Matrix k, 
   }
 }
 
-// Scales the scores of a row and applies the masks, and then replaces the scores by unnormalized softmax weights. Returns the
-// sum of the weights.
+// Scales the scores of a row and applies the masks, and then replaces the scores by unnormalized softmax weights.
+// Returns the sum of the weights.
 float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t keys, float* scores) {
   const int64_t mask_offset =
       tile.batch * a.mask_strides[0] + tile.head(row) * a.mask_strides[1] + tile.query(row) * a.mask_strides[2];
@@ -152,16 +154,17 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
 void multiply_by_values(
     const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, Matrix v, float* y) {
   const bool all = visible_keys(a, tile, 0) <= 0;  // a row that sees no key gives all keys the same weight
-  // Few rows read each value once, so the values need not stay in the cache. But if multiply_columns needs more than two
-  // passes for all columns, each pass would read a small part of every row of the values, from many pages of memory.
+  // Few rows read each value once, so the values need not stay in the cache. But if multiply_columns needs more than
+  // two passes for all columns, each pass would read a small part of every row of the values, from many pages of
+  // memory.
   const bool reads_in_order =
       tile.count <= kMaxTransposedRows && 2 * kernels().column_panel_width(static_cast<int>(tile.count)) >= a.v_width;
   const int64_t step = reads_in_order ? keys : kValuesPerPass;
   for (int64_t first = 0; first < keys; first += step) {
     const int64_t row = all ? 0 : first_row_beyond(a, tile, first);
     kernels().multiply_columns(
-        weights + row * stride + first, stride, tile.count - row, at(v.data, v.type, first * v.stride), v.type, v.stride,
-        a.v_width, std::min(step, keys - first), /*accumulate=*/first > 0, nullptr, 0, y + row * a.v_width,
+        weights + row * stride + first, stride, tile.count - row, at(v.data, v.type, first * v.stride), v.type,
+        v.stride, a.v_width, std::min(step, keys - first), /*accumulate=*/first > 0, nullptr, 0, y + row * a.v_width,
         a.v_width);
   }
 }

@@ -1,5 +1,5 @@
-// What attention over float and over quantized caches share. The rows of a head of the keys are the queries of all heads of
-// q that share these keys: first those of query 0, then those of query 1, and so on.
+// What attention over float and over quantized caches share. The rows of a head of the keys are the queries of all
+// heads of q that share these keys: first those of query 0, then those of query 1, and so on.
 #pragma once
 
 #include <algorithm>
@@ -43,10 +43,10 @@ inline void read_as_float32(const void* from, FloatType type, int64_t stride, in
   }
 }
 
-// Recomputes those rows of the outputs y [rows, width] that contain NaN, without the keys of weight 0. These are keys that a
-// row does not see. The product of all weights with the values multiplies them, too, and the product of 0 and an infinite
-// value is NaN. weights [rows, keys] has the distance `stride` between rows. read_value(key, to) writes the `width` elements
-// of a value, of `type`.
+// Recomputes those rows of the outputs y [rows, width] that contain NaN, without the keys of weight 0. These are keys
+// that a row does not see. The product of all weights with the values multiplies them, too, and the product of 0 and an
+// infinite value is NaN. weights [rows, keys] has the distance `stride` between rows. read_value(key, to) writes the
+// `width` elements of a value, of `type`.
 template <typename ReadValue>
 void leave_out_unseen_keys(
     int64_t rows, int64_t keys, const float* weights, int64_t stride, FloatType type, int64_t width, float* y,
@@ -70,8 +70,8 @@ void leave_out_unseen_keys(
       std::fill_n(y, width, 0.0f);
     } else if (seen < keys) {
       kernels().multiply_columns(
-          seen_weights.data(), seen, 1, seen_values.data(), type, width, static_cast<int>(width), static_cast<int>(seen),
-          /*accumulate=*/false, nullptr, 0, y, width);
+          seen_weights.data(), seen, 1, seen_values.data(), type, width, static_cast<int>(width),
+          static_cast<int>(seen), /*accumulate=*/false, nullptr, 0, y, width);
     }
   }
 }

@@ -78,8 +78,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmul(const ExecutorchMlxMatmul* ma
 // and beta are 1. Each result has the same bits as that of executorch_mlx_matmul.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int count);
 
-// Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep their
-// bits. Writes k * n numbers.
+// Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep
+// their bits. Writes k * n numbers.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_columns(
     const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
 
@@ -125,7 +125,8 @@ struct ExecutorchMlxQuantizedMatmul {
   int k;
   void* y;
   executorch_mlx::FloatType type;  // of x and y
-  const void* integer_panels;  // from executorch_mlx_pack_integer_panels, or null; executorch_mlx_quantized_matmul ignores it
+  // From executorch_mlx_pack_integer_panels, or null. executorch_mlx_quantized_matmul ignores it.
+  const void* integer_panels;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 
@@ -139,16 +140,16 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_dequantize(const ExecutorchMlxQuanti
 // Whether executorch_mlx_quantized_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int group_size, int k);
 
-// Like executorch_mlx_quantized_matmul, but rounds x to 8 bits: each group of a row has a scale of its own. simd/integers.h
-// defines the results.
+// Like executorch_mlx_quantized_matmul, but rounds x to 8 bits: each group of a row has a scale of its own.
+// simd/integers.h defines the results.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 // As executorch_mlx_quantized_matmuls.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
 
-// Like executorch_mlx_quantized_matmul, for the parameters that executorch_mlx_int8_matmul supports. Multiplies integers of
-// 24 bits if x is float32, with errors about as small as those of float32. Multiplies integers of 16 bits if x is float16
-// or bfloat16, with errors below those of these dtypes. A row that these integers cannot represent is multiplied as
-// executorch_mlx_quantized_matmul does: with an infinity, a NaN, or only tiny values in a group.
+// Like executorch_mlx_quantized_matmul, for the parameters that executorch_mlx_int8_matmul supports. Multiplies
+// integers of 24 bits if x is float32, with errors about as small as those of float32. Multiplies integers of 16 bits
+// if x is float16 or bfloat16, with errors below those of these dtypes. A row that these integers cannot represent is
+// multiplied as executorch_mlx_quantized_matmul does: with an infinity, a NaN, or only tiny values in a group.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_integer_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 // As executorch_mlx_quantized_matmuls.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_integer_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
@@ -157,9 +158,10 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_integer_matmuls(const ExecutorchMlxQ
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_has_fast_integers(int bits, int group_size, int k);
 
 // Packs w, scales and biases for the two functions above, which then need only the panels. The products of few rows
-// get faster, and keep their bits. Writes executorch_mlx_integer_panels_size() bytes, which should begin at a cache line.
-// Other fields than w, scales, biases, scale_type, bits, group_size, n and k are not read.
-EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_integer_panels(const ExecutorchMlxQuantizedMatmul* matrix, void* panels);
+// get faster, and keep their bits. Writes executorch_mlx_integer_panels_size() bytes, which should begin at a cache
+// line. Other fields than w, scales, biases, scale_type, bits, group_size, n and k are not read.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_integer_panels(
+    const ExecutorchMlxQuantizedMatmul* matrix, void* panels);
 EXECUTORCH_MLX_BLAS_API size_t executorch_mlx_integer_panels_size(const ExecutorchMlxQuantizedMatmul* matrix);
 
 // Whether executorch_mlx_int8_matmul supports these parameters.
@@ -191,8 +193,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmuls(const ExecutorchMlxHalf
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_convert(
     const void* x, executorch_mlx::FloatType x_type, void* y, executorch_mlx::FloatType y_type, int64_t count);
 
-// y[i] = a[i] + b[i % period], and likewise for the difference and the product, for i < count, a multiple of `period`. a, b
-// and y have elements of `type`.
+// y[i] = a[i] + b[i % period], and likewise for the difference and the product, for i < count, a multiple of `period`.
+// a, b and y have elements of `type`.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_add(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period);
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_subtract(
@@ -286,8 +288,8 @@ struct ExecutorchMlxEntries {
   bool rotate;
 };
 
-// Quantizes x [heads, tokens, width], padded with zeros to whole groups, and writes it to the groups of the entries from
-// `first_group` on. The first stride of x is not used.
+// Quantizes x [heads, tokens, width], padded with zeros to whole groups, and writes it to the groups of the entries
+// from `first_group` on. The first stride of x is not used.
 struct ExecutorchMlxQuantizeEntries {
   ExecutorchMlxHeads x;
   int64_t heads;
@@ -299,9 +301,9 @@ struct ExecutorchMlxQuantizeEntries {
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantize_entries(const ExecutorchMlxQuantizeEntries* quantize);
 
 // Attention of q [heads, queries, width] over `keys` entries. The keys are the first `width` numbers of an entry. The
-// values are `value_size` numbers from group `value_group` on. The masks are as in ExecutorchMlxAttention, but each query
-// sees at least one key. y [heads, queries, value_size] has the type of q. The first strides of q and of the mask are
-// not used.
+// values are `value_size` numbers from group `value_group` on. The masks are as in ExecutorchMlxAttention, but each
+// query sees at least one key. y [heads, queries, value_size] has the type of q. The first strides of q and of the mask
+// are not used.
 struct ExecutorchMlxQuantizedAttention {
   ExecutorchMlxHeads q;
   ExecutorchMlxEntries cache;
@@ -329,8 +331,9 @@ struct ExecutorchMlxTokens {
   int64_t strides[4];
 };
 
-// For each token: state = exp(decay) * state, then state += key ⊗ error, then y = query @ state. The error is the value, or
-// beta * (value - key @ state) if there is beta. Consecutive heads share one of the `groups` queries and keys.
+// For each token: state = exp(decay) * state, then state += key ⊗ error, then y = query @ state. The error is the
+// value, or beta * (value - key @ state) if there is beta. Consecutive heads share one of the `groups` queries and
+// keys.
 struct ExecutorchMlxGatedRecurrence {
   ExecutorchMlxTokens query;  // of `groups` heads, [size]
   ExecutorchMlxTokens key;    // of `groups` heads, [size]
@@ -351,8 +354,8 @@ struct ExecutorchMlxGatedRecurrence {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_gated_recurrence(const ExecutorchMlxGatedRecurrence* recurrence);
 
-// For each token and channel: state = exp(step * rates) * state + step * x * key, then y = state @ query. The second axis of
-// the tokens has one index.
+// For each token and channel: state = exp(step * rates) * state + step * x * key, then y = state @ query. The second
+// axis of the tokens has one index.
 struct ExecutorchMlxSelectiveScan {
   ExecutorchMlxTokens x;      // [channels]
   ExecutorchMlxTokens step;   // [channels]
@@ -384,8 +387,8 @@ struct ExecutorchMlxIntegers {
   bool per_row;
 };
 
-// Draws a token from each row of logits [rows, vocabulary], contiguous, as custom_kernel_ops/sample.py defines. The data
-// of top_k and min_p may be null.
+// Draws a token from each row of logits [rows, vocabulary], contiguous, as custom_kernel_ops/sample.py defines. The
+// data of top_k and min_p may be null.
 struct ExecutorchMlxSample {
   const void* logits;
   executorch_mlx::FloatType type;  // of logits

@@ -71,8 +71,8 @@ inline const float* read_floats(const void* x, FloatType type, int64_t first, in
   return buffer;
 }
 
-// Calls compute(to), which writes `count` float32 results to `to`, and stores them as the elements of y from `first` on.
-// `to` is in y if y is float32, else it is `buffer`.
+// Calls compute(to), which writes `count` float32 results to `to`, and stores them as the elements of y from `first`
+// on. `to` is in y if y is float32, else it is `buffer`.
 template <typename Compute>
 void write_floats(void* y, FloatType type, int64_t first, int64_t count, float* buffer, Compute&& compute) {
   if (type == FloatType::float32) {

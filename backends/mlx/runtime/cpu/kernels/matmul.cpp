@@ -1,6 +1,6 @@
 // Products of x with weights that are not float32. If x has few rows, a kernel converts the weights to float32 in
-// registers. If x has more rows, the weights are converted to float32 while they are packed in panels. Products of bfloat16
-// with bfloat16 need no conversion if the processor has an instruction for them.
+// registers. If x has more rows, the weights are converted to float32 while they are packed in panels. Products of
+// bfloat16 with bfloat16 need no conversion if the processor has an instruction for them.
 #include <algorithm>
 #include <atomic>
 

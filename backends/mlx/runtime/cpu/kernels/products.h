@@ -13,8 +13,8 @@
 namespace executorch_mlx {
 
 // x [m, k] and y [m, n] of a product y = alpha * x @ w.T + beta * y. ldx and ldy are the distances between rows. y has
-// elements of y_type: always float32 with multiply_columns(), and if beta is not 0. multiply_columns() also adds the rows of
-// `addend`, with the distance ld_addend, unless it is null; alpha is then 1 and beta is 0.
+// elements of y_type: always float32 with multiply_columns(), and if beta is not 0. multiply_columns() also adds the
+// rows of `addend`, with the distance ld_addend, unless it is null; alpha is then 1 and beta is 0.
 struct Operands {
   const float* x;
   int64_t ldx;
@@ -274,10 +274,12 @@ void multiply_rows_together(const std::vector<RowProduct>& products, FloatType t
 // y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.
 void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);
 
-// The same for a float32 matrix that pack_columns() has packed for p.m rows, with alpha 1 and beta 0. Gives the same bits.
+// The same for a float32 matrix that pack_columns() has packed for p.m rows, with alpha 1 and beta 0. Gives the same
+// bits.
 void multiply_packed_columns(const Operands& p, const float* packed);
 
-// Packs a row-major matrix b [k, n]: writes panels of as many columns as the kernel computes together for `rows` rows of x.
+// Packs a row-major matrix b [k, n]: writes panels of as many columns as the kernel computes together for `rows` rows
+// of x.
 void pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed);
 
 } // namespace executorch_mlx

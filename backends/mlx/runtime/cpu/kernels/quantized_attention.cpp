@@ -1,7 +1,7 @@
-// Attention over a quantized KV cache, computed for a tile of rows at a time: see attention_tile.h. The keys are divided into
-// parts of a fixed size from key 0 on, and the results of the parts are combined in order. Whether the parts of a tile are
-// computed side by side or one after the other therefore changes no bit, and neither does the number of queries: a part
-// whose keys a query does not see leaves its result as it is.
+// Attention over a quantized KV cache, computed for a tile of rows at a time: see attention_tile.h. The keys are
+// divided into parts of a fixed size from key 0 on, and the results of the parts are combined in order. Whether the
+// parts of a tile are computed side by side or one after the other therefore changes no bit, and neither does the
+// number of queries: a part whose keys a query does not see leaves its result as it is.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -79,7 +79,8 @@ void read_queries(const Attention& a, const Sizes& s, const Tile& tile, std::vec
 }
 
 // Dequantizes the groups [first_group, first_group + groups) of `count` entries from `key` on. If `prefetches`,
-// prefetches whole entries that follow, so that the second pass over the entries of a part finds the values in the cache.
+// prefetches whole entries that follow, so that the second pass over the entries of a part finds the values in the
+// cache.
 void dequantize(
     const ExecutorchMlxEntries& cache, int64_t head, int64_t key, int64_t count, int64_t first_group, int64_t groups,
     bool prefetches, float* out) {
@@ -115,7 +116,8 @@ float maximum_of(const float* x, int64_t count) {
   return *std::max_element(lanes, lanes + kWidth);
 }
 
-// Turns the scores of a row for the keys [first, first + count) into weights. Writes their maximum and returns their sum.
+// Turns the scores of a row for the keys [first, first + count) into weights. Writes their maximum and returns their
+// sum.
 float weigh(
     const Attention& a, const Tile& tile, int64_t row, int64_t first, int64_t count, float* scores, float& maximum) {
   const int64_t visible = std::clamp<int64_t>(visible_keys(a, tile, row) - first, 0, count);
@@ -182,7 +184,8 @@ void attend_part(
       });
 }
 
-// Adds the results of one more part to `to`. A single copy of this function, so that its products are rounded in one way.
+// Adds the results of one more part to `to`. A single copy of this function, so that its products are rounded in one
+// way.
 [[gnu::noinline]] void add_part(const Results& part, int64_t rows, int64_t values, Results& to) {
   for (int64_t i = 0; i < rows; ++i) {
     if (part.sum[i] == 0) {

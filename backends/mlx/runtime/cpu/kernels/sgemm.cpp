@@ -15,9 +15,9 @@ constexpr int kMinPartLength = 64;             // rows or columns
 constexpr int kFewColumns = 256;               // up to which packing w does not pay
 constexpr int kStepsPerPass = 256;             // rows of b that stay in the cache while all rows of x use them
 
-// Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. All parts but the last
-// consist of whole groups of `multiple` rows or columns. A large product gets more parts than there are threads, so that one
-// delayed thread does not delay the product.
+// Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. All parts but the
+// last consist of whole groups of `multiple` rows or columns. A large product gets more parts than there are threads,
+// so that one delayed thread does not delay the product.
 template <typename Run>
 void for_parts(int64_t work, int length, Run&& run, int multiple = 16) {
   const int threads = executorch_mlx_threads();

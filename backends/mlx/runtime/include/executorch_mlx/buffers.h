@@ -1,6 +1,6 @@
-// The mutable buffers of a loaded program, such as its KV caches. Part of the C API of libmlx_delegate; thread-safe. The
-// functions size, copy, read and write wait until no method of the program runs. The functions count and describe return
-// at once, because what they return never changes.
+// The mutable buffers of a loaded program, such as its KV caches. Part of the C API of libmlx_delegate; thread-safe.
+// The functions size, copy, read and write wait until no method of the program runs. The functions count and describe
+// return at once, because what they return never changes.
 //
 // The functions copy, read and write are for buffers of rank 3 or more, and work on ranges of axis 2. A function that
 // returns an int returns 0, or the number of an ExecuTorch Error; the log then has the details.
@@ -22,8 +22,8 @@ typedef struct executorch_mlx_buffers executorch_mlx_buffers;
 // also has KV caches of UpdateAndAttendNode, which are in no buffer.
 int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers);
 
-// Returns 1 if the program has a KV cache of UpdateAndAttendNode that keeps only the last positions, because of the load
-// option kv_windows, else 0.
+// Returns 1 if the program has a KV cache of UpdateAndAttendNode that keeps only the last positions, because of the
+// load option kv_windows, else 0.
 int executorch_mlx_has_ring_buffers(const void* named_data_map);
 
 // Frees what executorch_mlx_buffers_open() stored. `buffers` may be null.
@@ -46,7 +46,8 @@ int executorch_mlx_buffers_copy(
 
 // Reads or writes indices [begin, begin + count) of axis 2. `data` is a row-major array of the buffer's shape, except
 // that axis 2 has size `count`.
-int executorch_mlx_buffers_read(executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data);
+int executorch_mlx_buffers_read(
+    executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data);
 int executorch_mlx_buffers_write(
     executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, const void* data);
 

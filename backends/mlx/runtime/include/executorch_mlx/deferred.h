@@ -1,5 +1,5 @@
-// Calls that return before the device has computed their results, so that the caller can prepare the next call meanwhile.
-// The LLM engine decodes with them.
+// Calls that return before the device has computed their results, so that the caller can prepare the next call
+// meanwhile. The LLM engine decodes with them.
 //
 //   executorch_mlx_defer(NULL, NULL, NULL, 0);
 //   module.execute("decode", inputs);                  // step 0, with its tokens in the input

@@ -68,8 +68,8 @@ INLINE void round_to(Floats& values, int dtype) {
   values = std::bit_cast<Floats>(rounded | sign);
 }
 
-// Sums the `size` values of each group in the order of torch.sum over a contiguous axis: four partial sums of vectors of
-// eight floats, then the sum of these, then the sum of the eight floats.
+// Sums the `size` values of each group in the order of torch.sum over a contiguous axis: four partial sums of vectors
+// of eight floats, then the sum of these, then the sum of the eight floats.
 template <int size, typename Value>
 INLINE Floats sum(Value value) {
   Floats result{};
@@ -344,7 +344,8 @@ extern "C" __attribute__((visibility("default"))) int executorch_mlx_quantize(
     const void* x, int x_dtype, int64_t groups, int group_size, int bits, int searches, const float* importance,
     int64_t importance_groups, uint8_t* packed, int dtype, void* scales, void* biases, int threads) {
   const Weight weight{
-      x, x_dtype, groups, group_size, bits, searches != 0, importance, importance_groups, packed, dtype, scales, biases};
+      x, x_dtype, groups, group_size, bits, searches != 0, importance, importance_groups, packed, dtype, scales,
+      biases};
   const int64_t share = ((groups + threads - 1) / threads + kLanes - 1) / kLanes * kLanes;
   std::vector<char> is_done(threads, 1);
   std::vector<std::thread> others;

@@ -30,8 +30,8 @@ constexpr int column_tile_rows(int m) {
   return m <= kMaxColumnTileRows ? m : kColumnTileRows;
 }
 
-// From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory, as
-// float32. The copy stays in the cache, and its rows do not compete for the same cache lines.
+// From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory,
+// as float32. The copy stays in the cache, and its rows do not compete for the same cache lines.
 constexpr int kManyColumnTiles = 4;
 constexpr int kMaxCopiedDepth = 256;  // rows of the matrix that the copy has room for
 
@@ -39,8 +39,8 @@ constexpr int kMaxCopiedDepth = 256;  // rows of the matrix that the copy has ro
 // `IsCached` says that the matrix is in the second-level cache already.
 template <FloatType Type, int M, int V, bool IsCached>
 void column_tile(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns, int k, bool accumulate,
-    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns, int k,
+    bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto load_vector = [&](const float* from) {
     return V > 1 || columns >= kLanes ? load<Floats>(from) : load_partial<Floats>(from, columns);
   };
@@ -65,7 +65,8 @@ void column_tile(
       if (i < prefetching_rows && v % vectors_per_line == 0) {
         prefetch(from + rows_ahead * ldb);
       }
-      weights[v] = V > 1 || columns >= kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, columns);
+      weights[v] =
+          V > 1 || columns >= kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, columns);
     }
     for (int r = 0; r < M; ++r) {
       const Floats element = broadcast(x[r * ldx + i]);
@@ -88,8 +89,8 @@ void column_tile(
 // Computes all columns of M rows, in tiles of V vectors and then in narrower ones.
 template <FloatType Type, int M, int V = column_vectors(M), bool IsCached = false>
 void column_tiles(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k, bool accumulate,
-    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k,
+    bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto addend_at = [&](int j) { return addend == nullptr ? nullptr : addend + j; };
   constexpr int width = V * kLanes;
   int j = 0;
@@ -153,8 +154,8 @@ int column_panel_width(int rows) {
   return column_vectors(column_tile_rows(rows)) * kLanes;
 }
 
-// Computes three vectors of columns together, for any number of rows, because a panel is packed once for all of them. With a
-// single row, the second-level cache is the limit, and eight rows fill the registers.
+// Computes three vectors of columns together, for any number of rows, because a panel is packed once for all of them.
+// With a single row, the second-level cache is the limit, and eight rows fill the registers.
 void multiply_recurrent_panel(
     const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend, ptrdiff_t lda, float* y,
     ptrdiff_t ldy) {

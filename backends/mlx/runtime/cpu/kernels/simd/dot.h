@@ -19,7 +19,8 @@ inline Floats scaled(Floats total, float alpha, float beta, Floats old) {
   return beta == 0 ? result : multiply_add(broadcast(beta), old, result);
 }
 
-// Writes the sums of M * R accumulators: y[r * ldy + j * between] = alpha * sum(acc[r * R + j]) + beta * (its old value).
+// Writes the sums of M * R accumulators: y[r * ldy + j * between] = alpha * sum(acc[r * R + j]) + beta * (its old
+// value).
 template <int M, int R>
 inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptrdiff_t ldy, ptrdiff_t between) {
   constexpr int Total = M * R;
@@ -51,9 +52,9 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
   }
 }
 
-// Multiplies M rows of x by R rows of the matrix: the row at w, and those `between`, 2 * between, ... rows after it. Writes
-// to columns of y with the same distance. x has float32 elements, or pairs if w has. Not inlined, because GCC would then
-// keep sums in memory.
+// Multiplies M rows of x by R rows of the matrix: the row at w, and those `between`, 2 * between, ... rows after it.
+// Writes to columns of y with the same distance. x has float32 elements, or pairs if w has. Not inlined, because GCC
+// would then keep sums in memory.
 template <FloatType Type, int M, int R>
 __attribute__((noinline)) void dot_tile(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t between, int k,

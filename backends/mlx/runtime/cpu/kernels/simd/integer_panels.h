@@ -1,7 +1,7 @@
 // Products of rows of activations as integers with a quantized matrix, as integers.h defines them. Part of kernels.cpp.
 //
-// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies one or more rows of x by one
-// or two panels. It processes a panel in blocks of kLanes rows.
+// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies one or more rows of x by
+// one or two panels. It processes a panel in blocks of kLanes rows.
 #pragma once
 
 #include "integers.h"
@@ -55,8 +55,8 @@ inline Floats dot_product(const Ints* dots) {
   return fused_multiply_add(__builtin_convertvector(dots[2], Floats), broadcast(0x1p16f), lower);
 }
 
-// Computes the products of M rows of x, from `row` on, with the panels panel, ..., panel + (P - 1) * between. Writes up to
-// `columns` columns, from the first one of `panel` on.
+// Computes the products of M rows of x, from `row` on, with the panels panel, ..., panel + (P - 1) * between. Writes up
+// to `columns` columns, from the first one of `panel` on.
 template <int Bits, int Digits, int M, int P>
 void integer_tile(
     const IntegerPanels& panels, int panel, int between, const IntegerRows& x, int row, float* y, ptrdiff_t ldy,
@@ -78,7 +78,8 @@ void integer_tile(
   for (int i = 0; i < P; ++i) {
     groups[i] = p.data + (panel + static_cast<ptrdiff_t>(i) * between) * p.panel_bytes;
   }
-  // At `begin`, a group has `size` bytes for each row of its panel. Returns the place of those for the first row of block b.
+  // At `begin`, a group has `size` bytes for each row of its panel. Returns the place of those for the first row of
+  // block b.
   const auto place = [&](int b, ptrdiff_t begin, ptrdiff_t size) __attribute__((always_inline)) {
     return groups[b / kBlocksOfPanel] + begin + b % kBlocksOfPanel * kLanes * size;
   };

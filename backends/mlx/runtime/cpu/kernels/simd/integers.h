@@ -1,17 +1,17 @@
 // Products of activations as integers with quantized weights: the definition of the results, the activations, and the
 // arithmetic. integer_panels.h multiplies. Part of kernels.cpp.
 //
-// Each group of a row of x becomes integers and a scale. Activations in 8 bits have integers in [-127, 127], of one digit.
-// float32 activations have integers of 24 bits, which is about the precision of float32 for the largest value of the
-// group: three digits in base 256, each in [-128, 127]. float16 and bfloat16 activations have 16 bits: two digits. The dot
-// product of the digits of a group of x and the integers of the matrix is exact in 32 bits, in any order. With d[g] the
-// dot product of group g, a result is
+// Each group of a row of x becomes integers and a scale. Activations in 8 bits have integers in [-127, 127], of one
+// digit. float32 activations have integers of 24 bits, which is about the precision of float32 for the largest value of
+// the group: three digits in base 256, each in [-128, 127]. float16 and bfloat16 activations have 16 bits: two digits.
+// The dot product of the digits of a group of x and the integers of the matrix is exact in 32 bits, in any order. With
+// d[g] the dot product of group g, a result is
 //
 //     total = 0; for g = 0, 1, ...: total = fma(w.scale[g] * x.scale[g], d[g], total)
 //                                   total = fma(w.bias[g], x.sum[g], total)
 //
-// in float32, where x.sum is x.scale times the sum of the integers. For three digits with the dot products d0, d1 and d2,
-// the lowest digit first, d is fma(d2, 65536, d1 * 256 + d0): the last addend is an exact integer, which is rounded
+// in float32, where x.sum is x.scale times the sum of the integers. For three digits with the dot products d0, d1 and
+// d2, the lowest digit first, d is fma(d2, 65536, d1 * 256 + d0): the last addend is an exact integer, which is rounded
 // to float32. For two digits, d is d1 * 256 + d0, rounded to float32. A result depends on the two rows alone, and all
 // instruction sets give the same bits.
 #pragma once
@@ -29,9 +29,9 @@ inline Ints broadcast_word(const int8_t* x) {
   return load<int32_t>(x) - Ints{};
 }
 
-// Sums of products with integers w of `Bits` bits. load() reads four integers of x, which take kBytes bytes each, into all
-// lanes. After finish(), `total` has the sums. finish() must be called after at most kAdditions calls of add(); 0: after any
-// number.
+// Sums of products with integers w of `Bits` bits. load() reads four integers of x, which take kBytes bytes each, into
+// all lanes. After finish(), `total` has the sums. finish() must be called after at most kAdditions calls of add(); 0:
+// after any number.
 template <int Bits>
 struct Sums;
 
@@ -72,8 +72,8 @@ struct Sums<4> {
   }
 };
 
-// Multiplies pairs of 16 bits: the even bytes of w, then the odd ones. The integers of x have 16 bits and are in this order,
-// because to unpack them would take as long as to multiply them.
+// Multiplies pairs of 16 bits: the even bytes of w, then the odd ones. The integers of x have 16 bits and are in this
+// order, because to unpack them would take as long as to multiply them.
 template <>
 struct Sums<8> {
   struct Pairs {

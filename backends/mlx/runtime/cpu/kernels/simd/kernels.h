@@ -38,13 +38,15 @@ struct QuantizedEntries {
   int bits;        // 4 or 8
   int group_size;  // 32, 64 or 128
   int groups;      // of an entry, at most kMaxGroups
-  int prefetched_bytes;  // of each later entry, from the first of these groups on; 0: prefetches neither them nor scales
+  // The bytes to prefetch of each later entry, from the first of these groups on. 0: prefetches neither these nor the
+  // scales.
+  int prefetched_bytes;
 };
 
 // Rows of activations as integers, in groups like those of a QuantizedMatrix: value = scale * integer. simd/integers.h
 // defines the integers and their digits.
 struct IntegerRows {
-  int8_t* integers;  // [rows, digits], each with the digits of a row as round_row writes them: bytes_of_integer bytes each
+  int8_t* integers;  // [rows, digits], each with the digits of a row as round_row writes them
   ptrdiff_t stride;  // in bytes: from one digit of a row to the next, and from the last digit to the next row
   float* scales;     // [rows, groups]
   float* sums;       // [rows, groups]: scale * (the sum of the integers of the group)
@@ -52,9 +54,9 @@ struct IntegerRows {
   int digits;        // 1 for activations in 8 bits, 2 for half precision, 3 for float32
 };
 
-// A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one group
-// after the other. A group has the first word of each row, then the second word of each row, and so on, and after the
-// words the scales and then the biases of the rows. After the last row of the matrix, the last panel has zeros.
+// A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one
+// group after the other. A group has the first word of each row, then the second word of each row, and so on, and after
+// the words the scales and then the biases of the rows. After the last row of the matrix, the last panel has zeros.
 struct IntegerPanels {
   const char* data;
   ptrdiff_t panel_bytes;
@@ -112,8 +114,9 @@ struct SelectiveScan {
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
 // in elements.
 struct Kernels {
-  // Whether dot_rows, multiply_panels and multiply_columns accept bfloat16_pair. Then x also consists of pairs, and k and the distances
-  // between rows count pairs. A product of pairs is rounded once, to float32; subnormal numbers count as zeros.
+  // Whether dot_rows, multiply_panels and multiply_columns accept bfloat16_pair. Then x also consists of pairs, and k
+  // and the distances between rows count pairs. A product of pairs is rounded once, to float32; subnormal numbers count
+  // as zeros.
   bool multiplies_bfloat16_pairs;
 
   // y [m, n] = alpha * x [m, k] @ w.T + beta * y, where w [n, k] has elements of `type`. y is not read if beta is 0.
@@ -127,14 +130,15 @@ struct Kernels {
   int panels_from_rows;  // of x, from which on multiply_panels is faster than dot_rows in spite of the packing
   size_t (*panel_size)(int k);
   void (*pack_panel)(const float* x, ptrdiff_t ldx, int rows, int k, float* panel);
-  // Like dot_rows, for x and w in consecutive panels. `type` is float32 or bfloat16_pair. y has elements of y_type, as from
-  // narrow; beta is 0 unless y_type is float32. Meanwhile prefetches `ahead_bytes` bytes of other memory, from `ahead` on.
+  // Like dot_rows, for x and w in consecutive panels. `type` is float32 or bfloat16_pair. y has elements of y_type, as
+  // from narrow; beta is 0 unless y_type is float32. Meanwhile prefetches `ahead_bytes` bytes of other memory, from
+  // `ahead` on.
   void (*multiply_panels)(
       FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
       FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes);
 
-  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`. Then adds `addend` [m, n], with the
-  // distance lda between rows, unless it is null.
+  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`. Then adds `addend` [m, n], with
+  // the distance lda between rows, unless it is null.
   void (*multiply_columns)(
       const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k,
       bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
@@ -145,12 +149,12 @@ struct Kernels {
       const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend, ptrdiff_t lda, float* y,
       ptrdiff_t ldy);
 
-  // y [k, n] = x.T for x [n, k] with elements of `type`. y has float32 elements, or pairs if x has. Also writes the columns
-  // from n up to the next multiple of 16, with any values; ldy is at least this multiple.
+  // y [k, n] = x.T for x [n, k] with elements of `type`. y has float32 elements, or pairs if x has. Also writes the
+  // columns from n up to the next multiple of 16, with any values; ldy is at least this multiple.
   void (*transpose)(const void* x, FloatType type, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy);
 
-  // y [m, n] = x [m, k] @ w.T for w [n, k] with elements of `type`: multiply_columns with the result of transpose, bit for
-  // bit. Faster for up to kMaxTransposedRows rows of x.
+  // y [m, n] = x [m, k] @ w.T for w [n, k] with elements of `type`: multiply_columns with the result of transpose, bit
+  // for bit. Faster for up to kMaxTransposedRows rows of x.
   void (*multiply_transposed)(
       const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float* y,
       ptrdiff_t ldy);
@@ -174,8 +178,8 @@ struct Kernels {
   bool has_fast_integers;
   // The bytes of an integer of IntegerRows, if the matrix has this number of bits.
   int (*bytes_of_integer)(int bits);
-  // Writes one row x [k] to row `row` of `rows`. A group that the digits cannot represent gets the scale NaN, or 0 if it is
-  // tiny: returns false if there are such groups.
+  // Writes one row x [k] to row `row` of `rows`. A group that the digits cannot represent gets the scale NaN, or 0 if
+  // it is tiny: returns false if there are such groups.
   bool (*round_row)(const float* x, const QuantizedMatrix& q, const IntegerRows& rows, ptrdiff_t row);
   // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for the matrix q in `panels`. `first` is a multiple of
   // kIntegerPanelRows.
@@ -196,16 +200,17 @@ struct Kernels {
   void (*silu)(const float* x, float* y, ptrdiff_t count);
   void (*sigmoid)(const float* x, float* y, ptrdiff_t count);
   void (*tanh)(const float* x, float* y, ptrdiff_t count);
-  // Replaces x by exp(scale * x - max(scale * x)), in place. Returns the sum of the new values. Further elements of minus
-  // infinity would change neither the values nor the sum, if scale is positive.
+  // Replaces x by exp(scale * x - max(scale * x)), in place. Returns the sum of the new values. Further elements of
+  // minus infinity would change neither the values nor the sum, if scale is positive.
   float (*softmax_numerators)(float* x, ptrdiff_t count, float scale);
   // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
   void (*rotate)(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half);
 
-  // Recurrences over tokens. recurrence_columns() returns the number of columns of the state of which gated_recurrence()
-  // should run a multiple at once, and scan_channels() the largest number of channels for selective_scan().
+  // Recurrences over tokens. recurrence_columns() returns the number of columns of the state of which
+  // gated_recurrence() should run a multiple at once, and scan_channels() the largest number of channels for
+  // selective_scan().
   int (*recurrence_columns)(int tokens);
   void (*gated_recurrence)(const GatedRecurrence& r);
   int (*scan_channels)();

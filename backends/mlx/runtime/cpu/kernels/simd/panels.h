@@ -160,9 +160,9 @@ void panel_sections(
 }
 
 // Computes the sums of a tile of a panel of x and P panels of w, for the first `groups` groups of rows. All groups use
-// the sections of w before the next ones, so that they find them in the first-level cache. Prefetches `lines` cache lines
-// for each group and each of the sections that are computed together, from `ahead` on: a few at a time, because the
-// multiplications wait for their operands while many other lines are under way.
+// the sections of w before the next ones, so that they find them in the first-level cache. Prefetches `lines` cache
+// lines for each group and each of the sections that are computed together, from `ahead` on: a few at a time, because
+// the multiplications wait for their operands while many other lines are under way.
 template <FloatType Type, int P>
 void add_panel_sums(
     const float* x, const float* w, int k, int groups, PanelSums<P>& sums, const char* ahead, ptrdiff_t lines) {

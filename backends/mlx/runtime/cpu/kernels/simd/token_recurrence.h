@@ -1,8 +1,8 @@
 // Recurrences over the tokens of a sequence, one token after the other: see GatedRecurrence and SelectiveScan in
 // kernels.h. Part of kernels.cpp.
 //
-// The tokens are processed one after the other, and each sum is added in a fixed order. So the results have the same bits
-// however the tokens are divided into calls.
+// The tokens are processed one after the other, and each sum is added in a fixed order. So the results have the same
+// bits however the tokens are divided into calls.
 #pragma once
 
 #include "vector_functions.h"
@@ -74,8 +74,9 @@ inline void prepare(const GatedRecurrence& r, int token, const PreparedToken& to
 
 // Runs V vectors of columns of the state, from `first` on. If there are fewer than kLanes columns, V is 1.
 //
-// The next state is state * decay + key ⊗ error. With the delta rule, the error is beta * (value - decayed key @ state).
-// The pass over the state that computes the output of a token also computes decayed key @ state for the next token.
+// The next state is state * decay + key ⊗ error. With the delta rule, the error is beta * (value - decayed key @
+// state). The pass over the state that computes the output of a token also computes decayed key @ state for the next
+// token.
 template <int V, bool HasBeta, bool DecaysByChannel>
 void recur_columns(const GatedRecurrence& r, int first, int columns) {
   const auto load_columns = [&](const float* from) {

@@ -1,5 +1,5 @@
-// Products of x [m, k] with the rows of a matrix w [n, k], for attention: the rows are few and short, and change with every
-// token, so that they cannot be packed once. Part of kernels.cpp.
+// Products of x [m, k] with the rows of a matrix w [n, k], for attention: the rows are few and short, and change with
+// every token, so that they cannot be packed once. Part of kernels.cpp.
 //
 // The rows are transposed, and the order of summation is that of columns.h: each result adds the products in ascending
 // order of k. A lane holds the result of one row, so no sum over lanes is needed.
@@ -11,10 +11,10 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-// Prefetches a part of later rows of x, with elements of `Size` bytes. A caller reads the next kLanes rows, from columns
-// i ... i + kLanes - 1 on; when it has read all columns, as many later rows are prefetched. Rows without gaps are
-// prefetched in the order in which they lie in memory. Attention to 2,048 keys then takes two thirds of the time, because
-// memory is slower if kLanes places are read in turn.
+// Prefetches a part of later rows of x, with elements of `Size` bytes. A caller reads the next kLanes rows, from
+// columns i ... i + kLanes - 1 on; when it has read all columns, as many later rows are prefetched. Rows without gaps
+// are prefetched in the order in which they lie in memory. Attention to 2,048 keys then takes two thirds of the time,
+// because memory is slower if kLanes places are read in turn.
 template <ptrdiff_t Size>
 __attribute__((always_inline)) inline void prefetch_later_rows(
     const char* x, ptrdiff_t ldx, int rows, int k, int i) {
@@ -36,8 +36,9 @@ __attribute__((always_inline)) inline void prefetch_later_rows(
   }
 }
 
-// Writes the columns i ... i + kLanes - 1 of x [rows, k] to the vectors v: lane r has the element of row r, for r < kLanes.
-// Lanes without a row, and vectors without a column, have any values. Always inlined: as a call, it takes twice as long.
+// Writes the columns i ... i + kLanes - 1 of x [rows, k] to the vectors v: lane r has the element of row r, for r <
+// kLanes. Lanes without a row, and vectors without a column, have any values. Always inlined: as a call, it takes twice
+// as long.
 template <FloatType Type>
 __attribute__((always_inline)) inline void load_transposed(
     const typename Elements<Type>::Element* x, ptrdiff_t ldx, int rows, int k, int i, Floats* v) {
@@ -50,7 +51,8 @@ __attribute__((always_inline)) inline void load_transposed(
 }
 
 template <FloatType Type>
-void transpose_rows_of(const typename Elements<Type>::Element* x, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
+void transpose_rows_of(
+    const typename Elements<Type>::Element* x, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
   for (int j = 0; j < n; j += kLanes) {
     for (int i = 0; i < k; i += kLanes) {
       Floats v[kLanes];

@@ -64,10 +64,11 @@ void for_row_tiles(int m, Run&& run) {
   }
 }
 
-// Divides rows or panels [begin, end) of a matrix into `Bands` bands of equal length: long pieces of memory. For each `row`
-// of the first band, calls run(Constant<Bands>{}, row, length) to read row, row + length, row + 2 * length, ...: one of each
-// band. Then calls run(Constant<1>{}, row, 1) for each row that is left. The processor prefetches several long pieces of
-// memory faster than one. Prefetching starts slowly where a piece begins, so the bands are as long as possible.
+// Divides rows or panels [begin, end) of a matrix into `Bands` bands of equal length: long pieces of memory. For each
+// `row` of the first band, calls run(Constant<Bands>{}, row, length) to read row, row + length, row + 2 * length, ...:
+// one of each band. Then calls run(Constant<1>{}, row, 1) for each row that is left. The processor prefetches several
+// long pieces of memory faster than one. Prefetching starts slowly where a piece begins, so the bands are as long as
+// possible.
 template <int Bands, typename Run>
 void for_bands(int begin, int end, Run&& run) {
   const int length = (end - begin) / Bands;

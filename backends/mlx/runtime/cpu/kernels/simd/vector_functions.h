@@ -1,5 +1,5 @@
-// Functions of vectors: sums, products, SiLU, sigmoid, tanh, the exponentials of softmax, RMSNorm and rotary embedding. kernels.h says
-// what each of them computes. Part of kernels.cpp.
+// Functions of vectors: sums, products, SiLU, sigmoid, tanh, the exponentials of softmax, RMSNorm and rotary embedding.
+// kernels.h says what each of them computes. Part of kernels.cpp.
 #pragma once
 
 #include "vector.h"
