@@ -115,9 +115,7 @@ def set_compute_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Let the packed layers of `model` compute in `dtype`, which may differ from the dtype of their scales."""
     for module in model.modules():
         if isinstance(module, Packed):
-            module.dtype = dtype
-        if isinstance(module, MLXEmbedding):
-            module.factor = module.factor.to(dtype)
+            module.compute_in(dtype)
 
 
 def copy_unpacked(model: torch.nn.Module) -> None:
