@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize, quantize
+from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
@@ -50,6 +51,16 @@ CONFIGS = {
         vision_config=dict(depth=1, hidden_size=32, num_heads=2),
         image_token_id=199, video_token_id=198, vision_start_token_id=197, vision_end_token_id=196,
     ),
+    # For its outer config, transformers has a model for text and images in the place of a causal language model.
+    "gemma4_unified": lambda: hf.Gemma4UnifiedConfig(
+        text_config=TEXT | dict(layer_types=["full_attention"], global_head_dim=16, pad_token_id=0),
+        vision_config=dict(mm_embed_dim=32, mm_posemb_size=16, patch_size=4), audio_config=None, image_token_id=199,
+    ),
+    # It has layers that attend to an image. The language model leaves them out.
+    "mllama": lambda: hf.MllamaConfig(
+        text_config=TEXT | dict(num_hidden_layers=3, cross_attention_layers=[1], pad_token_id=0), image_token_index=199,
+        vision_config=VISION | dict(vision_output_dim=96, intermediate_layers_indices=[0], num_global_layers=1),
+    ),
 }  # fmt: skip
 
 
@@ -78,6 +89,14 @@ def test_logits_equal_those_of_the_whole_model(folder):
     assert isinstance(model, hf.PreTrainedModel) and not any("vis" in name for name, _ in model.named_modules())
     torch.testing.assert_close(logits(model), logits(whole_class(config).from_pretrained(folder)))
     assert survey(folder).obstacle is None
+
+
+def test_chunks_over_caches_equal_the_whole_model(folder):
+    model, whole = load_causal_lm(folder), whole_class(hf.AutoConfig.from_pretrained(folder)).from_pretrained(folder)
+    decoder = CachedDecoder(model, max_context_len=8).eval()
+    with torch.no_grad():
+        parts = [decoder(PROMPT[:, at : at + 3], torch.tensor([at]), all_positions=True) for at in (0, 3)]
+    torch.testing.assert_close(torch.cat(parts, 1), logits(whole), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("quantize", [gptq, float8_by_tensor])

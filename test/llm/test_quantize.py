@@ -131,6 +131,16 @@ def test_quantized_model_computes_with_the_dequantized_weights(tied):
         torch.testing.assert_close(model(tokens).logits, reference(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_factor_of_an_embedding_has_the_precision_of_the_model(dtype):
+    """Gemma multiplies embeddings by the root of their size. The scales of the weights are in half precision."""
+    model = small_model(hf.Gemma3ForCausalLM, hf.Gemma3TextConfig, hidden_size=96, num_hidden_layers=1)
+    convert_weights(model, "int8", 32, dtype, tokenizer=None, calibrate=None, progress=lambda step: None)
+    embedding = model.get_input_embeddings()
+    assert embedding.scales.dtype.itemsize == 2 and embedding.factor.dtype == dtype
+    assert embedding.factor == torch.tensor(96**0.5).to(dtype)
+
+
 def test_conv1d_layers_are_quantized():
     """GPT-2 has linear layers of a class of its own, whose weights are transposed."""
     config = hf.GPT2Config(vocab_size=128, n_positions=32, n_embd=64, n_layer=1, n_head=4)

@@ -32,6 +32,9 @@ MODELS = {
     "dynamic, neighbours": (hf.CohereConfig, dict(rope_parameters=DYNAMIC)),
     "dynamic, pairs": (hf.GptOssConfig, dict(head_dim=12, num_local_experts=4, rope_parameters=DYNAMIC)),
     "dynamic, complex": (hf.Llama4TextConfig, dict(head_dim=12, num_local_experts=2, rope_parameters=DYNAMIC)),
+    # The model gives three positions for each token.
+    "dynamic, three axes": (hf.Qwen3_5TextConfig, dict(
+        head_dim=12, layer_types=["full_attention"] * 2, rope_parameters=DYNAMIC | dict(mrope_section=[2, 2, 2]))),
     "longrope by layer, attributes": (hf.Lfm3Config, BY_LAYER | dict(
         rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN})),
     "longrope with scales": (hf.PhimoeConfig, dict(

@@ -62,6 +62,10 @@ class Packed(torch.nn.Module):
         rows = torch.arange(self.words.shape[0], device=self.words.device)
         return quantized.quantized_embedding(rows, *self.packed_arguments(), self.dtype)
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Set the dtype in which the model computes."""
+        self.dtype = dtype
+
     def packed_arguments(self) -> tuple:
         """Return the arguments that the operators in `custom_ops.quantized` take for a packed weight, in order."""
         return self.words, self.scales, self.biases, self.group_size, self.bits, self.mode
@@ -134,10 +138,10 @@ class MLXEmbedding(Packed):
         **quantization,
     ):
         super().__init__(*operands, **quantization)
-        factor_tensor = torch.tensor(1.0 if factor is None else factor, dtype=self.dtype)
+        self.exact_factor = factor
         # The dtype of the factor is the dtype of the result. The factor is a buffer, so that `.to(dtype)` changes it.
-        self.register_buffer("factor", factor_tensor, persistent=False)
-        self.has_factor = factor is not None
+        self.register_buffer("factor", torch.ones(()), persistent=False)
+        self.compute_in(self.dtype)
 
     @property
     def num_embeddings(self) -> int:
@@ -149,7 +153,13 @@ class MLXEmbedding(Packed):
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         rows = quantized.quantized_embedding(indices, *self.packed_arguments(), self.factor.dtype)
-        return rows * self.factor if self.has_factor else rows
+        return rows if self.exact_factor is None else rows * self.factor
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        super().compute_in(dtype)
+        # Not cast from the old factor, which may be rounded to the dtype of the scales.
+        factor = 1.0 if self.exact_factor is None else self.exact_factor
+        self.factor = torch.tensor(factor, dtype=dtype, device=self.factor.device)
 
 
 class MLXExperts(Packed):

@@ -115,9 +115,7 @@ def set_compute_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Let the packed layers of `model` compute in `dtype`, which may differ from the dtype of their scales."""
     for module in model.modules():
         if isinstance(module, Packed):
-            module.dtype = dtype
-        if isinstance(module, MLXEmbedding):
-            module.factor = module.factor.to(dtype)
+            module.compute_in(dtype)
 
 
 def copy_unpacked(model: torch.nn.Module) -> None:
@@ -193,17 +191,21 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
     """Return the config of the language model of a model for text and other media, or `config` itself.
 
-    This is `config` if transformers has a causal language model for it. With `always`, it is the config of the language
-    model in any case.
+    This is `config` if transformers has a causal language model for it that leaves out the other media, or has none for
+    the config of the language model. With `always`, it is the config of the language model in any case.
     """
     text = _text_config(config)
-    if text is config or not always and (_is_causal(config) or not _is_causal(text)):
+    if text is config or not always and (_is_language_only(config) or not _is_causal(text)):
         return config
     # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
-    text.tie_word_embeddings = any(getattr(part, "tie_word_embeddings", False) for part in (text, config))
+    text.tie_word_embeddings = _is_tied(text) or _is_tied(config)
     if hasattr(config, "quantization_config"):
         text.quantization_config = config.quantization_config
     return text
+
+
+def _is_tied(config: PretrainedConfig) -> bool:
+    return getattr(config, "tie_word_embeddings", False)  # some outer configs lack the setting
 
 
 def _text_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -219,6 +221,11 @@ def _text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 def _is_causal(config: PretrainedConfig) -> bool:
     return type(config) in AutoModelForCausalLM._model_mapping
+
+
+def _is_language_only(config: PretrainedConfig) -> bool:
+    """Whether the causal language model for `config` has no parts for other media, such as a ForConditionalGeneration."""
+    return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
 
 
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -361,7 +368,8 @@ def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module
 def tie(model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor]) -> None:
     """Make a tied output projection use the packed weight of the embedding, unless `tensors` has a weight for it."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if config.tie_word_embeddings and isinstance(embedding, Packed) and not isinstance(head, Packed):
+    is_tied = _is_tied(config) or _is_tied(config.get_text_config())
+    if is_tied and isinstance(embedding, Packed) and not isinstance(head, Packed):
         (path,) = (path for path, module in model.named_modules() if module is head)
         if f"{path}.weight" in tensors:
             return

@@ -175,7 +175,7 @@ class _NoCache(CacheLayerMixin):
     is_initialized = True
 
     def __init__(self):
-        self.keys = self.values = None
+        self.keys = self.values = torch.empty(0)  # as in a layer that `transformers` initialized early
 
     def lazy_initialization(self, key_states, value_states):
         pass

@@ -54,7 +54,7 @@ class StatelessRotary(torch.nn.Module):
         layer = () if layer_type is None else (layer_type,)
         if kind not in self.KINDS:
             return self.rotary(x, position_ids, *layer)
-        length = position_ids[:, :, None] + 1
+        length = position_ids[..., None] + 1
         if kind == "dynamic":
             frequencies = self._frequencies(layer_type, length)
         else:
@@ -62,7 +62,7 @@ class StatelessRotary(torch.nn.Module):
             is_long = length > settings["original_max_position_embeddings"]
             frequencies = torch.where(is_long, getattr(self, f"{prefix}long"), getattr(self, f"{prefix}short"))
             if "long_mscale" in settings:  # Phi-3.5-MoE
-                angles = position_ids[:, :, None].float() * frequencies
+                angles = position_ids[..., None].float() * frequencies
                 scaling = torch.where(is_long, settings["long_mscale"], settings["short_mscale"])
                 return tuple((f(torch.cat((angles, angles), -1)) * scaling).to(x.dtype) for f in (torch.cos, torch.sin))
         # Without the decorator that updates the frequencies.

@@ -142,7 +142,7 @@ class GGUFFile:
         compute_buffers(model)
         for module in model.modules():
             if isinstance(module, MLXEmbedding):
-                module.factor = module.factor.float()
+                module.compute_in(torch.float32)
         if self.has("rope_freqs.weight") and hasattr(model.model.rotary_emb, "inv_freq"):  # as in Llama 3
             model.model.rotary_emb.inv_freq /= float_tensor(self.tensors["rope_freqs.weight"]).float()
         ids = {self.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
