@@ -252,6 +252,16 @@ def test_other_uses_of_repeated_keys_agree_with_torch(delegate):
     assert check(case).count("SdpaNode") == 2
 
 
+def test_keys_repeated_along_the_batch_agree_with_torch(delegate):
+    """The axis of the batch, of extent 1, is expanded, and the view makes it a part of the axis of the heads."""
+    def attention(query, x):
+        keys = x[:, :, None].expand(3, 2, 1, 5, 8).reshape(1, 6, 5, 8)
+        return torch.nn.functional.scaled_dot_product_attention(query, keys, keys)
+
+    case = row("program/repeated batch", attention, floats(1, 6, 5, 8), floats(1, 2, 5, 8), dtypes=[f32], loose=4)
+    check(case)
+
+
 class GemmaNorm(torch.nn.Module):
     """As in Gemma: everything is computed in float32, and the factor is one plus the weight."""
 

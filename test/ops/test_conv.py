@@ -27,14 +27,17 @@ NOT_TRANSPOSED = [
 TRANSPOSED = [
     row("convolution/transposed 1d", F.conv_transpose1d, cases=[
         (floats(2, 4, 5), floats(4, 3, 3), floats(3)), (floats(2, 4, 5), floats(4, 3, 3), floats(6), 3, 1, 2, 2, 2),
-        (floats(2, 4, 5), floats(4, 3, 1), None, 1, 1)], dtypes=F32_ONLY, loose=4),
+        (floats(2, 4, 5), floats(4, 3, 1), None, 1, 1), (floats(2, 4, L), floats(4, 3, 2), floats(3), 3, 4, 1, 1, 2)],
+        dtypes=F32_ONLY, loose=4),
     row("convolution/transposed 2d", F.conv_transpose2d, cases=[
         (floats(2, 4, 5, 4), floats(4, 3, 3, 2), floats(3)),
         (floats(2, 4, 5, 4), floats(4, 3, 3, 2), floats(6), (3, 2), (1, 2), (2, 1), 2, (1, 2)),
-        (floats(4, 5, 4), floats(4, 1, 3, 3), None, 2, 1, 1, 4)], dtypes=F32_ONLY, loose=4),
+        (floats(4, 5, 4), floats(4, 1, 3, 3), None, 2, 1, 1, 4),
+        (floats(2, 4, 5, 4), floats(4, 3, 1, 2), floats(6), (2, 3), (1, 2), (1, 0), 2)], dtypes=F32_ONLY, loose=4),
     row("convolution/transposed 3d", F.conv_transpose3d, cases=[
         (floats(1, 2, 3, 4, 2), floats(2, 3, 2, 3, 2), floats(3)),
-        (floats(1, 2, 3, 4, 2), floats(2, 3, 2, 3, 2), floats(6), (2, 3, 1), (0, 1, 1), (1, 2, 0), 2, (1, 1, 2))],
+        (floats(1, 2, 3, 4, 2), floats(2, 3, 2, 3, 2), floats(6), (2, 3, 1), (0, 1, 1), (1, 2, 0), 2, (1, 1, 2)),
+        (floats(1, 2, 3, 4, 2), floats(2, 3, 1, 3, 2), None, 2, (1, 0, 2), 0, 2)],
         dtypes=F32_ONLY, loose=4),
 ]
 

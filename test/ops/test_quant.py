@@ -235,6 +235,34 @@ def test_linear_4096_by_4096(delegate, mapping, dtype):
     check(torch.nn.Linear(4096, 4096, bias=False), config, dtype, torch.randn(4, 4096).to(dtype))
 
 
+class SymmetricRange(torch.nn.Module):
+    """A linear layer with the weights that PT2E gives it: -127 … 127 in 8 bits, one scale per row."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.register_buffer("q", torch.randint(-127, 128, (8, 1024), dtype=I8))
+        self.register_buffer("scales", torch.linspace(0.001, 0.002, 8))
+        self.register_buffer("zero_points", torch.zeros(8, dtype=torch.int64))
+        self.dtype = dtype
+
+    def forward(self, x):
+        arguments = self.q, self.scales, self.zero_points, 0, -127, 127, I8
+        return torch.nn.functional.linear(x, PT2E.dequantize_per_channel(*arguments, out_dtype=self.dtype))
+
+
+@pytest.mark.parametrize("dtype", ERROR_BOUNDS, ids=str)
+def test_products_of_positive_numbers_with_a_symmetric_range(delegate, dtype):
+    """An error that all weights of a row have in common adds up if the numbers have one sign."""
+    torch.manual_seed(0)
+    layer, x = SymmetricRange(dtype), torch.rand(2, 1024).to(dtype)
+    manager = to_edge_transform_and_lower(torch.export.export(layer, (x,)), partitioner=[MLXPartitioner()])
+    program = manager.to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    expected = x.float() @ (layer.q * layer.scales[:, None]).T
+    error = (method.execute([x])[0].float() - expected).norm() / expected.norm()
+    assert error < ERROR_BOUNDS[dtype], f"relative error {error:.2e}"
+
+
 class Tied(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -50,6 +50,16 @@ class Affine:
         return next((b for b in BITS if self.high - self.low < 2**b), None)
 
     @property
+    def lowest(self) -> int:
+        """The integer that becomes 0 in MLX's packing, at most `low`.
+
+        If possible, it is a power of two with a minus sign. Its product with a scale is then exact in half precision.
+        Otherwise, the product would be rounded, and all values of a block would have the same error.
+        """
+        power = -(2 ** (self.bits - 1))
+        return power if power <= self.low and self.high < -power else self.low
+
+    @property
     def group_size(self) -> int | None:
         """The largest size in `GROUP_SIZES` that divides the columns of a block, or None if there is none."""
         return next((g for g in GROUP_SIZES if self.block[1] % g == 0), None)
@@ -64,8 +74,8 @@ class Affine:
         """Returns the fields `w`, `scales`, `biases`, `group_size`, `bits` and `mode` of a quantized instruction.
 
         `w` is uint32 [N, K * bits / 32]. `scales` and `biases` are `dtype` [N, K / group_size]. MLX computes
-        scale * w + bias with values of `w` that start at 0, so `low` is subtracted from `q`. The weight is packed when
-        the program is serialized.
+        scale * w + bias with values of `w` that start at 0, so `lowest` is subtracted from `q`. The weight is packed
+        when the program is serialized.
         """
         rows, columns = self.q.shape
         groups = (rows, columns // self.group_size)
@@ -77,11 +87,11 @@ class Affine:
 
         def biases() -> torch.Tensor:
             if self.zero_point is None:
-                return self.low * scales()
-            return (self.low - _per_group(self.zero_point.data().float(), self, groups)) * scales()
+                return self.lowest * scales()
+            return (self.lowest - _per_group(self.zero_point.data().float(), self, groups)) * scales()
 
         def words() -> torch.Tensor:
-            return pack((self.q.data().to(torch.int16) - self.low).to(torch.uint8), self.bits)
+            return pack((self.q.data().to(torch.int16) - self.lowest).to(torch.uint8), self.bits)
 
         return {
             "w": P.constant(f"{self.q.name}.packed", words, (rows, columns * self.bits // 32), torch.uint32),

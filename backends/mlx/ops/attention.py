@@ -25,12 +25,15 @@ def scaled_dot_product_attention(
         raise Unsupported(f"query: got {query.ndim} dimensions, expected 3 or 4; reshape to [B, heads, S, D]")
     if attn_mask is not None and attn_mask.ndim == 0:
         raise Unsupported("attn_mask: got 0 dimensions, expected at least 1; reshape it to [1, 1]")
-    query, key, value = _broadcast(P, 0, query, key, value)
-    if query.ndim == 4 and not enable_gqa:
-        query, key, value = _broadcast(P, 1, query, key, value)
-        if not is_same_shape([query.shape[1]], [key.shape[1]]):
+    heads_axis = query.ndim - 3
+    if query.ndim == 4:
+        query, key, value = _broadcast(P, 0, query, key, value)
+    if not enable_gqa:
+        query, key, value = _broadcast(P, heads_axis, query, key, value)
+        heads, key_heads = query.shape[heads_axis], key.shape[heads_axis]
+        if not is_same_shape([heads], [key_heads]):
             raise Unsupported(
-                f"got {query.shape[1]} query heads and {key.shape[1]} key heads; pass enable_gqa=True for grouped heads"
+                f"got {heads} query heads and {key_heads} key heads; pass enable_gqa=True for grouped heads"
             )
     causal, has_mask = is_causal, attn_mask is not None
     if is_causal and not is_same_shape([query.shape[-2]], [key.shape[-2]]):
@@ -41,13 +44,13 @@ def scaled_dot_product_attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     q, k, v = query, key, value
     if query.ndim == 3:
-        q, k, v = (P.emit(ir.ExpandDimsNode, x=t, axis=1) for t in (q, k, v))
+        q, k, v = (P.emit(ir.ExpandDimsNode, x=t, axis=0) for t in (q, k, v))
         if attn_mask is not None and attn_mask.ndim == 3:
-            attn_mask = P.emit(ir.ExpandDimsNode, x=attn_mask, axis=1)
+            attn_mask = P.emit(ir.ExpandDimsNode, x=attn_mask, axis=0)
     out = P.emit(ir.SdpaNode, q=q, k=k, v=v, scale=scale, mask=attn_mask, causal=causal)
     if has_mask:
         out = _zero_masked_queries(P, out, attn_mask)
-    return P.emit(ir.SqueezeNode, x=out, dims=[1]) if query.ndim == 3 else out
+    return P.emit(ir.SqueezeNode, x=out, dims=[0]) if query.ndim == 3 else out
 
 
 def _broadcast(P, axis, *tensors):

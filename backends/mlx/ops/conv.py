@@ -34,10 +34,12 @@ def convolution(
     window = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:
         window["output_padding"] = output_padding
+    window = {name: _one_per_axis(values, rank) for name, values in window.items()}
+    cropped = [0] * rank
+    if transposed:
+        window["padding"], cropped = _split_padding(window["padding"], window["dilation"], weight.shape[2:])
     fields = {
-        name + suffix: value
-        for name, values in window.items()
-        for suffix, value in zip(_SUFFIXES[rank], _one_per_axis(values, rank))
+        name + suffix: value for name, values in window.items() for suffix, value in zip(_SUFFIXES[rank], values)
     }
     op = (TRANSPOSED if transposed else CONV)[rank]
     x = P.emit(ir.TransposeNode, x=input, perm=[0, *range(2, rank + 2), 1])
@@ -46,6 +48,9 @@ def convolution(
         out = _conv_by_group(P, op, x, w, input.shape[1] // groups, groups, fields)
     else:
         out = P.emit(op, x=x, w=w, groups=groups, **fields)
+    for axis, count in enumerate(cropped, start=1):
+        if count:
+            out = P.emit(ir.SliceNode, x=out, axis=axis, start=count, stop=-count)
     if bias is not None:
         out = P.emit(ir.AddNode, a=out, b=bias)
     return P.emit(ir.TransposeNode, x=out, perm=[0, rank + 1, *range(1, rank + 1)])
@@ -64,6 +69,17 @@ def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
         for i in range(groups)
     ]
     return P.emit(ir.ConcatenateNode, tensors=outs, axis=4, dtype=x.dtype)
+
+
+def _split_padding(padding: list[int], dilation: list[int], kernel) -> tuple[list[int], list[int]]:
+    """Divides the padding of a transposed convolution.
+
+    Returns the padding for MLX, and the number of elements to remove from each end of the result, for each axis. MLX
+    supports a padding of at most dilation * (kernel - 1). It removes the rest from the ends of the input, which is
+    wrong if the stride is not 1.
+    """
+    supported = [min(p, d * (k - 1)) for p, d, k in zip(padding, dilation, kernel)]
+    return supported, [p - s for p, s in zip(padding, supported)]
 
 
 def _one_per_axis(values: list[int], rank: int) -> list[int]:

@@ -19,11 +19,13 @@ def _repeated(m: Matcher, node: Node) -> Node:
     source = m.call(node, *_VIEW).args[0]
     if is_call(source, *_CLONE):
         source = m.call(source, *_CLONE).args[0]
-    inner = m.call(m.call(source, *_EXPAND).args[0], *UNSQUEEZES)
-    x, axis = inner.args
+    expanded = m.call(source, *_EXPAND)
+    x, axis = m.call(expanded.args[0], *UNSQUEEZES).args
     if axis not in (2, -3) or len(extents(x)) != 4 or len(extents(node)) != 4:
         raise NoMatch
-    batch, _, *rest = extents(x)
+    batch, heads, *rest = extents(x)
+    if extents(expanded) != [batch, heads, extents(expanded)[2], *rest]:  # another axis of extent 1 is expanded
+        raise NoMatch
     if extents(node) != [batch, extents(node)[1], *rest]:
         raise NoMatch
     return x
