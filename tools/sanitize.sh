@@ -58,8 +58,9 @@ checked() {
 }
 
 # Tests that need a build or a process without ASan: they link a program to the uninstrumented runner, expect that an
-# allocation fails with an exception, measure memory, or check which library the dynamic linker binds.
-without_asan="example or kernel_that_runs_out_of_memory or leave_no_threads or blas_of_the_delegate"
+# allocation fails with an exception, limit the address space, measure memory, or check which library the dynamic linker
+# binds.
+without_asan="example or kernel_that_runs_out_of_memory or as_many_threads or leave_no_threads or blas_of_the_delegate"
 
 address() {
   build address

@@ -10,6 +10,7 @@ import llm_programs as programs
 import pytest
 import test_engine_rows
 import torch
+from fuzz_payloads import peak_gigabytes
 from llm_runner import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
@@ -178,6 +179,7 @@ def test_requests_from_many_threads(stress, tmp_path):
             {"get_max_seq_len": 9},
             "input 0 (tokens): got size 8 on axis 1, expected at least 9 according to the metadata",
         ),
+        ({"max_seq_len": 2**28, "max_context_len": 2**28}, "the inputs take 2048 MiB of memory, expected at most 1024"),
         ({"get_max_batch_size": 2}, "missing method prefill; the methods are: "),
         ({"get_max_batch_size": 0}, "get_max_batch_size: got 0, expected at least 1"),
         ({"sampling_penalties": True}, "forward: got 7 inputs, expected 10 according to the metadata"),
@@ -199,6 +201,17 @@ def test_invalid_metadata_is_an_error(run, tmp_path, metadata, message):
     assert done.code == 1
     assert done.stdout == ""
     assert message in done.stderr
+
+
+def test_sizes_that_contradict_the_program_take_no_memory(tmp_path):
+    """The metadata are compared with the program before its inputs get memory: here 2 GiB."""
+    path = programs.export(
+        tmp_path / "model.pte", programs.successor, get_max_seq_len=2**28, get_max_context_len=2**28
+    )
+    before = peak_gigabytes()
+    with pytest.raises(api.ApiError, match="got size 8 on axis 1, expected at least 268435456"):
+        api.Model(path)
+    assert peak_gigabytes() - before < 0.5
 
 
 def test_eos_ids_may_be_a_tensor(run, tmp_path):

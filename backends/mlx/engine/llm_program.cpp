@@ -123,7 +123,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   if (metadata_.speech.is_speech()) {
     const MethodChecker checker(*module_, path_, "encode");
     const auto most = static_cast<executorch::aten::SizesType>(metadata_.speech.max_samples);
-    checker.check_inputs({{"samples", ScalarType::Float, {1, most}, nullptr, 1}});
+    checker.check_inputs({{"samples", ScalarType::Float, {1, most}, 1}});
     checker.check_backends();
   }
   (draw_ ? draw_ : logits_)->load();

@@ -24,6 +24,17 @@ constexpr int64_t kNoToken = -1; // in bias_tokens: an unused entry
 constexpr int64_t kLogprobsOfTargets = 1;
 constexpr int64_t kLogprobsOfDrawn = 2;
 
+// An input whose memory is `values`.
+template <typename T>
+MethodInput input_of(
+    const char* name, ScalarType type, std::vector<SizesType> sizes, std::vector<T>& values, int dynamic_axis = -1) {
+  const auto allocate = [&values](size_t count) {
+    values.resize(count);
+    return values.data();
+  };
+  return {name, type, std::move(sizes), dynamic_axis, allocate};
+}
+
 } // namespace
 
 Method::Method(
@@ -45,40 +56,39 @@ Method::Method(
     const bool has_own_limit = kind == Kind::kVerify || kind == Kind::kRewind;
     max_tokens_ = has_own_limit ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
-  const auto all = allocate_inputs();
-  checker.check_inputs(all);
+  const auto all = inputs();
+  checker.check_inputs(all); // before memory is allocated: a damaged file may have any sizes in its metadata
   checker.check_backends();
   kind == Kind::kLogits ? checker.check_returns_logits() : checker.check_returns_tokens();
   for (const MethodInput& input : all) {
+    size_t count = 1;
+    for (const SizesType size : input.sizes) {
+      count *= static_cast<size_t>(size);
+    }
     dynamic_axes_.push_back(input.dynamic_axis);
-    tensors_.push_back(executorch::extension::make_tensor_ptr(input.sizes, input.data, input.type));
+    tensors_.push_back(executorch::extension::make_tensor_ptr(input.sizes, input.allocate(count), input.type));
     arguments_.emplace_back(*tensors_.back());
   }
 }
 
-// Allocates the memory of the inputs. Returns the inputs in order.
-std::vector<MethodInput> Method::allocate_inputs() {
+// Returns the inputs in order, with the sizes that the metadata says.
+std::vector<MethodInput> Method::inputs() {
   const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto tokens = static_cast<SizesType>(max_tokens_);
-  values_.tokens.resize(max_tasks_ * max_tokens_);
-  values_.position.resize(max_tasks_);
   std::vector<MethodInput> all = {
-      {"tokens", ScalarType::Long, {tasks, tokens}, values_.tokens.data(), max_tasks_ == 1 ? 1 : -1},
-      {"input_pos", ScalarType::Long, {tasks}, values_.position.data()}};
+      input_of("tokens", ScalarType::Long, {tasks, tokens}, values_.tokens, max_tasks_ == 1 ? 1 : -1),
+      input_of("input_pos", ScalarType::Long, {tasks}, values_.position)};
   if (metadata_.rows > 1) {
-    values_.row.resize(max_tasks_);
-    all.push_back({"row", ScalarType::Long, {tasks}, values_.row.data()});
+    all.push_back(input_of("row", ScalarType::Long, {tasks}, values_.row));
   }
   if (kind_ == Kind::kDraft) {
-    values_.row_length.resize(1);
-    all.push_back({"row_length", ScalarType::Long, {1}, values_.row_length.data()});
+    all.push_back(input_of("row_length", ScalarType::Long, {1}, values_.row_length));
   }
   if (kind_ != Kind::kLogits && kind_ != Kind::kRewind) {
     add_head_inputs(all);
   }
   if (kind_ == Kind::kVerify && metadata_.logprobs > 0) {
-    values_.targets.resize(max_tokens_);
-    all.push_back({"targets", ScalarType::Long, {1, tokens}, values_.targets.data(), 1});
+    all.push_back(input_of("targets", ScalarType::Long, {1, tokens}, values_.targets, 1));
   }
   return all;
 }
@@ -87,13 +97,8 @@ void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
   const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto bias = static_cast<SizesType>(metadata_.logit_bias);
   const auto words = static_cast<SizesType>(mask_words_);
-  const auto add = [&](const char* name, ScalarType type, std::vector<SizesType> sizes, auto& memory) {
-    size_t count = 1;
-    for (const SizesType size : sizes) {
-      count *= size;
-    }
-    memory.resize(count);
-    inputs.push_back({name, type, std::move(sizes), memory.data()});
+  const auto add = [&](const char* name, ScalarType type, std::vector<SizesType> sizes, auto& values) {
+    inputs.push_back(input_of(name, type, std::move(sizes), values));
   };
   const std::vector<SizesType> scalar = max_tasks_ == 1 ? std::vector<SizesType>{} : std::vector<SizesType>{tasks};
   add("temperature", ScalarType::Float, scalar, values_.temperature);

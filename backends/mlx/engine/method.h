@@ -114,7 +114,7 @@ class Method {
     std::vector<int64_t> logprobs, targets, timestamps;
   };
 
-  std::vector<MethodInput> allocate_inputs();
+  std::vector<MethodInput> inputs();
   void add_head_inputs(std::vector<MethodInput>& inputs);
   void fill(size_t index, const RowTask& task);
   executorch::runtime::Result<std::vector<executorch::runtime::EValue>> execute();

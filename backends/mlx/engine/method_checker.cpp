@@ -13,6 +13,9 @@ using executorch::runtime::Tag;
 
 namespace {
 
+constexpr double kMebibyte = 1 << 20;
+constexpr double kMaxInputMebibytes = 1024;
+
 MethodMeta read_meta(Module& module, const std::string& prefix, const std::string& method) {
   const auto meta = module.method_meta(method);
   check_program(meta.ok(), prefix, describe(meta.error()));
@@ -32,6 +35,7 @@ void MethodChecker::check_inputs(const std::vector<MethodInput>& inputs) const {
   check_program(
       meta_.num_inputs() == inputs.size(),
       prefix_, "got ", meta_.num_inputs(), " inputs, expected ", inputs.size(), " according to the metadata");
+  double bytes = 0; // of all inputs: may exceed 64 bits
   for (size_t i = 0; i < inputs.size(); ++i) {
     const MethodInput& input = inputs[i];
     const std::string prefix = str(prefix_, "input ", i, " (", input.name, "): ");
@@ -43,6 +47,7 @@ void MethodChecker::check_inputs(const std::vector<MethodInput>& inputs) const {
         info->scalar_type() == input.type && sizes.size() == input.sizes.size(),
         prefix, "got ", dtype_name(info->scalar_type()), " of rank ", sizes.size(), ", expected ",
         dtype_name(input.type), " of rank ", input.sizes.size());
+    double size = static_cast<double>(executorch::runtime::elementSize(input.type));
     for (size_t axis = 0; axis < sizes.size(); ++axis) {
       // For a dynamic axis, the program gives the largest size that it accepts.
       const bool is_dynamic = static_cast<int>(axis) == input.dynamic_axis;
@@ -50,8 +55,13 @@ void MethodChecker::check_inputs(const std::vector<MethodInput>& inputs) const {
           is_dynamic ? sizes[axis] >= input.sizes[axis] : sizes[axis] == input.sizes[axis],
           prefix, "got size ", sizes[axis], " on axis ", axis, ", expected ", is_dynamic ? "at least " : "",
           input.sizes[axis], " according to the metadata");
+      size *= input.sizes[axis];
     }
+    bytes += size;
   }
+  check_program(
+      bytes <= kMaxInputMebibytes * kMebibyte, prefix_, "the inputs take ", bytes / kMebibyte,
+      " MiB of memory, expected at most ", kMaxInputMebibytes);
 }
 
 void MethodChecker::check_backends() const {

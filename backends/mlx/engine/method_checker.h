@@ -3,18 +3,19 @@
 
 #include <executorch/extension/module/module.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace executorch_mlx {
 
-// An input tensor that a method should have, and the memory of the tensor that LlmProgram passes for it.
+// An input tensor that a method should have.
 struct MethodInput {
   const char* name;
   executorch::aten::ScalarType type;
   std::vector<executorch::aten::SizesType> sizes; // of the dynamic axis: a size that the method must accept
-  void* data;
   int dynamic_axis = -1; // -1: none
+  std::function<void*(size_t)> allocate = {}; // returns memory for this number of elements
 };
 
 // All checks throw EngineError.
@@ -23,7 +24,7 @@ class MethodChecker {
   // `path` is the name of the file in error messages. `module` must outlive the checker.
   MethodChecker(executorch::extension::Module& module, const std::string& path, const std::string& method);
 
-  // Checks that the method has exactly the inputs `inputs`, in this order.
+  // Checks that the method has exactly the inputs `inputs`, in this order, and that they fit into 1 GiB of memory.
   void check_inputs(const std::vector<MethodInput>& inputs) const;
 
   // Checks that all backends that the method needs are registered in this process.
