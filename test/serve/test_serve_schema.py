@@ -54,6 +54,18 @@ def test_json_object(client):
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
+def test_json_object_with_a_schema(client):
+    """As in the APIs of llama.cpp and Together."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"type": "json_object", "schema": schema}
+    request = {"model": NAME, "messages": MESSAGES, "max_tokens": 80}
+    answer = client.chat.completions.create(**request, response_format=form, seed=1)
+    assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**request, response_format=form | {"schema": {"not": {}}})
+    assert caught.value.param == "response_format.schema"
+
+
 def test_tokenizer_in_a_folder(tmp_path):
     """A program without a tokenizer, and the tokenizer in a folder, as in docs/own-decoder.md."""
     small_llm.tokenizer().save_pretrained(tmp_path)
