@@ -134,6 +134,14 @@ def test_fields_may_have_values_without_effect(client, llm):
     assert (choice.message.content, choice.finish_reason) == (expected.text, "length") and expected.text
 
 
+def test_load_generators_set_the_length_of_an_answer(client):
+    """By both `min_tokens` and `max_tokens`, which `ignore_eos` makes exact."""
+    body = {"min_tokens": 12, "ignore_eos": True}
+    assert chat(client, extra_body=body).usage.completion_tokens == 12
+    answer = client.completions.create(model=NAME, prompt="Return", max_tokens=12, extra_body=body)
+    assert answer.usage.completion_tokens == 12
+
+
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
@@ -152,7 +160,9 @@ INVALID = [
     ({"reasoning_effort": "low"}, "reasoning_effort", "has no use for it, expected null"),
     ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
     ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
-    ({"extra_body": {"min_tokens": 4}}, "min_tokens", "min_tokens is not supported by this server: expected 0 or null"),
+    ({"extra_body": {"min_tokens": 4}}, "min_tokens", "min_tokens is not supported by this server without ignore_eos"),
+    ({"stop": "a", "extra_body": {"min_tokens": 4, "ignore_eos": True}}, "min_tokens", "or together with stop"),
+    ({"extra_body": {"min_tokens": 13, "ignore_eos": True}}, "min_tokens", "got 13, expected at most the maximum length"),
     ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs", "is not supported by this server: expected null"),
     ({"extra_body": {"user": 4}}, "user", "user: got int, expected a string"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),

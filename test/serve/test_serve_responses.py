@@ -113,6 +113,35 @@ def test_reasoning_effort_and_allowed_tools(client, server):
     assert server.prompts[-1].endswith("[effort low][assistant]") and '"name": "now"' not in server.prompts[-1]
 
 
+def test_functions_of_a_namespace(client, server):
+    """As Codex groups those of an MCP server. The model sees the name of the namespace in front of theirs."""
+    own = [TOOL | {"description": "Its weather"}, {"type": "function", "name": "now"}]
+    tools = [TOOL, {"type": "namespace", "name": "moon", "description": "The moon.", "tools": own}]
+    server.text = CALL.replace("get_weather", "moon.get_weather") + CALL
+    fields = {"tools": tools, "max_output_tokens": None, "extra_body": {"client_metadata": {"turn": "1"}}}
+    answer = create(client, **fields)
+    assert [(call.name, call.namespace) for call in answer.output] == [("get_weather", "moon"), ("get_weather", None)]
+    assert [tool.type for tool in answer.tools] == ["function", "namespace"]
+    assert '"name": "moon.get_weather", "description": "The moon.\\n\\nIts weather"' in server.prompts[-1]
+    assert '"name": "moon.now"' in server.prompts[-1]
+    events = list(create(client, stream=True, **fields))
+    ends = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [event.name for event in ends] == ["get_weather"] * 2
+    begins = [event for event in events if event.type == "response.output_item.added"]
+    assert [event.item.namespace for event in begins] == ["moon", None]
+    # The client sends the call back.
+    server.text = "Dust."
+    result = {"type": "function_call_output", "call_id": answer.output[0].call_id, "output": "dust"}
+    sent = [HELLO, answer.output[0].model_dump(), result]
+    assert create(client, input=sent, tools=tools).output_text == "Dust."
+    pytest.importorskip("xgrammar")
+    for place, other in enumerate((TOOL | BAD_TOOL, TOOL)):
+        namespace = {"type": "namespace", "name": "moon", "tools": [other] * (place + 1)}
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(client, tools=[TOOL, namespace], tool_choice="required")
+        assert caught.value.param == ("tools.1.tools.0.parameters", "tools")[place]
+
+
 def test_length_schema_and_log_probabilities(client):
     answer = create(
         client, max_output_tokens=4, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0
@@ -145,8 +174,9 @@ def test_fields_that_have_no_effect(client, server):
     reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "abc", "other": None}
     fields = {"reasoning": {"effort": None, "summary": "detailed"}, "ignore_eos": None, "priority": None}
     fields |= {"include": ["file_search_call.results"], "prompt_cache_options": {"mode": "implicit"}}
+    fields |= {"truncation": "auto"}  # the input is short enough
     answer = create(client, input=[HELLO, reasoning, HELLO], text={"verbosity": "medium"}, extra_body=fields)
-    assert answer.output_text == "Hello."
+    assert answer.output_text == "Hello." and answer.truncation == "auto"
     assert (answer.text.format.type, answer.text.verbosity) == ("text", "medium")
 
 
@@ -174,14 +204,16 @@ def test_reasoning_that_comes_back_reaches_the_template(chat_program):
         ({"input": [{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}]}, "input.0.call_id"),
         ({"input": [{"type": "computer_call"}]}, "input.0"),
         ({"input": [5]}, "input.0"),
-        ({"input": "x " * 3000}, "input"),
+        ({"input": "x " * 3000, "truncation": "auto"}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: this server stores no"),
         ({"input": [HELLO, {"type": "item_reference", "id": "a"}]}, "input.1 is not supported: this server"),
         ({"input": [{"id": "a"}, HELLO]}, "input.0 is not supported: this server"),
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"extra_body": {"beam": 1}}, "beam"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]}, "tools.0.tools.0.type"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [TOOL] * 128}, TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),

@@ -54,6 +54,25 @@ def test_json_object(client):
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
+def test_keywords_of_no_draft_are_annotations(client):
+    """As in JSON Schema. Libraries add their own, such as `min_items` and `x-order`."""
+    schema = record(a=INTEGER | {"x-order": 1}) | {"min_items": 1, "models": {"not": {}}, "$anchor": "top"}
+    for choice in ask(client, schema, n=2, seed=1, max_tokens=40).choices:
+        assert isinstance(json.loads(choice.message.content)["a"], int)
+
+
+def test_json_object_with_a_schema(client):
+    """As in the APIs of llama.cpp and Together."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"type": "json_object", "schema": schema}
+    request = {"model": NAME, "messages": MESSAGES, "max_tokens": 80}
+    answer = client.chat.completions.create(**request, response_format=form, seed=1)
+    assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**request, response_format=form | {"schema": {"not": {}}})
+    assert caught.value.param == "response_format.schema"
+
+
 def test_tokenizer_in_a_folder(tmp_path):
     """A program without a tokenizer, and the tokenizer in a folder, as in docs/own-decoder.md."""
     small_llm.tokenizer().save_pretrained(tmp_path)
@@ -274,6 +293,7 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"type": []}, "$.type: got '[]', expected array, boolean"),
         ({"$ref": "http://example.org/a"}, "expected a reference within the schema"),
         ({"$ref": "#/$defs/a"}, "points to nothing"),
+        ({"$ref": "#/models/a", "models": {"a": INTEGER}}, "'#/models/a' points to no schema, expected a place such as"),
         ({"$ref": "#"}, "the grammar admits no complete answer"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "$.oneOf: the schemas may overlap"),
         ({"type": "object", "required": ["b"], "additionalProperties": False}, "'b' is not in properties"),

@@ -13,7 +13,7 @@ from .errors import ApiError
 from .request import Form, GenerationRequest, Several, Strict
 
 MAX_TOOLS = 128
-FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,256}$"  # OpenAI allows 64 characters; those of MCP servers can be longer
 
 # Messages ------------------------------------------------------------------------------
 
@@ -200,7 +200,10 @@ class TextFormat(Strict):
 
 
 class JsonObjectFormat(Strict):
+    """Any JSON object, or one that follows a schema: other servers take it here."""
+
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class JsonSchemaFormat(Strict):
@@ -276,6 +279,9 @@ class ChatRequest(GenerationRequest):
         if isinstance(self.response_format, JsonSchemaFormat):
             return Form("json", self.response_format.json_schema.schema_, "response_format.json_schema.schema")
         if isinstance(self.response_format, JsonObjectFormat):
+            schema = self.response_format.schema_
+            if schema is not None:
+                return Form("json", schema, "response_format.schema")
             return Form("json", {"type": "object"}, "response_format")
         return super().form
 

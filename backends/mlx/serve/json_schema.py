@@ -22,12 +22,14 @@ WITH_SCHEMA = (
 )  # fmt: skip
 WITH_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions")
-# Keywords without an effect on which values are valid.
-ANNOTATIONS = {
-    "$schema", "$id", "$comment", "title", "description", "default", "examples", "example", "deprecated", "readOnly",
-    "writeOnly", "discriminator", "contentMediaType", "contentEncoding", "nullable", "strict",
+# Keywords of JSON Schema's drafts that restrict values, and that the masks cannot enforce. Keywords of no draft are
+# annotations, as the drafts define them.
+UNSUPPORTED = {
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf",
+    "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "extends", "disallow",
+    "divisibleBy",
 }  # fmt: skip
-# All other keywords that are accepted.
+# Keywords that restrict values, or hold schemas that do.
 SUPPORTED = {
     *WITH_SCHEMA, *WITH_LIST, *WITH_NAMES, "type", "enum", "const", "$ref", "required", "minProperties",
     "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
@@ -181,7 +183,7 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
             raise SchemaError(f"{place}: got {str(value)[:40]!r}, expected an integer of at least 0")
         if key in BOUNDS and _type_of(value) not in ("integer", "number"):
             raise SchemaError(f"{place}: got {str(value)[:40]!r}, expected a number")
-        if key not in ANNOTATIONS and key not in SUPPORTED and not (key == "uniqueItems" and value is False):
+        if key in UNSUPPORTED and not (key == "uniqueItems" and value is False):
             raise SchemaError(f"{path}: the keyword {key!r} is not supported")
     types = schema.get("type", "null")
     for name in types if isinstance(types, list) and types else [types]:
@@ -244,12 +246,14 @@ def _resolve(reference: Any, root: Any, path: str) -> Any:
     """Return the schema to which a `$ref` points. Raises SchemaError if there is none."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise SchemaError(f"{path}.$ref: got {str(reference)[:80]!r}, expected a reference within the schema")
-    value = root
+    value, is_schema = root, True  # what the reference has led to so far: a schema, or schemas by name
     for name in reference.split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
         if not isinstance(value, dict) or name not in value:
             raise SchemaError(f"{path}.$ref: {reference!r} points to nothing")
-        value = value[name]
+        if is_schema and name not in (*WITH_SCHEMA, *WITH_NAMES):
+            raise SchemaError(f"{path}.$ref: {reference!r} points to no schema, expected a place such as '#/$defs/a'")
+        value, is_schema = value[name], not is_schema or name in WITH_SCHEMA
     return value
 
 

@@ -41,7 +41,6 @@ UNSUPPORTED: dict[str, tuple] = {
     "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
-    "min_tokens": (0,),
     "prompt_logprobs": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -182,6 +181,7 @@ class GenerationRequest(SamplingFields):
     store: bool | None = None  # no effect: the server stores no answers
     prompt_cache_options: dict[str, Any] | None = None  # guides OpenAI's cache
     ignore_eos: bool | None = False
+    min_tokens: int | None = Field(0, ge=0, lt=2**31)
     priority: int | None = Field(0, ge=-(2**31), lt=2**31)
     structured_outputs: StructuredOutputs | None = None
 
@@ -247,6 +247,13 @@ class GenerationRequest(SamplingFields):
             got = ", ".join(form.field.partition(".")[2] for form in self.structured_outputs.forms) or "none"
             message = f"structured_outputs: got {got}, expected one of json, json_object, regex, choice and grammar"
             raise ApiError(message, param="structured_outputs")
+        if self.min_tokens and (self.stop or not self.ignore_eos):
+            message = "min_tokens is not supported by this server without ignore_eos, or together with stop"
+            raise ApiError(message, param="min_tokens", code="unsupported_parameter")
+        longest = self.max_new_tokens
+        if self.min_tokens and longest is not None and self.min_tokens > longest:
+            message = f"min_tokens: got {self.min_tokens}, expected at most the maximum length, which is {longest}"
+            raise ApiError(message, param="min_tokens")
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options: got options without stream", param="stream_options")
 

@@ -33,7 +33,7 @@ def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
     except ApiError as error:
         details = error.body["error"]
         param = details["param"] or ""
-        field = _field(param)
+        field = _field(param, body)
         if field == param:
             raise
         message = details["message"].replace(param, field, 1)
@@ -42,10 +42,12 @@ def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
         ) from error
 
 
-def _field(param: str) -> str:
+def _field(param: str, body: ResponsesRequest) -> str:
     """Return the path to a field in this API, for its path in a chat request, such as `tools.0.function.parameters`."""
     name, *rest = param.split(".")
-    dropped = {"response_format": "json_schema", "tools": "function"}.get(name)
+    if name == "tools" and rest:
+        return ".".join([body.functions[int(rest[0])].path, *rest[2:]])
+    dropped = {"response_format": "json_schema"}.get(name)
     return ".".join([FIELDS.get(name, name), *(part for part in rest if part != dropped)])
 
 
@@ -54,12 +56,15 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class Item:
-    """An item of the output of a response: reasoning, a message or a call. `text` grows with each delta."""
+    """An item of the output of a response: reasoning, a message or a call. `text` grows with each delta.
 
-    def __init__(self, kind: str, index: int, call: Call | None = None):
+    `name` has the fields of a call that name its function: `name`, and `namespace` if it has one.
+    """
+
+    def __init__(self, kind: str, index: int, call: Call | None = None, name: dict[str, str] | None = None):
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
         self.kind, self.index, self.id = kind, index, f"{prefix}_{uuid.uuid4().hex}"
-        self.call, self.text, self.logprobs, self.status = call, "", [], "in_progress"
+        self.call, self.name, self.text, self.logprobs, self.status = call, name, "", [], "in_progress"
 
     def part(self) -> dict[str, Any]:
         """Return the only part of the item's content."""
@@ -70,7 +75,7 @@ class Item:
     def object(self) -> dict[str, Any]:
         common = {"id": self.id, "type": self.kind, "status": self.status}
         if self.call is not None:
-            return common | {"call_id": self.call.id, "name": self.call.name, "arguments": self.text}
+            return common | self.name | {"call_id": self.call.id, "arguments": self.text}
         content = [self.part()] if self.status != "in_progress" else []
         if self.kind == "reasoning":
             return common | {"summary": [], "content": content}
@@ -84,6 +89,7 @@ class ResponsesFormat:
 
     def __init__(self, answer: Answer, body: ResponsesRequest):
         self._answer, self._items = answer, []
+        self._names = {function.chat_name: function.name for function in body.functions}
         self._number = 0  # of the next event
         self._open: Item | None = None  # the item that grows
         repeated = body.model_dump(include={*REPEATED}, by_alias=True)
@@ -100,7 +106,7 @@ class ResponsesFormat:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": 1.0 if body.top_p is None else body.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "store": False,
             "background": False,
             "reasoning": (body.reasoning or Reasoning()).model_dump(),
@@ -197,7 +203,7 @@ class ResponsesFormat:
         return self._begin(events, kind)
 
     def _begin(self, events: list[dict[str, Any]], kind: str, call: Call | None = None) -> Item:
-        self._open = item = Item(kind, len(self._items), call)
+        self._open = item = Item(kind, len(self._items), call, self._names[call.name] if call else None)
         self._items.append(item)
         events.append(self._event("response.output_item.added", output_index=item.index, item=item.object()))
         if call is None:
@@ -217,7 +223,7 @@ class ResponsesFormat:
         if item.call is None:
             events.append(self._part_event("response.content_part.done", item, part=item.part()))
         else:
-            done = {"name": item.call.name, "arguments": item.text}
+            done = {"name": item.name["name"], "arguments": item.text}
             events.append(self._item_event("response.function_call_arguments.done", item, **done))
         events.append(self._event("response.output_item.done", output_index=item.index, item=item.object()))
 

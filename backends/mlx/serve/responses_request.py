@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -9,6 +11,8 @@ from pydantic import Discriminator, Field, Tag
 from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
 from .request import IDENTITIES, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions, Strict
+
+NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
 
 
 class InputItemBase(Strict):
@@ -88,10 +92,59 @@ InputItem = Annotated[
 
 class ResponseTool(Strict):
     type: Literal["function"]
-    name: str = Field(pattern=FUNCTION_NAME)
+    name: str = Field(pattern=NAME_PART)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class Namespace(Strict):
+    """Functions of a common origin, such as an MCP server. To the model, their names are `namespace.function`."""
+
+    type: Literal["namespace"]
+    name: str = Field(pattern=NAME_PART)
+    description: str | None = None
+    tools: Several[ResponseTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+AnyTool = Annotated[
+    Annotated[ResponseTool, Tag("function")] | Annotated[Namespace, Tag("namespace")],
+    Discriminator(
+        lambda tool: tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None),
+        custom_error_type="tool_type",
+        custom_error_message="expected an object of type function or namespace; this server has no tools of its own",
+    ),
+]
+
+
+def chat_name(name: str, namespace: str | None) -> str:
+    """Return the name of a function in the chat request."""
+    return f"{namespace}.{name}" if namespace else name
+
+
+@dataclass(frozen=True)
+class OfferedFunction:
+    """A function of a request. `path` is its place there, such as `tools.1.tools.0`."""
+
+    path: str
+    tool: ResponseTool
+    namespace: str | None = None
+    heading: str | None = None  # the description of the namespace, for its first function
+
+    @property
+    def chat_name(self) -> str:
+        return chat_name(self.tool.name, self.namespace)
+
+    @property
+    def name(self) -> dict[str, str]:
+        """The fields of a call that name the function."""
+        return {"name": self.tool.name} | ({"namespace": self.namespace} if self.namespace else {})
+
+    def as_chat_tool(self) -> dict[str, Any]:
+        function = self.tool.model_dump(exclude_none=True, exclude={"type"}) | {"name": self.chat_name}
+        if self.heading:
+            function["description"] = f"{self.heading}\n\n{self.tool.description or ''}"
+        return {"type": "function", "function": function}
 
 
 class ResponseToolChoice(Strict):
@@ -157,12 +210,12 @@ class ResponsesRequest(SamplingFields, Strict):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
-    tools: Several[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Several[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None
     parallel_tool_calls: bool | None = True
     metadata: Metadata | None = None
     store: bool | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # no effect: input that is too long is an error
     include: Several[Includable] | None = None
     background: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -172,6 +225,7 @@ class ResponsesRequest(SamplingFields, Strict):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None  # Codex identifies itself and its turn by it
     reasoning: Reasoning | None = None
     # Not in OpenAI's API, as most sampling parameters.
     stop: Stops | None = None
@@ -183,8 +237,25 @@ class ResponsesRequest(SamplingFields, Strict):
     def wants_logprobs(self) -> bool:
         return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
 
+    @cached_property
+    def functions(self) -> list[OfferedFunction]:
+        """The functions of `tools`, in their order."""
+        functions = []
+        for index, tool in enumerate(self.tools or []):
+            path = f"tools.{index}"
+            if isinstance(tool, ResponseTool):
+                functions.append(OfferedFunction(path, tool))
+                continue
+            for place, member in enumerate(tool.tools):
+                heading = tool.description if place == 0 else None
+                functions.append(OfferedFunction(f"{path}.tools.{place}", member, tool.name, heading))
+        return functions
+
     def check_fields(self) -> None:
-        """Raise ApiError for a field that needs stored answers."""
+        """Raise ApiError for a field that needs stored answers, or for too many functions."""
+        if len(self.functions) > MAX_TOOLS:
+            message = f"tools: got {len(self.functions)} functions, expected at most {MAX_TOOLS}"
+            raise ApiError(message, param="tools")
         references = [index for index, item in enumerate(self.input) if isinstance(item, InputReference)]
         field = f"input.{references[0]}" if references else "background" if self.background else "previous_response_id"
         if references or self.background or self.previous_response_id is not None:
@@ -201,10 +272,7 @@ class ResponsesRequest(SamplingFields, Strict):
         if self.logit_bias:
             given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
         if self.tools:
-            given["tools"] = [
-                {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
-                for tool in self.tools
-            ]
+            given["tools"] = [function.as_chat_tool() for function in self.functions]
         if isinstance(self.tool_choice, ResponseToolChoice):
             given["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         elif isinstance(self.tool_choice, ResponseAllowedTools):
@@ -239,7 +307,7 @@ class ResponsesRequest(SamplingFields, Strict):
                 call = {
                     "id": item.call_id,
                     "type": "function",
-                    "function": {"name": item.name, "arguments": item.arguments},
+                    "function": {"name": chat_name(item.name, item.namespace), "arguments": item.arguments},
                 }
                 if reasoning or not (messages and messages[-1]["role"] == "assistant"):
                     messages.append({"role": "assistant", "content": None, "tool_calls": []})
