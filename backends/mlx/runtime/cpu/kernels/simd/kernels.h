@@ -56,8 +56,8 @@ struct IntegerRows {
 
 // A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one
 // group after the other. A group has the first word of each row, then the second word of each row, and so on, and after
-// the words the scales and then the biases of the rows. After the last row of the matrix, the
-// scales and biases of the last panel are zeros.
+// the words the scales and then the biases of the rows. After the last row of the matrix, the scales
+// and biases of the last panel are zeros.
 struct IntegerPanels {
   const char* data;
   ptrdiff_t panel_bytes;
