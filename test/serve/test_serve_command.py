@@ -16,6 +16,7 @@ import httpx
 import pytest
 from executorch_mlx.cli import serve
 from executorch_mlx.cli.main import main
+from executorch_mlx.serve.middleware import access_log
 
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
 
@@ -105,6 +106,7 @@ def test_address_in_use_is_an_error(chat_program, capfd):
         port = taken.getsockname()[1]
         assert main(["serve", str(chat_program), "--port", str(port)]) == 1
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capfd.readouterr().err
+    assert access_log.propagate and not access_log.handlers  # the log of later servers in this process
 
 
 @pytest.mark.parametrize(

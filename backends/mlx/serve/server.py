@@ -90,13 +90,12 @@ def serve(
     if isinstance(models, LLM):
         models = Models.of(models, name or "model")
     app = create_app(models, settings=settings)
-    _log_to_stderr()
     bound = _bind(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{bound.getsockname()[1]}"
     names = ", ".join(model["id"] for model in models.descriptions())
     print(f"{names}: chat page at {url}/, OpenAI API at {url}/v1", flush=True)
-    with _sigterm_interrupts():
+    with _sigterm_interrupts(), _access_log_on_stderr():
         try:
             _Server(configuration(app, settings)).run(sockets=[bound])
         except KeyboardInterrupt:
@@ -123,9 +122,16 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _log_to_stderr() -> None:
-    """Write the access log to stderr, one JSON object per line."""
+@contextmanager
+def _access_log_on_stderr() -> Iterator[None]:
+    """Write the access log to stderr, one JSON object per line. Afterwards, the logger is as it was before."""
+    previous = access_log.handlers, access_log.propagate, access_log.level
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access_log.handlers, access_log.propagate = [handler], False
     access_log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        access_log.handlers, access_log.propagate = previous[:2]
+        access_log.setLevel(previous[2])
