@@ -580,12 +580,12 @@ def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_
 
     def limit(request):
         if len(request.events) == 2:  # the first token of a step for both rows
-            memory.set_memory_limit(memory.get_active_memory() + 20_000)  # has room for a call of one row
+            memory.set_memory_limit(idle + 26_000)  # one row takes about 20,000 bytes, both take over 32,000
 
     before = memory.set_memory_limit(None)
     with api.Engine(path, overlap=1) as engine:
         expected = [engine.generate(prompt, **options) for prompt in prompts]
-        steps = engine.stats().steps
+        steps, idle = engine.stats().steps, memory.get_active_memory()
         requests = [engine.submit(prompts[0], **options), engine.submit(prompts[1], limit, **options)]
         try:
             assert all(request.wait() for request in requests)
