@@ -1,5 +1,4 @@
-"""The models that all sides of the benchmark run, as Hugging Face configurations. A program is named after its shape.
-"""
+"""The Hugging Face configurations of the models that all sides run. A program is named after its shape."""
 
 SHAPES = {
     "qwen3-0.6b": {

@@ -178,8 +178,7 @@ def test_linear_program_needs_two_slots():
 
 
 def test_operand_and_result_of_a_replacement_share_no_slot():
-    """An extension replaces instructions 1 to 3, the first of which is the last to read the operand of the extension.
-    """
+    """An extension replaces instructions 1 to 3, of which the first is the last to read the extension's operand."""
     slots = [TensorSlot(torch.float32, (2,), Space.INPUT)] + [TensorSlot(torch.float32) for _ in range(6)]
     slots[-1].space, slots[-1].shape = Space.OUTPUT, (2,)
     chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]

@@ -467,9 +467,7 @@ def test_drafts_end_before_a_stop_id(path):
 
 
 def test_draft_tokens_outside_the_vocabulary_are_dropped(path, program):
-    """The vocabulary of the draft model is longer. It guesses two tokens that the program knows, then one that it
-    lacks.
-    """
+    """The draft model has a longer vocabulary. It guesses two tokens that the program knows, then one that it lacks."""
 
     def rule(self, tokens, input_pos, **_):
         position = input_pos + tokens.shape[1]

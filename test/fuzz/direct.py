@@ -85,8 +85,7 @@ def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
 
 
 def _interface(value: torch.Tensor) -> tuple:
-    """Returns the description of an input or output, as in `irprograms.Graph.inputs`: (slot, shape, dtype, dim order).
-    """
+    """Returns the description of an input or output as in `irprograms.Graph.inputs`: slot, shape, dtype, dim order."""
     shape = tuple(d if isinstance(d, int) else bounds(d) for d in value.shape)
     return None, shape, value.dtype, list(range(value.ndim))
 

@@ -17,8 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class Layer(torch.nn.Module):
-    """An RMSNorm with casts, as in language models, a product, a buffer that each call updates, and an unused weight.
-    """
+    """An RMSNorm with casts as in language models, a product, a buffer that calls update, and an unused weight."""
 
     def __init__(self):
         super().__init__()

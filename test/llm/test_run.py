@@ -198,8 +198,7 @@ def test_command_without_standard_output(monkeypatch, chat_program):
 
 
 def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_program):
-    """On a terminal, the chat continues after an error. Its messages must still alternate between user and assistant.
-    """
+    """On a terminal, the chat continues after an error. Messages must still alternate between user and assistant."""
     arguments = argparse.ArgumentParser()
     add_to(arguments.add_subparsers())
     options = arguments.parse_args(["run", str(chat_program), "--max-new-tokens", "2"])

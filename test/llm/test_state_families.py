@@ -143,8 +143,7 @@ def test_check_in_bfloat16_allows_rounding(name):
     "name, changes", [("mamba", {}), ("mamba2", {"head_dim": 16}), ("falcon_mamba", {}), ("jamba", {})]
 )
 def test_a_quantized_model_answers_like_one_with_the_dequantized_weights(name, changes, tmp_path):
-    """These models read attributes of quantized layers: they cast to `lm_head.weight.dtype`, or use `dt_proj.weight`.
-    """
+    """These models read attributes of quantized layers: they cast to `lm_head.weight.dtype` or use `dt_proj.weight`."""
     model = random_model(name, hidden_size=64, **changes)
     dequantized = copy.deepcopy(model)
     quantize_model(model, 8, 32)

@@ -34,8 +34,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome. `error` is the largest difference, relative to the largest output. `report` comes from `explain()`.
-    """
+    """The outcome. `error` is the largest difference relative to the largest output. `report` is from `explain()`."""
 
     delegates: int
     host: list[str]

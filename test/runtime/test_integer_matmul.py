@@ -31,8 +31,7 @@ class Matrix:
         )
 
     def multiply(self, library, x, x_type=FLOAT32, panels=None):
-        """Returns x [m, k] @ w.T, computed by the kernel. With `panels`, the kernel gets these instead of the matrix.
-        """
+        """Returns x [m, k] @ w.T, computed by the kernel. With `panels`, it gets these instead of the matrix."""
         y = np.empty((len(x), len(self.w)), x.dtype)
         matmul = self._arguments(x.ctypes.data, len(x), y.ctypes.data, x_type)
         if panels is not None:
@@ -74,8 +73,7 @@ class Matrix:
         return (dots[2].astype(np.longdouble) * 65536 + lower).astype(np.float32)
 
     def expected(self, x):
-        """Returns x @ w.T as simd/integers.h defines it. A longdouble holds the product of two float32 numbers exactly.
-        """
+        """Returns x @ w.T as simd/integers.h defines it. A longdouble holds a product of float32 numbers exactly."""
         groups = x.reshape(len(x), -1, self.group_size)
         largest = np.abs(groups).max(-1)
         if self.digits == 1:

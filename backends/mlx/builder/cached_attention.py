@@ -113,8 +113,7 @@ def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
 
 
 def _held_keys(P, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:
-    """Returns what `length` queries of `dtype`, at the positions from `begin` on, attend to in the row at `row_begin`.
-    """
+    """Returns what `length` queries of `dtype` from position `begin` on attend to in the row at `row_begin`."""
     end = add(P, begin, length)
     count = end if settings.window is None else _minimum(P, end, capacity)
     first, stop = (0, count) if row_begin is None else (row_begin, add(P, row_begin, count))

@@ -82,8 +82,7 @@ def _field_names(model: type[BaseModel]) -> set[str]:
 
 
 def _token_keys(value: Any) -> Any:
-    """Return `logit_bias` with token ids as keys: JSON has them as strings. Raises ValueError for a wrong key or value.
-    """
+    """Return `logit_bias` with token ids as keys, which JSON has as strings. Raises ValueError for a wrong item."""
     if not isinstance(value, dict):
         return value
     for key, bias in value.items():

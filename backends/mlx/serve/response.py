@@ -139,8 +139,7 @@ class ChatFormat(CompletionFormat):
 
 
 def token_name(data: bytes) -> str:
-    """Return the name of a token in the API of completions: its text, or `bytes:\\xf0\\x9f` for a part of a character.
-    """
+    """Return a token's name in the API of completions: its text, or `bytes:\\xf0\\x9f` for a part of a character."""
     try:
         return data.decode()
     except UnicodeDecodeError:

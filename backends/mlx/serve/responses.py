@@ -47,7 +47,7 @@ def _field(param: str, body: ResponsesRequest) -> str:
     name, *rest = param.split(".")
     if name == "tools" and rest:
         return ".".join([body.functions[int(rest[0])].path, *rest[2:]])
-    dropped = {"response_format": "json_schema"}.get(name)
+    dropped = "json_schema" if name == "response_format" else None
     return ".".join([FIELDS.get(name, name), *(part for part in rest if part != dropped)])
 
 
