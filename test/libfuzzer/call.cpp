@@ -21,8 +21,8 @@
 
 #include "dtype.h"
 #include "error.h"
-#include "payload.h"
-#include "tensor_meta.h"
+#include "program/payload.h"
+#include "program/tensor_meta.h"
 
 namespace fuzz {
 

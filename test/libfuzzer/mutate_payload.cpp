@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "error.h"
-#include "payload.h"
+#include "program/payload.h"
 
 namespace fuzz {
 

@@ -10,7 +10,7 @@ import pytest
 BUILD = Path(__file__).resolve().parents[2] / "build"
 
 SOURCE = """
-#include "dispatch_table.h"
+#include "program/dispatch_table.h"
 
 namespace executorch_mlx {{
 void run(const void*, Context&) {{}}
@@ -28,7 +28,7 @@ DUPLICATE, MISSING = "an op has two rows in the dispatch table", "an op of the s
 def compile_command() -> list[str]:
     """The command that compiled the real table, without its precompiled header, which includes all of MLX."""
     commands = json.loads((BUILD / "compile_commands.json").read_text())
-    (command,) = [c["command"] for c in commands if c["file"].endswith("runtime/dispatch_table.cpp")]
+    (command,) = [c["command"] for c in commands if c["file"].endswith("runtime/program/dispatch_table.cpp")]
     compiler, *arguments = shlex.split(command)
     kept = []
     for argument, following in zip(arguments, arguments[1:]):

@@ -16,20 +16,20 @@
 #include <optional>
 #include <string_view>
 
-#include "call_io.h"
-#include "constants.h"
-#include "context.h"
-#include "deferred.h"
-#include "evaluation.h"
-#include "group.h"
+#include "call/call_io.h"
+#include "call/context.h"
+#include "call/deferred.h"
+#include "call/evaluation.h"
+#include "call/profile.h"
+#include "call/state.h"
 #include "guarded.h"
-#include "memory_limit.h"
+#include "memory/limit.h"
 #include "options.h"
-#include "packed_weights.h"
-#include "profile.h"
-#include "program.h"
-#include "shared.h"
-#include "state.h"
+#include "process_group.h"
+#include "program/constants.h"
+#include "program/packed_weights.h"
+#include "program/program.h"
+#include "program/shared.h"
 
 namespace executorch_mlx {
 

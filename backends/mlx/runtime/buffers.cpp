@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "guarded.h"
-#include "host_memory.h"
-#include "shared.h"
+#include "memory/host_memory.h"
+#include "program/shared.h"
 
 using namespace executorch_mlx;
 

@@ -11,7 +11,7 @@
 
 #include "dtype.h"
 #include "error.h"
-#include "reflect.h"
+#include "program/reflect.h"
 
 namespace executorch_mlx {
 

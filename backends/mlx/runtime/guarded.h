@@ -6,7 +6,7 @@
 #include <string>
 
 #include "error.h"
-#include "memory_limit.h"
+#include "memory/limit.h"
 
 namespace executorch_mlx {
 

@@ -2,7 +2,7 @@
 
 #include "device.h"
 #include "kernels/blas.h"
-#include "memory_limit.h"
+#include "memory/limit.h"
 
 namespace executorch_mlx::cpu {
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "../strided_copy.h"
+#include "../memory/strided_copy.h"
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"

@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "../host_memory.h"
-#include "../memory_limit.h"
-#include "../strided_copy.h"
+#include "../memory/host_memory.h"
+#include "../memory/limit.h"
+#include "../memory/strided_copy.h"
 #include "accelerate.h"
 #include "kernels/pool.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "../views.h"
+#include "../memory/views.h"
 #include "accelerate.h"
 #include "attention_inputs.h"
 #include "kernels/blas.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "../views.h"
+#include "../memory/views.h"
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"

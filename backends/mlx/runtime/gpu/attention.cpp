@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "../call/evaluation.h"
 #include "../error.h"
-#include "../evaluation.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"

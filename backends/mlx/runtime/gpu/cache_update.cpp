@@ -2,7 +2,7 @@
 #include <memory>
 #include <vector>
 
-#include "../host_memory.h"
+#include "../memory/host_memory.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../error.h"
-#include "../host_memory.h"
+#include "../memory/host_memory.h"
 #include "cuda_kernel.h"
 #include "host.h"
 #include "sample_kernel.inc"

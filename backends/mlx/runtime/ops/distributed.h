@@ -3,8 +3,8 @@
 
 #include <mlx/distributed/ops.h>
 
-#include "group.h"
 #include "ops/op_row.h"
+#include "process_group.h"
 
 namespace executorch_mlx {
 

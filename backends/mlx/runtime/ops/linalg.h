@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cpu/accelerate.h"
+#include "memory/views.h"
 #include "ops/index.h"
 #include "ops/op_row.h"
-#include "views.h"
 
 namespace executorch_mlx {
 

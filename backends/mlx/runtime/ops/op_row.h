@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "context.h"
-#include "dispatch_table.h"
+#include "call/context.h"
+#include "program/dispatch_table.h"
 
 namespace executorch_mlx {
 

@@ -3,9 +3,9 @@
 
 #include "cpu/accelerate.h"
 #include "gpu/sample.h"
+#include "memory/views.h"
 #include "ops/op_row.h"
 #include "random_keys.h"
-#include "views.h"
 
 namespace executorch_mlx {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cpu/accelerate.h"
+#include "memory/views.h"
 #include "ops/op_row.h"
-#include "views.h"
 
 namespace executorch_mlx {
 

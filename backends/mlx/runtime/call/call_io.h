@@ -1,0 +1,39 @@
+// Moves the arguments of a call between ExecuTorch's values and the slots of a program.
+#pragma once
+
+#include <executorch/runtime/core/evalue.h>
+#include <executorch/runtime/core/span.h>
+
+#include <vector>
+
+#include "call/state.h"
+#include "program/program.h"
+
+namespace executorch_mlx {
+
+using executorch::runtime::EValue;
+
+// All arguments of a call: first the inputs, then the outputs.
+using Arguments = executorch::runtime::Span<EValue*>;
+
+// Checks the number of arguments, and the dtype, shape and memory order of every input tensor. Then copies the
+// inputs into their slots in `state`. Throws Failure if an input is invalid.
+void read_inputs(const Program& program, Arguments args, State& state, mx::Stream stream);
+
+// Returns the arrays of the output tensors, in the order of the outputs, without evaluating them. Checks each
+// array against the ExecuTorch tensor of its output, casts the array to the dtype of this tensor where cast_output()
+// in call_io.cpp allows a cast, and resizes the ExecuTorch tensor to the shape of the array.
+std::vector<mx::array> collect_outputs(
+    const Program& program,
+    Arguments args,
+    const State& state,
+    mx::Stream stream);
+
+// Copies `arrays` into the ExecuTorch tensors of the outputs. `arrays` are what collect_outputs() returned, and
+// must have been evaluated.
+void write_tensor_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays);
+
+// Copies value slots to the outputs that are integers, floats or bools instead of tensors.
+void write_value_outputs(const Program& program, Arguments args, const State& state);
+
+} // namespace executorch_mlx

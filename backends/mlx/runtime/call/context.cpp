@@ -1,0 +1,349 @@
+#include "call/context.h"
+
+#include <set>
+
+#include "../serialization/output_fields.h"
+#include "call/profile.h"
+#include "gpu/cuda_kernel.h"
+#include "gpu/fused.h"
+#include "program/dispatch_table.h"
+#include "program/tensor_slots.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+// The largest number of instructions without an evaluation, which bounds the memory of the graph that is not evaluated
+// yet. Only loops run so many instructions.
+constexpr int64_t kMaxUnevaluated = 1 << 16;
+
+// From this number of iterations on, packing a matrix takes less time than it saves.
+constexpr int kManyIterations = 32;
+
+// The number of elements of a list that a message shows.
+constexpr uint32_t kShownElements = 8;
+
+} // namespace
+
+void Context::run(uint32_t index) {
+  count_instruction();  // so that a loop whose body is empty ends, too
+  const Chain& chain = program_.chains[index];
+  size_t i = 0;
+  ++depth_;
+  try {
+    while (i < chain.instructions.size()) {
+      const uint32_t group = chain.instructions[i].group;
+      if (group != 0 && run_group(chain.groups[group - 1])) {
+        i = chain.groups[group - 1].last;
+      } else {
+        run_instruction(index, i);
+        ++i;
+      }
+    }
+    --depth_;
+  } catch (const LocatedFailure&) {
+    throw;
+  } catch (const std::exception& error) {
+    const auto& instruction = *chain.instructions[i].source;
+    const auto* failure = dynamic_cast<const Failure*>(&error);
+    const bool lacks_memory = failure == nullptr && is_out_of_memory(error);
+    throw LocatedFailure(
+        failure ? failure->code : lacks_memory ? Error::MemoryAllocationFailed : Error::InvalidArgument,
+        str("chain ", index, ", instruction ", chain.instructions[i].index, " (",
+            find_row(size_t(instruction.op_type()))->name, "): ", lacks_memory ? "out of memory: " : "", error.what(),
+            "; ", describe_operands(instruction)));
+  }
+}
+
+void Context::count_instruction() {
+  if (++executed_ > limits_.instructions) [[unlikely]] {
+    fail(Error::OutOfResources, "more than ", limits_.instructions, " instructions in one call");
+  }
+}
+
+void Context::run_instruction(uint32_t index, size_t i) {
+  const DecodedInstruction& instruction = program_.chains[index].instructions[i];
+  count_instruction();
+  operations_ += instruction.list_elements;
+  if (instruction.product_group != 0 && profiler_ == nullptr) {
+    auto computed = compute_products(program_.chains[index].product_groups[instruction.product_group - 1], *this);
+    products_.insert(products_.end(), computed.begin(), computed.end());
+  }
+  if (profiler_ != nullptr) [[unlikely]] {
+    profiler_->run(*this, index, i);
+  } else {
+    instruction.function(instruction.node, *this);
+  }
+  check_operations(operations_);
+  if (executed_ - evaluated_at_ >= kMaxUnevaluated) [[unlikely]] {
+    evaluate_slots();
+  }
+}
+
+bool Context::run_group(const ElementwiseGroup& group) {
+  const auto instructions = static_cast<int64_t>(group.last - group.first);
+  if (!cpu::computes_at_once(stream) || profiler_ != nullptr || executed_ + instructions > limits_.instructions) {
+    return false;
+  }
+  std::vector<mx::array> inputs;
+  inputs.reserve(group.inputs.size());
+  for (const auto* tid : group.inputs) {
+    const auto& slot = state_.tensors[tid->idx()];
+    if (!slot) {
+      return false;
+    }
+    inputs.push_back(*slot);
+  }
+  const auto computed = cpu::elementwise_sequence(group.sequence, inputs, stream);
+  if (!computed) {
+    return false;
+  }
+  executed_ += instructions;
+  operations_ += computed->operations + group.list_elements;
+  for (const auto& [slot, index] : group.results) {
+    set(slot, computed->arrays[index]);
+  }
+  check_operations(operations_);
+  return true;
+}
+
+void Context::check_operations(uint64_t operations) const {
+  if (operations > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
+    fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");
+  }
+}
+
+uint64_t Context::product_operations(const mx::Shape& shape, mx::Dtype dtype, int64_t depth) {
+  check_size(shape, dtype);
+  uint64_t operations = depth;
+  for (const int size : shape) {
+    operations *= static_cast<uint64_t>(size);
+  }
+  return operations;
+}
+
+std::vector<uint32_t> Context::shared_matrices(const fb::ScanParams& n) const {
+  std::vector<uint32_t> matrices;
+  std::set<uint32_t> written;
+  for (const auto* slots : {n.sliced(), n.outputs(), n.carry()}) {
+    for (const auto* slot : *slots) {
+      written.insert(slot->idx());
+    }
+  }
+  for (const auto& decoded : program_.chains[n.body_chain_idx()].instructions) {
+    const auto* instruction = decoded.source;
+    if (is_control(*instruction)) {
+      return {};
+    }
+    if (const auto* product = instruction->op_as_AddmmNode()) {
+      matrices.push_back(product->mat2()->idx());
+    }
+    for_each_tensor_slot(*instruction, [&](const fb::Tid& tid, Access access) {
+      if (access != Access::read) {
+        written.insert(tid.idx());
+      }
+    });
+  }
+  std::erase_if(matrices, [&](uint32_t slot) { return written.contains(slot); });
+  return matrices;
+}
+
+Context::Loop Context::loop(const fb::ScanParams& n, int iterations) {
+  const bool packs = iterations >= kManyIterations && cpu::computes_at_once(stream);
+  auto matrices = packs ? shared_matrices(n) : std::vector<uint32_t>{};
+  for (const uint32_t slot : matrices) {
+    loop_matrices_[slot] = {};
+  }
+  return Loop(*this, std::move(matrices));
+}
+
+const Recurrence* Context::recurrence(const fb::ScanParams& n) const {
+  const auto found = program_.recurrences.find(&n);
+  return found == program_.recurrences.end() || profiler_ != nullptr ? nullptr : &found->second;
+}
+
+bool Context::allows_loop(const fb::ScanParams& n, int iterations, uint64_t operations) const {
+  const auto left = static_cast<uint64_t>(limits_.operations) - std::min<uint64_t>(operations_, limits_.operations);
+  return loop_instructions(n) <= (limits_.instructions - executed_) / iterations && operations <= left / iterations;
+}
+
+void Context::count_loop(const fb::ScanParams& n, int iterations, uint64_t operations) {
+  executed_ += loop_instructions(n) * iterations;
+  operations_ += operations * iterations;
+}
+
+int64_t Context::loop_instructions(const fb::ScanParams& n) const {
+  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size()) + 1;  // see run()
+}
+
+const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
+  const auto found = loop_matrices_.find(matrix->idx());
+  if (found == loop_matrices_.end()) {
+    return nullptr;
+  }
+  auto& [packed_rows, packed] = found->second;
+  if (packed_rows != rows) {
+    packed_rows = rows;
+    packed = cpu::pack_matrix(in(matrix), rows, stream);
+  }
+  return packed ? &*packed : nullptr;
+}
+
+bool Context::allows_host_updates() const {
+  return stream.device == mx::Device::cpu;
+}
+
+void Context::set_updated(
+    const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
+    const mx::Shape& steps) {
+  if (allows_host_updates() && state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
+    return set(tid, std::move(x));
+  }
+  if (gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
+    if (auto updated = gpu::update_position(x, update, start, stop, stream)) {
+      return set(tid, std::move(*updated));
+    }
+  }
+  set(tid, mx::slice_update(x, update, start, stop, steps, stream));
+}
+
+bool Context::set_positions(
+    const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions) {
+  if (!allows_host_updates() || !state_.update_positions_in_place(tid->idx(), x, update, positions)) {
+    return false;
+  }
+  set(tid, std::move(x));
+  return true;
+}
+
+void Context::evaluate_slots() {
+  evaluated_at_ = executed_;
+  std::vector<mx::array> arrays;
+  for (const auto& slot : state_.tensors) {
+    if (slot && !slot->is_available()) {
+      arrays.push_back(*slot);
+    }
+  }
+  state_.evaluate(std::move(arrays), stream);
+}
+
+int64_t Context::integer(const fb::Vid* vid) const {
+  const Value& value = state_.values[vid->idx()];
+  if (const auto* x = std::get_if<int64_t>(&value)) {
+    return *x;
+  }
+  if (const auto* x = std::get_if<bool>(&value)) {
+    return *x;
+  }
+  fail(
+      Error::InvalidProgram, "value slot ", vid->idx(),
+      std::holds_alternative<double>(value) ? ": got a float, expected an integer" : " is read before it is written");
+}
+
+double Context::real(const fb::FloatOrVid* x) const {
+  if (!x->is_vid()) {
+    return x->literal();
+  }
+  const auto* value = std::get_if<double>(&state_.values[x->vid()->idx()]);
+  return value ? *value : static_cast<double>(integer(x->vid()));
+}
+
+std::string Context::slot_name(uint32_t tensor) const {
+  const char* name = program_.tensor_names[tensor];
+  return name ? str("tensor slot ", tensor, " \"", name, "\"") : str("tensor slot ", tensor);
+}
+
+namespace {
+
+// Appends a field of an instruction to a message if the field is an operand or an integer, as in
+// `x=%3 float32[2,5], axis=1`.
+class FieldPrinter {
+ public:
+  FieldPrinter(const State& state, std::string& text) : state_(state), text_(text) {}
+
+  void operator()(const Field& field) const {
+    const bool is_result = is_output_field(field.name) && !is_inout_field(field.name);
+    if (field.value == nullptr || field.type == nullptr || is_result) {
+      return integer(field);
+    }
+    text_ += str(text_.empty() ? "" : ", ", field.name, "=");
+    if (field.is(fb::TidTypeTable) && field.repeated) {
+      list(field.vector<const fb::Tid*>(), [&](const auto* tid) { tensor(tid); });
+    } else if (field.is(fb::TidTypeTable)) {
+      tensor(&field.structure<fb::Tid>());
+    } else if (field.is(fb::VidTypeTable)) {
+      value(&field.structure<fb::Vid>());
+    } else if (field.is(fb::IntOrVidTypeTable) && field.repeated) {
+      list(field.vector<flatbuffers::Offset<fb::IntOrVid>>(), [&](const auto* x) { number(*x); });
+    } else if (field.is(fb::IntOrVidTypeTable)) {
+      number(field.table<fb::IntOrVid>());
+    } else if (field.is(fb::FloatOrVidTypeTable)) {
+      number(field.table<fb::FloatOrVid>());
+    } else if (field.is(fb::VidOrTidTypeTable)) {
+      const auto& x = field.table<fb::VidOrTid>();
+      x.is_vid() ? value(x.vid()) : tensor(x.tid());
+    } else if (field.is(fb::IntOrVidOrTidTypeTable)) {
+      const auto& x = field.table<fb::IntOrVidOrTid>();
+      x.kind() == 0 ? void(text_ += str(x.literal())) : x.kind() == 1 ? value(x.vid()) : tensor(x.tid());
+    }
+  }
+
+ private:
+  // Appends the field if it is a plain integer.
+  void integer(const Field& field) const {
+    if (field.value == nullptr || field.repeated || field.type != nullptr) {
+      return;
+    }
+    if (field.base == flatbuffers::ET_INT) {
+      text_ += str(text_.empty() ? "" : ", ", field.name, "=", flatbuffers::ReadScalar<int32_t>(field.value));
+    }
+  }
+
+  template <typename List, typename Print>
+  void list(const List& items, Print&& print) const {
+    text_ += "[";
+    for (uint32_t i = 0; i < items.size() && i < kShownElements; ++i) {
+      text_ += i == 0 ? "" : " ";
+      print(items.Get(i));
+    }
+    text_ += items.size() > kShownElements ? " ...]" : "]";
+  }
+
+  template <typename Number>
+  void number(const Number& x) const {
+    x.is_vid() ? value(x.vid()) : void(text_ += str(x.literal()));
+  }
+
+  void tensor(const fb::Tid* tid) const {
+    const auto& slot = state_.tensors[tid->idx()];
+    text_ += str("%", tid->idx(), " ");
+    text_ += slot ? str(describe(*slot)) : "(empty)";
+  }
+
+  void value(const fb::Vid* vid) const {
+    const auto print = [&]<typename T>(const T& x) {
+      if constexpr (std::is_same_v<T, std::monostate>) {
+        text_ += "(empty)";
+      } else {
+        text_ += str(x);
+      }
+    };
+    std::visit(print, state_.values[vid->idx()]);
+  }
+
+  const State& state_;
+  std::string& text_;
+};
+
+} // namespace
+
+std::string Context::describe_operands(const fb::Instruction& instruction) const {
+  std::string text;
+  for_each_field(
+      *static_cast<const flatbuffers::Table*>(instruction.op()),
+      type_of(instruction.op_type()),
+      FieldPrinter(state_, text));
+  return text;
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,162 @@
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/deferred.h>
+#pragma GCC visibility pop
+
+#include "call/deferred.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "call/evaluation.h"
+#include "checks.h"
+#include "guarded.h"
+#include "memory/views.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+// Of this thread: what the next call shall do, and the last deferred call until it is taken.
+thread_local std::optional<Deferral> next_call;
+thread_local std::unique_ptr<DeferredCall> last_call;
+
+} // namespace
+
+DeferredCall::DeferredCall(
+    const Program& program, State& state, std::shared_ptr<Session> session, Arguments args,
+    std::vector<mx::array> outputs, std::vector<mx::array> copies, mx::Stream stream, uint64_t failures)
+    : program_(program),
+      state_(state),
+      session_(std::move(session)),
+      args_(args.begin(), args.end()),
+      outputs_(std::move(outputs)),
+      copies_(std::move(copies)),
+      stream_(stream),
+      failures_(failures) {}
+
+DeferredCall::~DeferredCall() {
+  try {
+    wait();
+  } catch (...) {
+    // Nobody takes the results of this call. If the failed work was to update a buffer, a later call that waits for
+    // the buffer throws.
+  }
+}
+
+void DeferredCall::wait() {
+  for (auto& copy : copies_) {
+    copy.wait();
+  }
+}
+
+void DeferredCall::finish() {
+  std::lock_guard lock(session_->mutex);
+  try {
+    wait();
+    check_no_failure_since(failures_);
+  } catch (...) {
+    settle(stream_);
+    state_.lose_buffers();
+    throw;
+  }
+  write_tensor_outputs(program_, {args_.data(), args_.size()}, copies_);
+}
+
+const mx::array& DeferredCall::output(const void* memory) const {
+  const size_t first = args_.size() - program_.graph->output_map()->size();
+  auto array = outputs_.begin();
+  for (size_t i = first; i < args_.size(); ++i) {
+    if (!args_[i]->isTensor()) {
+      continue;
+    }
+    if (args_[i]->toTensor().const_data_ptr() == memory) {
+      return *array;
+    }
+    ++array;
+  }
+  fail(Error::InvalidArgument, "defer: the source has no output with this memory");
+}
+
+std::optional<Deferral> take_deferral() {
+  return std::exchange(next_call, std::nullopt);
+}
+
+void set_deferred(std::unique_ptr<DeferredCall> call) {
+  last_call = std::move(call);
+}
+
+std::optional<uint32_t> tokens_slot(const Program& program) {
+  const auto* inputs = program.graph->input_map();
+  for (uint32_t i = 0; inputs != nullptr && i < inputs->size(); ++i) {
+    const auto& slot = *inputs->Get(i);
+    const bool is_tensor = slot.slot_type() == fb::SlotType::TensorSlot;
+    const char* name = is_tensor ? program.tensor_names[slot.idx()] : nullptr;
+    if (name != nullptr && std::string_view(name) == "tokens" &&
+        dtype_of(program.meta(slot.idx()).scalar_type()) == mx::int64) {
+      return slot.idx();
+    }
+  }
+  return std::nullopt;
+}
+
+void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream) {
+  const mx::array& source = deferral.source->output(deferral.output);
+  check_argument(
+      source.dtype() == mx::int64 && deferral.elements.size() == tokens.size(),
+      "defer: got ", deferral.elements.size(), " elements of ", describe(source), ", expected ", tokens.size(),
+      " of int64");
+  for (const int64_t element : deferral.elements) {
+    check_argument(
+        0 <= element && element < static_cast<int64_t>(source.size()),
+        "defer: element ", element, " is out of range [0, ", source.size(), ")");
+  }
+  if (deferral.elements.size() == 1 && source.size() == 1) {
+    tokens = mx::reshape(source, tokens.shape(), stream);
+    return;
+  }
+  const std::vector<int32_t> indices(deferral.elements.begin(), deferral.elements.end());
+  const mx::array index(indices.begin(), tokens.shape(), mx::int32);
+  tokens = mx::take(mx::flatten(source, stream), index, 0, stream);
+}
+
+std::vector<mx::array> copies_of(const std::vector<mx::array>& arrays, mx::Stream stream) {
+  std::vector<mx::array> copies;
+  for (const auto& x : arrays) {
+    // Unlike mx::copy or mx::contiguous, this never shares the memory of x.
+    copies.push_back(x.size() == 0 ? x : mx::where(views::scalar_for(x, mx::array(true), stream), x, x, stream));
+  }
+  return copies;
+}
+
+} // namespace executorch_mlx
+
+using namespace executorch_mlx;
+
+struct executorch_mlx_deferred {
+  std::unique_ptr<DeferredCall> call;
+};
+
+void executorch_mlx_defer(
+    const executorch_mlx_deferred* source, const void* output, const int64_t* elements, size_t count) {
+  last_call.reset();
+  next_call.emplace();
+  if (source != nullptr) {
+    next_call->source = source->call.get();
+    next_call->output = output;
+    next_call->elements.assign(elements, elements + count);
+  }
+}
+
+executorch_mlx_deferred* executorch_mlx_deferred_take() {
+  next_call.reset();
+  return last_call == nullptr ? nullptr : new executorch_mlx_deferred{std::move(last_call)};
+}
+
+int executorch_mlx_deferred_finish(executorch_mlx_deferred* call) {
+  return static_cast<int>(guarded("execute", [&] { call->call->finish(); }));
+}
+
+void executorch_mlx_deferred_free(executorch_mlx_deferred* call) {
+  delete call;
+}

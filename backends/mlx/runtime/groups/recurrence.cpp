@@ -1,0 +1,212 @@
+#include "groups/recurrence.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "call/context.h"
+#include "memory/views.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+using Operand = cpu::RecurrentCell::Operand;
+using Source = cpu::RecurrentCell::Source;
+using Slots = flatbuffers::Vector<const fb::Tid*>;
+
+std::optional<uint32_t> position(const Slots& slots, const fb::Tid* slot) {
+  const auto found = std::find_if(slots.begin(), slots.end(), [&](const auto* s) { return s->idx() == slot->idx(); });
+  return found == slots.end() ? std::nullopt : std::optional(static_cast<uint32_t>(found - slots.begin()));
+}
+
+// Reads a ScanNode and its body.
+class Reader {
+ public:
+  Reader(const Program& program, const fb::ScanParams& n)
+      : layout_(program.layout), n_(n), body_(program.chains[n.body_chain_idx()]) {}
+
+  std::optional<Recurrence> read() {
+    const auto& instructions = body_.instructions;
+    if (instructions.size() < 2 || instructions[1].group == 0) {
+      return std::nullopt;
+    }
+    result_.product = instructions[0].source->op_as_AddmmNode();
+    result_.group = instructions[1].group - 1;
+    const auto& group = body_.groups[result_.group];
+    const bool is_cell = result_.product != nullptr && group.last == instructions.size() && has_distinct_slots() &&
+        read_product() && read_inputs(group) && read_results(group);
+    return is_cell ? std::optional(std::move(result_)) : std::nullopt;
+  }
+
+ private:
+  // Whether no two of the slots that the loop writes are the same.
+  bool has_distinct_slots() const {
+    std::set<uint32_t> slots{result_.product->out()->idx()};
+    for (const auto* list : {n_.sliced(), n_.outputs(), n_.carry()}) {
+      for (const auto* slot : *list) {
+        if (!slots.insert(slot->idx()).second) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  bool read_product() {
+    const auto& p = *result_.product;
+    const auto hidden = position(*n_.carry(), p.mat1());
+    const bool is_plain = p.alpha() == 1 && (p.bias() == nullptr || p.beta() == 1);
+    if (!hidden || !is_plain || p.mat2()->idx() >= layout_.constants) {
+      return false;
+    }
+    result_.cell.hidden = *hidden;
+    if (p.bias() != nullptr) {
+      const auto bias = operand(p.bias());
+      if (!bias || bias->source == Source::carry || bias->source == Source::product) {
+        return false;
+      }
+      result_.cell.addend = bias;
+    }
+    return true;
+  }
+
+  bool read_inputs(const ElementwiseGroup& group) {
+    for (const auto* slot : group.inputs) {
+      const auto input = operand(slot);
+      if (!input) {
+        return false;
+      }
+      result_.cell.inputs.push_back(*input);
+    }
+    return true;
+  }
+
+  // Finds where the value of a slot comes from. It cannot be an output, which the body has not written yet.
+  std::optional<Operand> operand(const fb::Tid* slot) {
+    if (slot->idx() == result_.product->out()->idx()) {
+      return Operand{Source::product, 0};
+    }
+    if (const auto i = position(*n_.carry(), slot)) {
+      return Operand{Source::carry, *i};
+    }
+    if (const auto i = position(*n_.sliced(), slot)) {
+      return Operand{Source::sliced, *i};
+    }
+    if (position(*n_.outputs(), slot)) {
+      return std::nullopt;
+    }
+    result_.fixed.push_back(slot);
+    return Operand{Source::fixed, static_cast<uint32_t>(result_.fixed.size() - 1)};
+  }
+
+  // Sorts the results of the group. All carries and outputs must be among them.
+  bool read_results(const ElementwiseGroup& group) {
+    const auto& steps = group.sequence.steps;
+    std::vector<uint32_t> result_steps;
+    for (uint32_t i = 0; i < steps.size(); ++i) {
+      if (steps[i].is_result) {
+        result_steps.push_back(i);
+      }
+    }
+    auto& cell = result_.cell;
+    cell.carry_steps.resize(n_.carry()->size());
+    cell.output_steps.resize(n_.outputs()->size());
+    for (const auto& [slot, index] : group.results) {
+      const uint32_t step = result_steps[index];
+      if (const auto i = position(*n_.carry(), slot)) {
+        cell.carry_steps[*i] = step;
+      } else if (const auto j = position(*n_.outputs(), slot)) {
+        cell.output_steps[*j] = step;
+      } else if (is_read(slot)) {
+        return false;
+      } else {
+        cell.last_steps.push_back(step);
+        result_.last.push_back(slot);
+      }
+    }
+    return group.results.size() == cell.carry_steps.size() + cell.output_steps.size() + cell.last_steps.size();
+  }
+
+  // Whether a time step reads a slot that is no carry. If it also writes the slot, the next time step would read that.
+  bool is_read(const fb::Tid* slot) const {
+    const auto& fixed = result_.fixed;
+    return position(*n_.sliced(), slot) || slot->idx() == result_.product->out()->idx() ||
+        std::any_of(fixed.begin(), fixed.end(), [&](const auto* s) { return s->idx() == slot->idx(); });
+  }
+
+  const Layout& layout_;
+  const fb::ScanParams& n_;
+  const Chain& body_;
+  Recurrence result_{};
+};
+
+// The elements that one time step reads and writes, and the products that it sums up; see max_operations.
+uint64_t operations_per_step(const cpu::RecurrentCell& cell, const mx::array& matrix, uint64_t rows) {
+  const uint64_t units = matrix.shape(0);
+  const uint64_t columns = matrix.shape(1);
+  return matrix.size() + rows * (units + columns * (2 + units + 3 * cell.sequence->steps.size()));
+}
+
+} // namespace
+
+void find_recurrences(Program& program) {
+  for (const auto& chain : program.chains) {
+    for (const auto& instruction : chain.instructions) {
+      if (const auto* n = instruction.source->op_as_ScanNode()) {
+        if (auto recurrence = Reader(program, *n).read()) {
+          program.recurrences.emplace(n, std::move(*recurrence));
+        }
+      }
+    }
+  }
+}
+
+bool run_recurrence(const fb::ScanParams& n, const std::vector<mx::array>& originals, int axis, Context& c) {
+  const auto* recurrence = c.recurrence(n);
+  if (recurrence == nullptr) {
+    return false;
+  }
+  const auto& product = *recurrence->product;
+  const auto& matrix = c.in(product.mat2());
+  const auto carries = c.list(*n.carry());
+  const auto& hidden = carries[recurrence->cell.hidden];
+  if (!cpu::can_pack_recurrent(matrix, c.stream) || hidden.ndim() != 2 || hidden.shape(1) != matrix.shape(0)) {
+    return false;
+  }
+  const int steps = originals[0].shape(axis);
+  check_size({steps, hidden.shape(0), hidden.shape(1)}, mx::float32);
+  cpu::RecurrenceOperands operands{originals, axis, carries, {}};
+  for (const auto* slot : recurrence->fixed) {
+    operands.fixed.push_back(c.in(slot));
+  }
+  auto cell = recurrence->cell;
+  cell.sequence = &c.group(n, recurrence->group).sequence;
+  const uint64_t operations = operations_per_step(cell, matrix, hidden.shape(0));
+  if (!c.allows_loop(n, steps, operations)) {
+    return false;  // the instructions run one by one, until one fails
+  }
+  const auto packed = c.constant_result(&product, [&] { return cpu::pack_recurrent(matrix); });
+  auto results = cpu::recurrence(cell, operands, packed);
+  if (!results) {
+    return false;
+  }
+  c.count_loop(n, steps, operations);
+  for (uint32_t i = 0; i < n.carry()->size(); ++i) {
+    c.set(n.carry()->Get(i), std::move(results->carries[i]));
+  }
+  for (uint32_t i = 0; i < n.outputs()->size(); ++i) {
+    c.set(n.outputs()->Get(i), std::move(results->outputs[i]));
+  }
+  // What else the last time step leaves in slots.
+  c.set(product.out(), std::move(results->product));
+  for (uint32_t i = 0; i < recurrence->last.size(); ++i) {
+    c.set(recurrence->last[i], std::move(results->last[i]));
+  }
+  for (uint32_t i = 0; i < n.sliced()->size(); ++i) {
+    c.set(n.sliced()->Get(i), views::take(originals[i], steps - 1, axis, c.stream));
+  }
+  return true;
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,46 @@
+#include "memory/mapped_files.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+namespace executorch_mlx {
+
+MappedFiles::MappedFiles() {
+#if defined(__linux__)
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    Range range{};
+    char permissions[5] = {};
+    uint64_t inode = 0;  // 0: no file
+    const int fields = std::sscanf(
+        line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %" SCNu64, &range.begin, &range.end, permissions, &inode);
+    if (fields == 4 && inode != 0 && permissions[0] == 'r' && permissions[1] == '-') {
+      ranges_.push_back(range);
+    }
+  }
+#endif
+}
+
+size_t MappedFiles::release([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) const {
+#if defined(__linux__)
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes) / page * page;
+  for (const auto& range : ranges_) {
+    if (first < last && range.begin <= first && last <= range.end) {
+      const bool is_released = madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0;
+      return is_released ? last - first : 0;
+    }
+  }
+#endif
+  return 0;
+}
+
+} // namespace executorch_mlx

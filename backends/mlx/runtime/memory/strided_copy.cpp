@@ -1,0 +1,97 @@
+#include "memory/strided_copy.h"
+
+#include <cstring>
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr size_t kPageBytes = 4096;  // the smallest page of any system
+
+// Makes the page of a byte writable. New memory contains zeros, and the exchange of a zero for a zero is a write.
+void map_page(char* byte) {
+  char zero = 0;
+  __atomic_compare_exchange_n(byte, &zero, 0, /*weak=*/false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+class Copy {
+ public:
+  Copy(const mx::Shape& shape, size_t width, const mx::Strides& from_strides, const mx::Strides& to_strides)
+      : shape_(shape), width_(width), from_strides_(from_strides), to_strides_(to_strides), outer_(shape.size()) {
+    // The innermost axes that have no gaps in both arrays are copied together.
+    int64_t run = 1;
+    while (outer_ > 0 && is_dense(outer_ - 1, run)) {
+      run *= shape[--outer_];
+    }
+    run_bytes_ = static_cast<size_t>(run) * width;
+  }
+
+  // Copies the sub-array over the axes from `axis` on.
+  void run(size_t axis, const char* from, char* to) const {
+    if (axis == outer_) {
+      std::memcpy(to, from, run_bytes_);
+      return;
+    }
+    const auto width = static_cast<int64_t>(width_);
+    for (int i = 0; i < shape_[axis]; ++i) {
+      run(axis + 1, from, to);
+      from += from_strides_[axis] * width;
+      to += to_strides_[axis] * width;
+    }
+  }
+
+  // Prepares the sub-array of `to` over the axes from `axis` on for an update.
+  void prepare(size_t axis, char* to) const {
+    if (axis == outer_) {
+      return prepare_for_update(to, run_bytes_);
+    }
+    for (int i = 0; i < shape_[axis]; ++i) {
+      prepare(axis + 1, to + to_strides_[axis] * static_cast<int64_t>(width_) * i);
+    }
+  }
+
+ private:
+  bool is_dense(size_t axis, int64_t stride) const {
+    return shape_[axis] == 1 || (from_strides_[axis] == stride && to_strides_[axis] == stride);
+  }
+
+  const mx::Shape& shape_;
+  const size_t width_;
+  const mx::Strides& from_strides_;
+  const mx::Strides& to_strides_;
+  size_t outer_;  // the number of axes outside the runs
+  size_t run_bytes_;
+};
+
+} // namespace
+
+void strided_copy(
+    const mx::Shape& shape, size_t width, const char* from, const mx::Strides& from_strides, char* to,
+    const mx::Strides& to_strides) {
+  Copy(shape, width, from_strides, to_strides).run(0, from, to);
+}
+
+void prepare_for_update(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
+  Copy(shape, width, strides, strides).prepare(0, data);
+}
+
+void prepare_for_update(char* data, size_t count) {
+  if (count > 0) {
+    for (size_t i = 0; i < count; i += kPageBytes) {
+      map_page(data + i);
+    }
+    map_page(data + count - 1);
+  }
+}
+
+mx::Strides row_major_strides(const mx::Shape& shape) {
+  mx::Strides strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  return strides;
+}
+
+} // namespace executorch_mlx

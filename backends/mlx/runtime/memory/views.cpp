@@ -1,0 +1,234 @@
+#include "memory/views.h"
+
+#include <mlx/primitives.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "cpu/accelerate.h"
+#include "memory/strided_copy.h"
+
+namespace executorch_mlx::views {
+
+namespace {
+
+// Whether the elements of a non-empty array lie in memory without gaps, with the last axis innermost.
+bool is_row_major(const mx::Shape& shape, const mx::Strides& strides) {
+  int64_t expected = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] != 1 && strides[i] != expected) {
+      return false;
+    }
+    expected *= shape[i];
+  }
+  return true;
+}
+
+// Returns a view of x that begins `offset` elements after the first element of x. The view must not be empty.
+mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset = 0) {
+  mx::array y(std::move(shape), x.dtype(), nullptr, {});
+  int64_t span = 1;  // from the first to the last element in memory
+  for (size_t i = 0; i < y.ndim(); ++i) {
+    span += strides[i] * (y.shape(static_cast<int>(i)) - 1);
+  }
+  const auto reversed = [](auto list) {
+    std::reverse(list.begin(), list.end());
+    return list;
+  };
+  mx::array::Flags flags{};
+  flags.row_contiguous = is_row_major(y.shape(), strides);
+  flags.col_contiguous = is_row_major(reversed(y.shape()), reversed(strides));
+  flags.contiguous = flags.row_contiguous || flags.col_contiguous;
+  y.copy_shared_buffer(x, strides, flags, static_cast<size_t>(span), offset);
+  y.set_status(mx::array::Status::available);
+  return y;
+}
+
+// Whether view() can make views of x: x is not empty, it is available, and its strides are positive.
+bool can_view(const mx::array& x) {
+  if (x.size() == 0 || !x.is_available()) {
+    return false;
+  }
+  for (size_t i = 0; i < x.ndim(); ++i) {
+    if (x.shape(static_cast<int>(i)) > 1 && x.strides(static_cast<int>(i)) <= 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Returns the strides of a view of x with another shape, or nullopt if there is no such view. Divides the axes of x and
+// those of the shape into runs, so that the nth runs of both have the same number of elements. If the elements of a run
+// of x are evenly spaced in memory, the run can be divided into other axes.
+std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::Shape& shape) {
+  mx::Strides strides(shape.size(), 1);
+  size_t i = 0;
+  size_t j = 0;
+  while (j < shape.size()) {
+    if (shape[j] == 1) {
+      ++j;
+      continue;
+    }
+    while (x.shape(static_cast<int>(i)) == 1) {
+      ++i;
+    }
+    int64_t left = x.shape(static_cast<int>(i));  // the number of elements in the run of x
+    int64_t right = shape[j];  // the number of elements in the run of `shape`, which has the axes from j to `last`
+    size_t last = j;
+    int64_t innermost = x.strides(static_cast<int>(i++));
+    while (left != right) {
+      if (left > right) {
+        right *= shape[++last];
+        continue;
+      }
+      const int axis = static_cast<int>(i++);
+      if (x.shape(axis) == 1) {
+        continue;
+      }
+      if (innermost != x.strides(axis) * x.shape(axis)) {
+        return std::nullopt;
+      }
+      left *= x.shape(axis);
+      innermost = x.strides(axis);
+    }
+    for (size_t axis = last + 1; axis-- > j;) {
+      strides[axis] = innermost;
+      innermost *= shape[axis];
+    }
+    j = last + 1;
+  }
+  return strides;
+}
+
+bool is_lazy_reshape(const mx::array& x) {
+  return x.status() == mx::array::Status::unscheduled && x.has_primitive() &&
+      std::string_view(x.primitive().name()) == "Reshape";
+}
+
+mx::Shape shape_of(const mx::array& x, const std::vector<int>& axes) {
+  mx::Shape shape;
+  for (const int axis : axes) {
+    shape.push_back(x.shape(axis));
+  }
+  return shape;
+}
+
+// Whether a transposition moves only axes of size 1.
+bool keeps_order(const mx::array& x, const std::vector<int>& axes) {
+  int last = -1;
+  for (const int axis : axes) {
+    if (x.shape(axis) != 1) {
+      if (axis < last) {
+        return false;
+      }
+      last = axis;
+    }
+  }
+  return true;
+}
+
+} // namespace
+
+mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream) {
+  if (can_view(x)) {
+    if (x.flags().row_contiguous) {
+      return view(x, shape, row_major_strides(shape));
+    }
+    if (auto strides = strides_after_reshape(x, shape)) {
+      return view(x, shape, std::move(*strides));
+    }
+    if (const auto copy = cpu::copy(x, stream)) {
+      return view(*copy, shape, row_major_strides(shape));
+    }
+  }
+  // On a GPU, each operation of the graph costs the host time, also one that computes nothing.
+  const bool skips = stream.device == mx::Device::gpu && is_lazy_reshape(x);
+  return mx::reshape(skips ? x.inputs()[0] : x, shape, stream);
+}
+
+mx::array scalar_for(const mx::array& other, const mx::array& x, mx::Stream stream) {
+  return other.size() == 1 ? reshape(x, other.shape(), stream) : x;
+}
+
+mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
+  if (!can_view(x)) {
+    return stream.device == mx::Device::gpu && keeps_order(x, axes) ? reshape(x, shape_of(x, axes), stream)
+                                                                    : mx::transpose(x, axes, stream);
+  }
+  mx::Shape shape;
+  mx::Strides strides;
+  for (const int axis : axes) {
+    shape.push_back(x.shape(axis));
+    strides.push_back(x.strides(axis));
+  }
+  return view(x, std::move(shape), std::move(strides));
+}
+
+mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream) {
+  if (!can_view(x)) {
+    return mx::expand_dims(x, axis, stream);
+  }
+  auto shape = x.shape();
+  auto strides = x.strides();
+  shape.insert(shape.begin() + axis, 1);
+  strides.insert(strides.begin() + axis, 1);
+  return view(x, std::move(shape), std::move(strides));
+}
+
+mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
+  if (!can_view(x)) {
+    return mx::squeeze(x, axes, stream);
+  }
+  mx::Shape shape;
+  mx::Strides strides;
+  for (int axis = 0; axis < static_cast<int>(x.ndim()); ++axis) {
+    if (std::find(axes.begin(), axes.end(), axis) == axes.end()) {
+      shape.push_back(x.shape(axis));
+      strides.push_back(x.strides(axis));
+    }
+  }
+  return view(x, std::move(shape), std::move(strides));
+}
+
+mx::array take(const mx::array& x, int index, int axis, mx::Stream stream) {
+  auto shape = x.shape();
+  shape.erase(shape.begin() + axis);
+  if (x.size() == 0) {  // MLX refuses it, although another axis is the empty one
+    return mx::zeros(shape, x.dtype(), stream);
+  }
+  if (!can_view(x)) {
+    return mx::take(x, index, axis, stream);
+  }
+  auto strides = x.strides();
+  const int64_t offset = index * strides[axis];
+  strides.erase(strides.begin() + axis);
+  return view(x, std::move(shape), std::move(strides), offset);
+}
+
+mx::array slice(
+    const mx::array& x, const mx::Shape& start, const mx::Shape& stop, const mx::Shape& steps, mx::Stream stream) {
+  const auto is_empty = [&] {
+    for (size_t i = 0; i < start.size(); ++i) {
+      if (stop[i] <= start[i]) {
+        return true;
+      }
+    }
+    return false;
+  };
+  if (!can_view(x) || is_empty()) {
+    return mx::slice(x, start, stop, steps, stream);
+  }
+  mx::Shape shape;
+  mx::Strides strides;
+  int64_t offset = 0;
+  for (size_t i = 0; i < start.size(); ++i) {
+    shape.push_back((stop[i] - start[i] + steps[i] - 1) / steps[i]);
+    strides.push_back(x.strides()[i] * steps[i]);
+    offset += x.strides()[i] * start[i];
+  }
+  return view(x, std::move(shape), std::move(strides), offset);
+}
+
+} // namespace executorch_mlx::views

@@ -1,0 +1,252 @@
+#include "program/packed_weights.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/accelerate.h"
+#include "error.h"
+#include "memory/host_memory.h"
+#include "memory/limit.h"
+#include "memory/mapped_files.h"
+#include "ops/quant.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr size_t kCacheLine = 64;
+
+uintptr_t address_of(const mx::array& x) {
+  return reinterpret_cast<uintptr_t>(x.data<void>());
+}
+
+struct Weights {
+  cpu::PackedMatrix matrix;
+  int group_size;
+  int bits;
+  size_t size;  // of the packed copy, a multiple of kCacheLine
+};
+
+// Returns the weights of a node if they can be packed.
+template <typename Node>
+std::optional<Weights> weights_of(const Node& n, const Program& program, const State& state, mx::Stream stream) {
+  for (const auto* slot : {n.w(), n.scales(), n.biases()}) {
+    if (slot == nullptr || slot->idx() >= program.layout.constants) {
+      return std::nullopt;
+    }
+  }
+  const auto constant = [&](const fb::Tid* slot) { return *state.tensors[slot->idx()]; };
+  try {
+    auto q = checked_weights(n, {constant(n.w()), constant(n.scales()), constant(n.biases())});
+    Weights result{{std::move(q.w), std::move(q.scales), std::move(*q.biases)}, n.group_size(), n.bits(), 0};
+    const auto size = cpu::integer_panels_size(result.matrix, n.group_size(), n.bits(), stream);
+    if (!size) {
+      return std::nullopt;
+    }
+    result.size = (*size + kCacheLine - 1) / kCacheLine * kCacheLine;
+    return result;
+  } catch (const Failure&) {
+    return std::nullopt;  // the instruction will fail
+  }
+}
+
+// A product whose kernel reads packed weights.
+struct PackedNode {
+  const void* node;
+  std::array<uint32_t, 3> slots;  // of the weights
+  Weights weights;
+  std::string key;
+};
+
+template <typename Node>
+std::array<uint32_t, 3> slots_of(const Node& n) {
+  return {n.w()->idx(), n.scales()->idx(), n.biases()->idx()};
+}
+
+// Identifies the weights of a node among those of all methods of the program, which share constants. Constants of
+// different shapes or dtypes may have the same address, because a file stores equal bytes once.
+std::string key_of(const Weights& weights) {
+  const auto& m = weights.matrix;
+  std::string key = str(weights.group_size, " ", weights.bits);
+  for (const auto* x : {&m.w, &m.scales, &m.biases}) {
+    key += str(" ", address_of(*x), " ", describe(*x));
+  }
+  return key;
+}
+
+std::optional<PackedNode> packed_node(
+    const fb::Instruction& instruction, const Program& program, const State& state, mx::Stream stream) {
+  std::optional<Weights> weights;
+  std::array<uint32_t, 3> slots{};
+  if (const auto* n = instruction.op_as_Int8QuantizedMatmulNode()) {
+    weights = weights_of(*n, program, state, stream);
+    slots = weights ? slots_of(*n) : slots;
+  } else if (const auto* n = instruction.op_as_QuantizedMatmulNode()) {
+    if (n->transpose() && n->mode()->string_view() == "affine") {
+      weights = weights_of(*n, program, state, stream);
+    }
+    const int k = weights ? weights->matrix.w.shape(-1) * 32 / n->bits() : 0;
+    if (weights && !cpu::has_fast_integers(n->bits(), n->group_size(), k)) {
+      return std::nullopt;
+    }
+    slots = weights ? slots_of(*n) : slots;
+  }
+  if (!weights) {
+    return std::nullopt;
+  }
+  auto key = key_of(*weights);
+  return PackedNode{instruction.op(), slots, std::move(*weights), std::move(key)};
+}
+
+std::vector<PackedNode> packed_nodes(const Program& program, const State& state, mx::Stream stream) {
+  std::vector<PackedNode> nodes;
+  if (program.graph->init_chain_idx() >= 0) {
+    return nodes;
+  }
+  for (const auto& chain : program.chains) {
+    for (const auto& instruction : chain.instructions) {
+      if (auto node = packed_node(*instruction.source, program, state, stream)) {
+        nodes.push_back(std::move(*node));
+      }
+    }
+  }
+  return nodes;
+}
+
+// Notes that an instruction reads a constant as it is. If the constant was released, it counts as active memory again.
+void read_in_place(const mx::array& constant, SharedData& shared) {
+  shared.read_in_place.insert(constant.data<void>());
+  const auto released = shared.released_constants.find(str(address_of(constant)));
+  if (released != nullptr && released->bytes) {
+    check_memory([] { return "constants"; }, constant.nbytes());
+    released->bytes.reset();
+  }
+}
+
+// Does the same for all constants that instructions other than `nodes` use.
+void read_other_constants(
+    const std::vector<PackedNode>& nodes, const Program& program, const State& state, SharedData& shared) {
+  auto uses = program.constant_uses;
+  for (const auto& node : nodes) {
+    for (const uint32_t slot : node.slots) {
+      --uses[slot];
+    }
+  }
+  for (uint32_t slot = 0; slot < uses.size(); ++slot) {
+    if (uses[slot] > 0) {
+      read_in_place(*state.tensors[slot], shared);
+    }
+  }
+}
+
+// Releases the pages of the constants that only packed copies like that of `weights` replace.
+std::vector<std::shared_ptr<ReleasedConstant>> release(
+    const Weights& weights, const MappedFiles& files, SharedData& shared) {
+  std::vector<std::shared_ptr<ReleasedConstant>> result;
+  for (const auto& x : {weights.matrix.w, weights.matrix.scales, weights.matrix.biases}) {
+    if (shared.read_in_place.count(x.data<void>()) > 0) {
+      continue;
+    }
+    auto released = shared.released_constants.find(str(address_of(x)));
+    if (released == nullptr) {
+      released = std::make_shared<ReleasedConstant>(x);
+      released->bytes.emplace(files.release(x.data<void>(), x.nbytes()));
+      shared.released_constants.put(str(address_of(x)), released);
+    }
+    result.push_back(std::move(released));
+  }
+  return result;
+}
+
+// One block of memory for all copies, on large pages: with small pages, the processor reads it more slowly.
+mx::array allocate_block(size_t bytes) {
+  auto block = allocate({static_cast<int>((bytes + kCacheLine) / kCacheLine), kCacheLine}, mx::uint8);
+#if defined(__linux__)
+  constexpr uintptr_t kPage = 4096;
+  const auto begin = reinterpret_cast<uintptr_t>(block.data<void>());
+  const auto first = (begin + kPage - 1) / kPage * kPage;
+  const auto last = (begin + block.nbytes()) / kPage * kPage;
+  if (first < last) {
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // may be refused
+  }
+#endif
+  return block;
+}
+
+// The array of `size` bytes at `offset` of a block, in the same memory.
+mx::array part_of(const mx::array& block, size_t offset, size_t size) {
+  mx::array part = without_memory({static_cast<int>(size / kCacheLine), kCacheLine}, mx::uint8);
+  part.copy_shared_buffer(block, {kCacheLine, 1}, block.flags(), size, static_cast<int64_t>(offset));
+  return part;
+}
+
+} // namespace
+
+void pack_weights(const Program& program, SharedData& shared, State& state, mx::Stream stream) {
+  if (!cpu::computes_at_once(stream)) {
+    return;
+  }
+  const auto nodes = packed_nodes(program, state, stream);
+  read_other_constants(nodes, program, state, shared);
+  if (nodes.empty()) {
+    return;
+  }
+  struct NewWeights {
+    const Weights* weights;
+    size_t offset;
+    std::vector<std::shared_ptr<ReleasedConstant>> released;
+  };
+  std::map<std::string, std::optional<NewWeights>> chosen;  // empty if there is no room for the copy
+  const MappedFiles files;
+  size_t bytes = 0;
+  for (const auto& node : nodes) {
+    if (chosen.count(node.key) > 0 || shared.packed_weights.find(node.key) != nullptr) {
+      continue;
+    }
+    auto released = release(node.weights, files, shared);
+    const size_t needed = bytes + node.weights.size;
+    const bool has_room = !has_memory_limit() || active_memory() + needed + kCacheLine <= memory_limit();
+    chosen[node.key] = has_room ? std::optional(NewWeights{&node.weights, bytes, std::move(released)}) : std::nullopt;
+    bytes = has_room ? needed : bytes;
+  }
+  std::map<std::string, std::shared_ptr<const PackedWeights>> packed;  // keeps new copies until `state` has them
+  if (bytes > 0) {
+    const auto block = allocate_block(bytes);
+    const auto begin = address_of(block);
+    const size_t first = (begin + kCacheLine - 1) / kCacheLine * kCacheLine - begin;
+    for (auto& [key, added] : chosen) {
+      if (!added) {
+        continue;
+      }
+      const auto& [matrix, group_size, bits, size] = *added->weights;
+      auto panels = part_of(block, first + added->offset, size);
+      cpu::pack_integer_panels(matrix, group_size, bits, panels);
+      for (const auto& x : {matrix.w, matrix.scales, matrix.biases}) {
+        files.release(x.data<void>(), x.nbytes());
+      }
+      packed[key] = std::make_shared<const PackedWeights>(PackedWeights{std::move(panels), std::move(added->released)});
+      shared.packed_weights.put(key, packed[key]);
+    }
+  }
+  for (const auto& node : nodes) {
+    if (auto found = shared.packed_weights.find(node.key)) {
+      state.packed_weights.emplace(node.node, std::move(found));
+      continue;
+    }
+    for (const uint32_t slot : node.slots) {
+      read_in_place(*state.tensors[slot], shared);
+    }
+  }
+}
+
+} // namespace executorch_mlx
