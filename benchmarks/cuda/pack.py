@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import sequences
 import fused
 import rows
 import sampler
@@ -36,6 +37,7 @@ export LD_LIBRARY_PATH="$root/lib:$root/site/executorch/lib:$root/site/mlx/lib:$
 export PYTHONPATH="$root/package:$root/site" EXECUTORCH_MLX_BUILD="$root/lib" PYTHONUNBUFFERED=1
 [ $# -gt 0 ] || python3 "$root/cuda/sampler.py" "$root/programs/sampler.pte"
 [ $# -gt 0 ] || python3 "$root/cuda/fused.py" "$root/programs"
+[ $# -gt 0 ] || python3 "$root/cuda/sequences.py" "$root/programs"
 [ $# -gt 0 ] || python3 "$root/cuda/rows.py" "$root/programs"
 exec python3 "$root/cuda/run.py" --root "$root" "$@"
 """
@@ -102,6 +104,7 @@ def pack(root: Path, options: argparse.Namespace) -> None:
     (root / "programs").mkdir()
     sampler.export(str(root / "programs/sampler.pte"))
     fused.export(root / "programs")
+    sequences.export(root / "programs")
     rows.export(root / "programs")
     for program in options.program:
         write_without_weights(program, root / "programs")

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "error.h"
+#include "gpu/fused.h"
 #include "memory/limit.h"
 #include "memory/plan.h"
 
@@ -66,6 +67,7 @@ void check_cuda_headers(const std::exception& error) {
 Evaluation::Evaluation(
     std::vector<mx::array> arrays, mx::Stream stream, const std::vector<std::uintptr_t>& overwritable)
     : lock_(memory_mutex()), stream_(stream) {
+  gpu::join_sequences(arrays);
   const size_t limit = memory_limit();
   if (limit == kNoMemoryLimit) [[likely]] {
     stages_.push_back(std::move(arrays));

@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <numbers>
 #include <numeric>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +17,7 @@
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
+#include "sequence_kernel.h"
 
 namespace executorch_mlx::gpu {
 
@@ -33,18 +32,14 @@ constexpr int kPositionsOfPart = 512;
 constexpr int kMaxBlocksOfSmallParts = 128;  // about one for each multiprocessor
 constexpr int kMaxParts = 64;
 constexpr int kMaxGroups = kMaxBlocks / kMaxParts;  // of heads
-
-// How many bytes of the next matrix the L2 cache loads during attention.
-constexpr size_t kMaxAhead = 8 << 20;
-constexpr int kAheadOfThread = 4096;
+constexpr size_t kOffset = 5;  // among the inputs of attention_step_kernel()
 
 // The kernels of attention. A block computes kPerBlock query heads for one part of the positions. Each group of kLanes
 // threads holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity,
-// kDim], and y is [B, kHeads, 1, kDim]. The shape of `sizes` is the number of positions, the number of parts, the
-// offset of the rotation, and 0. If there is more than one part, the kernel writes to `workspace`. Its first kMaxGroups
-// numbers count the finished parts of each group of kPerBlock heads, and are 0 between kernels. After them are floats
-// [B * kHeads, parts, kDim + 2]: for each part, the weighted sum of the values, the largest exponent and the sum of the
-// weights.
+// kDim], and y is [B, kHeads, 1, kDim]. `length` is the number of positions in use. If there is more than one part, the
+// kernel writes to `workspace`. Its first kMaxGroups numbers count the finished parts of each group of kPerBlock heads,
+// and are 0 between kernels. After them are floats [B * kHeads, parts, kDim + 2]: for each part, the weighted sum of
+// the values, the largest exponent and the sum of the weights.
 //
 // kSetup starts to load the first keys and values, and each iteration starts to load those of the next one. Between
 // kSetup and kAttention, a kernel defines query_row, the kPerBlock query heads. If kOwn is 1, the last position is not
@@ -57,8 +52,6 @@ constexpr char kSetup[] = R"(
   constexpr float kLowest = -1e30f;
   uint32_t* const counters = const_cast<uint32_t*>(workspace);
   float* const work = reinterpret_cast<float*>(counters + kMaxGroups);
-  const int length = sizes_shape[0];
-  const int parts = sizes_shape[1];
   const int first_head = blockIdx.x / parts * kPerBlock;  // counted over all batches
   const int part = blockIdx.x % parts;
   const int size = (length + parts - 1) / parts;
@@ -66,7 +59,7 @@ constexpr char kSetup[] = R"(
   const int end = min(begin + size, length);
   const int group = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
-  const uint64_t cache = uint64_t(first_head / kShared) * keys_shape[2] * kDim + lane * kWide;
+  const uint64_t cache = uint64_t(first_head / kShared) * capacity * kDim + lane * kWide;
   uint4 next_key[kBatch], next_value[kBatch];
   const auto load = [&](int first) {
     for (int i = 0; i < kBatch; ++i) {
@@ -76,6 +69,7 @@ constexpr char kSetup[] = R"(
     }
   };
   load(begin);
+  wait_for_inputs();
 )";
 
 constexpr char kAttention[] = R"(
@@ -226,9 +220,9 @@ constexpr char kAttention[] = R"(
 )";
 
 // q is [B, kHeads, 1, kDim].
-const CudaKernel& attention_kernel() {
-  static const CudaKernel kernel(
-      "attention_of_token", {"q", "keys", "values", "sizes", "workspace"}, {"y"},
+const SequenceKernel& attention_kernel() {
+  static const SequenceKernel kernel(
+      "attention_of_token", {"q", "keys", "values", "workspace"}, {}, {"y"}, {"length", "parts", "capacity"},
       str("  constexpr int kOwn = 0;\n", kSetup, R"(
   const T* const query_row = q + first_head * kDim;
   const T* const own_key = nullptr;
@@ -238,32 +232,20 @@ const CudaKernel& attention_kernel() {
 }
 
 // Also normalizes and rotates query and key, which are operands of a DeferredRope, and writes key and value to the
-// cache. Each block computes the new key itself: in the cache it may not be there yet. The blocks beyond those of the
-// query heads ask the L2 cache to load the beginning of `next`, the matrix that will multiply y: kAheadOfThread bytes
-// for each thread.
-const CudaKernel& attention_step_kernel() {
-  static const CudaKernel kernel(
+// cache. Each block computes the new key itself: in the cache it may not be there yet. If kHasOffset is 1, the rotation
+// is by `rotated_by` positions, else by `offset`.
+const SequenceKernel& attention_step_kernel() {
+  static const SequenceKernel kernel(
       "attention_step",
-      {"new_query", "query_weight", "new_key", "key_weight", "new_value", "offset", "freqs", "keys", "values", "sizes",
-       "workspace", "next"},
-      {"y"},
-      str(R"(
-  const int blocks = new_query_shape[0] * kHeads / kPerBlock * sizes_shape[1];
-  if (blockIdx.x >= blocks) {
-#if __CUDA_ARCH__ >= 900
-    const uint64_t at = (uint64_t(blockIdx.x - blocks) * kThreads + threadIdx.x) * kAheadOfThread;
-    const auto address = __cvta_generic_to_global(reinterpret_cast<const char*>(next) + at);
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(kAheadOfThread) : "memory");
-#endif
-    return;
-  }
-  constexpr int kOwn = 1;
-)", kSetup, kNormRope, R"(
+      {"new_query", "query_weight", "new_key", "key_weight", "new_value", "offset", "freqs", "keys", "values",
+       "workspace"},
+      {}, {"y"}, {"length", "parts", "capacity", "rotated_by"},
+      str("  constexpr int kOwn = 1;\n", kSetup, kNormRope, R"(
   __shared__ __align__(16) T query_row[kPerBlock * kDim], own_key[kDim], own_value[kDim];
   const int batch = first_head / kHeads;
   const int source = first_head / kShared * kDim;  // of the new key and value
-  const int rotated_by = kHasOffset ? sizes_shape[2] : offset[kPerRow ? batch : 0];
-  const float angle = __int_as_float(kPositionScale) * static_cast<float>(rotated_by);
+  const float angle =
+      __int_as_float(kPositionScale) * static_cast<float>(kHasOffset ? rotated_by : offset[kPerRow ? batch : 0]);
   const int warp = threadIdx.x / 32;
   if (warp < kPerBlock) {
     norm_rope(new_query + (first_head + warp) * kDim, query_weight, angle, query_row + warp * kDim);
@@ -314,124 +296,48 @@ int parts_of(int length, int blocks) {
   return std::min(std::max(small, blocks_of(length, kPositionsOfPart)), kMaxParts);
 }
 
-// How a kernel divides the work, and the constants of both kernels.
+// How a kernel divides the work.
 struct Plan {
-  Plan(const mx::array& q, const mx::array& k, float scale, std::optional<int> offset)
+  Plan(const mx::array& q, const mx::array& k)
       : length(k.shape(2)),
         heads_of_block(std::gcd(q.shape(1) / k.shape(1), kMaxHeads)),
         parts(parts_of(length, q.shape(1) / heads_of_block)),
         blocks(q.shape(0) * q.shape(1) / heads_of_block * parts),
-        work(q.shape(0) * q.shape(1) * kMaxParts * (q.shape(3) + 2)),
-        shape(q.shape()),
-        dtype(q.dtype()),
-        // MLX passes the shape of an array by value. This array only brings numbers to the kernel.
-        sizes(static_cast<const float*>(nullptr), {length, parts, offset.value_or(0), 0}, mx::float32),
-        constants{
-            {"kThreads", kThreads}, {"kDim", q.shape(3)}, {"kHeads", q.shape(1)},
-            {"kShared", q.shape(1) / k.shape(1)}, {"kPerBlock", heads_of_block}, {"kMaxGroups", kMaxGroups},
-            // The kernel computes powers of 2.
-            {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}} {}
+        work(q.shape(0) * q.shape(1) * kMaxParts * (q.shape(3) + 2)) {}
 
   int length, heads_of_block, parts, blocks;
   int work;  // floats in the workspace, enough for any length
-  mx::Shape shape;  // of the result
-  mx::Dtype dtype;
-  mx::array sizes;
-  CudaKernel::Constants constants;
 };
 
-// The first element of a workspace with at least `work` floats. The kernels of a stream share it, one kernel after the
-// other.
+// A workspace with at least `work` floats. The kernels of a stream share it, one kernel after the other.
 mx::array workspace_of(mx::Stream stream, int work) {
-  struct Workspace {
-    mx::array memory, first;
-  };
   static std::mutex mutex;
   // Never destroyed: at the end of the process, MLX may be gone before.
-  static auto& all = *new std::map<int, Workspace>;
+  static auto& all = *new std::map<int, mx::array>;
   std::lock_guard lock(mutex);
   const auto found = all.find(stream.index);
-  if (found != all.end() && found->second.memory.size() >= static_cast<size_t>(kMaxGroups) + work) {
-    return found->second.first;
+  if (found != all.end() && found->second.size() >= static_cast<size_t>(kMaxGroups) + work) {
+    return found->second;
   }
-  mx::array memory = mx::zeros({kMaxGroups + work}, mx::uint32, stream);
-  evaluate({memory}, stream);
-  const mx::array first = address_of(memory);
-  all.insert_or_assign(stream.index, Workspace{std::move(memory), first});
-  return first;
+  mx::array workspace = mx::zeros({kMaxGroups + work}, mx::uint32, stream);
+  evaluate({workspace}, stream);
+  all.insert_or_assign(stream.index, workspace);
+  return workspace;
 }
 
-// The result of one of the kernels.
-class TokenAttention : public DeferredOperation {
- public:
-  TokenAttention(mx::Stream stream, Plan plan)
-      : DeferredOperation(stream), plan_(std::move(plan)), workspace_(workspace_of(stream, plan_.work)) {}
-
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    if (plan_.parts > 1) {
-      declare_written(workspace_, stream());
-    }
-    DeferredOperation::eval_gpu(inputs, outputs);
-  }
-
- protected:
-  mx::array run(const CudaKernel& kernel, std::vector<mx::array> operands, int more_blocks = 0) {
-    return kernel(
-        std::move(operands), {plan_.shape}, plan_.blocks + more_blocks, kThreads, plan_.constants, stream(),
-        {plan_.dtype})[0];
-  }
-
-  const Plan plan_;
-  const mx::array workspace_;
-};
-
-// The result of attention_kernel() of inputs q, keys and values.
-class AttentionOfToken : public TokenAttention {
- public:
-  using TokenAttention::TokenAttention;
-
-  const char* name() const override {
-    return "AttentionOfToken";
-  }
-
- private:
-  mx::array compute(const std::vector<mx::array>& inputs) override {
-    return run(attention_kernel(), {inputs[0], inputs[1], inputs[2], plan_.sizes, workspace_});
-  }
-};
-
-// The result of attention_step_kernel(). The inputs are those of the kernel, without `sizes` and `workspace`.
-// load_ahead() adds `next`.
-class AttentionStep : public TokenAttention {
- public:
-  using TokenAttention::TokenAttention;
-
-  const char* name() const override {
-    return kName;
-  }
-
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    declare_written(inputs[kKeys], stream());
-    declare_written(inputs[kValues], stream());
-    TokenAttention::eval_gpu(inputs, outputs);
-  }
-
-  static constexpr char kName[] = "AttentionStep";
-  static constexpr size_t kKeys = 7, kValues = 8, kNext = 9;
-
- private:
-  mx::array compute(const std::vector<mx::array>& inputs) override {
-    const bool has_next = inputs.size() > kNext;
-    std::vector<mx::array> operands(inputs.begin(), inputs.begin() + kNext);
-    operands.insert(operands.end(), {plan_.sizes, workspace_, has_next ? address_of(inputs[kNext]) : inputs[0]});
-    const size_t ahead = has_next ? std::min(inputs[kNext].nbytes(), kMaxAhead) : 0;
-    return run(attention_step_kernel(), std::move(operands), static_cast<int>(ahead / (kThreads * kAheadOfThread)));
-  }
-};
+// The constants of both kernels, for attention of q to k.
+SequenceKernel::Constants constants_of(const mx::array& q, const mx::array& k, const Plan& plan, float scale) {
+  return {
+      {"kThreads", kThreads}, {"kDim", q.shape(3)}, {"kHeads", q.shape(1)}, {"kShared", q.shape(1) / k.shape(1)},
+      {"kPerBlock", plan.heads_of_block}, {"kMaxGroups", kMaxGroups},
+      // The kernel computes powers of 2.
+      {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}};
+}
 
 // attention_of_token() of operands that attention_step_kernel() computes, too.
 std::optional<mx::array> attention_step(
-    const mx::array& q, const mx::array& keys, const mx::array& values, Plan plan, mx::Stream stream) {
+    const mx::array& q, const mx::array& keys, const mx::array& values, const Plan& plan,
+    SequenceKernel::Constants constants, mx::Stream stream) {
   const CacheUpdate* of_keys = open_update(keys);
   const CacheUpdate* of_values = open_update(values);
   if (!is_lazy(q, DeferredRope::kName) || of_keys == nullptr || of_values == nullptr || keys.id() == values.id()) {
@@ -439,7 +345,8 @@ std::optional<mx::array> attention_step(
   }
   // Whether the update writes the last position, and the kernel gets the memory of the cache and no copy.
   const auto writes_last = [&](const CacheUpdate& update, const mx::array& cache) {
-    return update.position == plan.length - 1 && cache.flags().row_contiguous;
+    return update.position == plan.length - 1 && cache.status() != mx::array::Status::unscheduled &&
+        cache.flags().row_contiguous;
   };
   const mx::array& k = keys.inputs()[1];
   const mx::array& v = values.inputs()[1];
@@ -454,18 +361,29 @@ std::optional<mx::array> attention_step(
   const auto& operands = q.inputs();
   const int of_query = 2 * q.sibling_position();
   const int of_key = 2 - of_query;
-  // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
   const mx::array& offset = operands[4];
-  std::vector<mx::array> inputs{
-      operands[of_query], operands[of_query + 1], operands[of_key], operands[of_key + 1],
-      transposed != nullptr ? *transposed : v, offset, operands[5], keys.inputs()[0], values.inputs()[0]};
-  plan.constants.insert(
-      plan.constants.end(),
+  const mx::array& cached_keys = keys.inputs()[0];
+  const mx::array& cached_values = values.inputs()[0];
+  const mx::array workspace = workspace_of(stream, plan.work);
+  SequenceKernel::Call call{
+      {operands[of_query], operands[of_query + 1], operands[of_key], operands[of_key + 1],
+       transposed != nullptr ? *transposed : v, offset, operands[5], cached_keys, cached_values, workspace},
+      {}, {q.shape()}, q.dtype(), {plan.length, plan.parts, keys.shape(2), rope.offset.value_or(0)}, plan.blocks,
+      kThreads, {7, 8}, {cached_keys, cached_values},
+      /*leaves_gpu_idle=*/true};
+  if (rope.offset) {
+    // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
+    call.inputs[kOffset] = workspace;
+  }
+  if (plan.parts > 1) {
+    call.written.push_back(workspace);
+  }
+  constants.insert(
+      constants.end(),
       {{"kNorm", rope.has_norm}, {"kEps", std::bit_cast<int>(rope.eps)},
        {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
-       {"kHasOffset", rope.offset.has_value()}, {"kAheadOfThread", kAheadOfThread}});
-  const auto primitive = std::make_shared<AttentionStep>(stream, plan);
-  const mx::array y(plan.shape, plan.dtype, primitive, std::move(inputs));
+       {"kHasOffset", rope.offset.has_value()}});
+  const mx::array y = attention_step_kernel()(std::move(call), std::move(constants), stream)[0];
   CacheUpdate::take_over(keys, y);
   CacheUpdate::take_over(values, y);
   return y;
@@ -490,26 +408,19 @@ std::optional<mx::array> attention_of_token(
   if (!fits || q.size() == 0 || k.size() == 0 || q.shape(0) * heads > kMaxGroups) {
     return std::nullopt;
   }
-  const bool is_rotated = is_lazy(q, DeferredRope::kName);
-  const Plan plan(
-      q, k, scale,
-      is_rotated ? static_cast<const DeferredRope&>(q.primitive()).options.offset : std::nullopt);
-  if (auto y = attention_step(q, *keys, *values, plan, stream)) {
+  const Plan plan(q, k);
+  auto constants = constants_of(q, k, plan, scale);
+  if (auto y = attention_step(q, *keys, *values, plan, constants, stream)) {
     return y;
   }
-  auto primitive = std::make_shared<AttentionOfToken>(stream, plan);
-  return mx::array(plan.shape, plan.dtype, std::move(primitive), {q, *keys, *values});
-}
-
-void load_ahead(const mx::array& x, const mx::array& matrix) {
-  const mx::array* y = &x;
-  while (is_lazy(*y, "Reshape") || is_lazy(*y, "Transpose")) {
-    y = &y->inputs()[0];
+  const mx::array workspace = workspace_of(stream, plan.work);
+  SequenceKernel::Call call{
+      {q, *keys, *values, workspace}, {}, {q.shape()}, q.dtype(), {plan.length, plan.parts, keys->shape(2)},
+      plan.blocks, kThreads, {1, 2}, {}, /*leaves_gpu_idle=*/true};
+  if (plan.parts > 1) {
+    call.written.push_back(workspace);
   }
-  if (is_lazy(*y, AttentionStep::kName) && y->inputs().size() == AttentionStep::kNext) {
-    mx::array step = *y;
-    step.inputs().push_back(matrix);
-  }
+  return attention_kernel()(std::move(call), std::move(constants), stream)[0];
 }
 
 } // namespace executorch_mlx::gpu

@@ -6,6 +6,7 @@
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
+#include "sequence_kernel.h"
 
 namespace executorch_mlx::gpu {
 
@@ -33,6 +34,16 @@ void CacheUpdate::take_over(mx::array update, const mx::array& writer) {
 const CacheUpdate* open_update(const mx::array& x) {
   const auto* update = is_lazy(x, CacheUpdate::kName) ? static_cast<const CacheUpdate*>(&x.primitive()) : nullptr;
   return update != nullptr && !update->is_taken_over() ? update : nullptr;
+}
+
+void join_sequences(const std::vector<mx::array>& arrays) {
+  std::vector<mx::array*> writers;
+  for (mx::array x : arrays) {
+    if (is_lazy(x, CacheUpdate::kName) && static_cast<const CacheUpdate&>(x.primitive()).is_taken_over()) {
+      writers.push_back(&x.inputs()[1]);
+    }
+  }
+  SequenceKernel::replace_by_ends(writers);
 }
 
 std::optional<int> updated_position(const mx::array& x) {

@@ -10,20 +10,6 @@
 
 #include "../error.h"
 
-#if defined(__linux__)
-// Functions of MLX's backend for CUDA. Its header needs those of CUDA, and other builds of MLX lack the functions.
-namespace mlx::core::cu {
-
-class CommandEncoder {
- public:
-  [[gnu::weak]] void set_output_array(const array& x);
-};
-
-[[gnu::weak]] CommandEncoder& get_command_encoder(Stream stream);
-
-} // namespace mlx::core::cu
-#endif
-
 namespace executorch_mlx::gpu {
 
 namespace {
@@ -66,12 +52,6 @@ std::string shapes_of(const std::vector<std::string>& inputs, const std::string&
 bool is_cuda(mx::Stream stream) {
   static const bool has_cuda = mx::cu::is_available();
   return has_cuda && stream.device == mx::Device::gpu;
-}
-
-void declare_written([[maybe_unused]] const mx::array& x, [[maybe_unused]] mx::Stream stream) {
-#if defined(__linux__)
-  mx::cu::get_command_encoder(stream).set_output_array(x);
-#endif
 }
 
 // MLX caches compiled kernels on disk by their names, so a name contains the hash of the source.

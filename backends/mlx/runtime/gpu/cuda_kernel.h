@@ -17,10 +17,6 @@ namespace mx = mlx::core;
 // Whether the stream is one of an NVIDIA GPU.
 bool is_cuda(mx::Stream stream);
 
-// Tells MLX that the next kernel on the stream also writes to the memory of x, which is none of the kernel's outputs.
-// Later kernels that read x then wait for this kernel.
-void declare_written(const mx::array& x, mx::Stream stream);
-
 class CudaKernel {
  public:
   // `body` is the source of the kernel, and `header` precedes it, as for mx::fast::cuda_kernel().

@@ -2,9 +2,12 @@
 
 #include <mlx/primitives.h>
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -140,6 +143,21 @@ std::optional<int> value_on_host(const mx::array& x) {
 }
 
 } // namespace
+
+const mx::array& before_reshapes(const mx::array& x) {
+  constexpr std::string_view kReshapes[] = {"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze"};
+  if (x.status() != mx::array::Status::unscheduled || !x.has_primitive()) {
+    return x;
+  }
+  const std::string_view name = x.primitive().name();
+  bool keeps_order = std::find(std::begin(kReshapes), std::end(kReshapes), name) != std::end(kReshapes);
+  if (name == "Transpose") {
+    auto axes = static_cast<const mx::Transpose&>(x.primitive()).state();
+    std::erase_if(axes, [&](int axis) { return x.inputs()[0].shape(axis) == 1; });
+    keeps_order = std::is_sorted(axes.begin(), axes.end());
+  }
+  return keeps_order ? before_reshapes(x.inputs()[0]) : x;
+}
 
 const mx::array* operand_of_transposition(const mx::array& y) {
   const bool is_transpose = is_lazy(y, "Transpose");

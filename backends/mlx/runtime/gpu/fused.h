@@ -1,9 +1,10 @@
 // Kernels for an NVIDIA GPU that compute several operations at once.
 //
 // In a small model, the host needs longer to build and submit the graph of a step than the GPU to compute it. Fewer
-// operations therefore make a step faster. The functions look at the lazy graph of their operands. If an operand is the
-// result of an operation that the kernel can also compute, the kernel takes the operands of this operation instead. MLX
-// then evaluates the operation itself only if something else needs its result.
+// operations therefore make a step faster. The kernels for one token also form sequences: see sequence_kernel.h. The
+// functions look at the lazy graph of their operands. If an operand is the result of an operation that the kernel can
+// also compute, the kernel takes the operands of this operation instead. MLX then evaluates the operation itself only
+// if something else needs its result.
 //
 // Arithmetic is float32. As in separate operations, the result of each operation is rounded to its dtype, except the
 // sigmoid inside silu().
@@ -48,6 +49,10 @@ std::optional<mx::array> update_position(
 
 // The position that x writes, if x is a lazy result of update_position().
 std::optional<int> updated_position(const mx::array& x);
+
+// Prepares arrays for their evaluation: the lazy updates that a kernel has taken over wait for all of its sequence, so
+// that MLX does not evaluate a part of the sequence first. See sequence_kernel.h.
+void join_sequences(const std::vector<mx::array>& arrays);
 
 // Attention of q [B, H, 1, D] to k and v [B, KV heads, positions, D], which are lazy slices of all positions of a KV
 // cache up to one. The kernel also computes norm_rope() and update_position() if q is a lazy result of norm_rope() for

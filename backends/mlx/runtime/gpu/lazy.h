@@ -30,14 +30,8 @@ inline bool is_lazy(const mx::array& x, std::string_view name) {
   return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
 }
 
-// An array with only the first element of the available matrix w, for a kernel that needs no more than the address.
-// When the operands of the kernels so far have many elements, MLX ends their CUDA graph, which costs time.
-inline mx::array address_of(const mx::array& w) {
-  mx::array y({1}, w.dtype(), nullptr, {});
-  y.copy_shared_buffer(w, {1}, {true, true, true}, 1);
-  y.set_status(mx::array::Status::available);
-  return y;
-}
+// x before lazy operations that only change its shape. The elements keep their order.
+const mx::array& before_reshapes(const mx::array& x);
 
 // Whether x has the dtype `dtype`, and the kernels can read it: it must be a float dtype.
 inline bool has_float_dtype(const mx::array& x, mx::Dtype dtype) {
@@ -138,9 +132,6 @@ class CacheUpdate : public DeferredOperation {
 
 // The primitive of x if x is the lazy result of an update that no kernel has taken over, else null.
 const CacheUpdate* open_update(const mx::array& x);
-
-// If x is the lazy result of attention, perhaps with another shape, the L2 cache loads `matrix` during the attention.
-void load_ahead(const mx::array& x, const mx::array& matrix);
 
 // The operand if y is the lazy result of a transposition [B, S, H, D] -> [B, H, S, D], else null. A reshape does the
 // same if S or H is 1.

@@ -1,15 +1,16 @@
 // Products of one row vector with matrices. Each thread block keeps the vector in shared memory. If the vector is the
 // lazy result of an RMSNorm, each block computes the norm itself, because this takes less time than another kernel.
 #include <bit>
-#include <memory>
+#include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../error.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
+#include "sequence_kernel.h"
 
 namespace executorch_mlx::gpu {
 
@@ -21,6 +22,12 @@ constexpr int kManyColumns = 4096;  // from here on, blocks are larger, because 
 constexpr int64_t kMaxRowsOfProduct = 1 << 25;  // a launch counts its threads in 31 bits
 constexpr size_t kMaxRowBytes = 40 << 10;  // of shared memory, of which a block has 48 KiB
 
+// How many loads of each row a thread issues before the row vector is ready. If the threads do not all fit on the GPU
+// at once, those that start late find it ready, and should not queue its loads behind those of the weights.
+constexpr int kEarlyLoads = 6;
+constexpr int kFewEarlyLoads = 3;
+constexpr int kManyThreads = 132 * 2048;  // of an H100 or H200
+
 // The beginning of a kernel: `index` is the number of the warp.
 const std::string kBegin = R"(
   const uint32_t lane = threadIdx.x % 32;
@@ -29,12 +36,13 @@ const std::string kBegin = R"(
 
 // Computes the products of x, or with kNorm of rms_norm(x, norm), with the kCount rows w[0], w[1], ... of matrices. The
 // products of the warp are in sums[0], sums[1], ..., rounded to T. The text before it defines kCount and w. Each thread
-// keeps kAhead loads of each row under way. The first loads are issued before x is read and normalized, so that the
-// block waits for the weights and for x at the same time.
+// keeps kAhead loads of each row under way. The first kEarly of them are issued before x is ready, so that the block
+// waits for the weights and for x at the same time.
 const std::string kProducts = str(R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
   constexpr int kAhead = kSteps < 6 ? kSteps : 6;
+  constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
   uint4 weights[kCount][kAhead];
   const auto load = [&](int step) {
     const int i = (step * 32 + lane) * kWide;
@@ -45,9 +53,10 @@ const std::string kProducts = str(R"(
     }
   };
   #pragma unroll
-  for (int step = 0; step < kAhead; ++step) {
+  for (int step = 0; step < kEarly; ++step) {
     load(step);
   }
+  wait_for_inputs();
 
   constexpr int kParts = (kDepth / kWide + kThreads - 1) / kThreads;  // of x in each thread
   __shared__ __align__(16) T row[kDepth];
@@ -56,6 +65,10 @@ const std::string kProducts = str(R"(
   for (int part = 0; part < kParts; ++part) {
     const int i = (part * kThreads + threadIdx.x) * kWide;
     parts[part] = i < kDepth ? *reinterpret_cast<const uint4*>(x + i) : uint4{0, 0, 0, 0};
+  }
+  #pragma unroll
+  for (int step = kEarly; step < kAhead; ++step) {
+    load(step);
   }
   if (kNorm) {
     float squares = 0.0f;
@@ -121,8 +134,8 @@ const std::string kProducts = str(R"(
 const std::string kRow = "  const uint64_t begin = uint64_t(min(index, uint32_t(kRows0 - 1))) * kDepth;\n";
 
 // A warp computes silu(x . gate[index]) * (x . up[index]).
-const CudaKernel& gated_products_kernel() {
-  static const CudaKernel kernel("gated_products", {"x", "norm", "gate", "up"}, {"y"}, kBegin + kRow + R"(
+const SequenceKernel& gated_products_kernel() {
+  static const SequenceKernel kernel("gated_products", {"x", "norm"}, {"gate", "up"}, {"y"}, {}, kBegin + kRow + R"(
   constexpr int kCount = 2;
   const T* const w[kCount] = {gate + begin, up + begin};
 )" + kProducts + R"(
@@ -135,8 +148,9 @@ const CudaKernel& gated_products_kernel() {
 }
 
 // A warp computes x . matrix[index] + added[index].
-const CudaKernel& product_and_sum_kernel() {
-  static const CudaKernel kernel("product_and_sum", {"x", "norm", "matrix", "added"}, {"y"}, kBegin + kRow + R"(
+const SequenceKernel& product_and_sum_kernel() {
+  static const SequenceKernel kernel(
+      "product_and_sum", {"x", "norm", "added"}, {"matrix"}, {"y"}, {}, kBegin + kRow + R"(
   constexpr int kCount = 1;
   const T* const w[kCount] = {matrix + begin};
 )" + kProducts + R"(
@@ -150,13 +164,13 @@ const CudaKernel& product_and_sum_kernel() {
 // A warp computes x . w[index] for one row of the matrices w0 [kRows0, kDepth], w1, ... A warp beyond the last row
 // computes the first row again, and does not write the result. `has_row` says so, because NVIDIA's compiler removes a
 // comparison of the pointer with null.
-const CudaKernel& products_kernel(size_t matrices) {
+const SequenceKernel& products_kernel(size_t matrices) {
   const auto make = [](size_t count) {
-    std::vector<std::string> inputs{"x", "norm"}, outputs;
+    std::vector<std::string> weights, outputs;
     std::string text = kBegin + "  constexpr int kCount = 1;\n  const T* w[kCount] = {w0};\n";
     text += "  T* y = y0;\n  bool has_row = false;\n";
     for (size_t i = 0; i < count; ++i) {
-      inputs.push_back(str("w", i));
+      weights.push_back(str("w", i));
       outputs.push_back(str("y", i));
       text += str(
           "  if (!has_row && index < kRows", i, ") { w[0] = w", i, " + uint64_t(index) * kDepth; y = y", i,
@@ -168,9 +182,9 @@ const CudaKernel& products_kernel(size_t matrices) {
     *y = static_cast<T>(sums[0]);
   }
 )";
-    return CudaKernel(str("products_of_row_", count).c_str(), inputs, outputs, text);
+    return SequenceKernel(str("products_of_row_", count), {"x", "norm"}, weights, outputs, {}, text);
   };
-  static const CudaKernel kernels[kMaxMatrices] = {make(1), make(2), make(3), make(4)};
+  static const SequenceKernel kernels[kMaxMatrices] = {make(1), make(2), make(3), make(4)};
   return kernels[matrices - 1];
 }
 
@@ -186,60 +200,37 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// Runs a kernel that contains kProducts. The matrices are its inputs from the third one on, before `added`. The number
-// of rows of the first `count` matrices is the number of warps. If x is the lazy result of an RMSNorm, the kernel
-// computes this.
+// Runs a kernel that contains kProducts, for the row vector x. The number of rows of the first `count` matrices is the
+// number of warps. If x is the lazy result of an RMSNorm, the kernel computes this.
 std::vector<mx::array> run(
-    const CudaKernel& kernel, const mx::array& x, const std::vector<mx::array>& matrices, size_t count,
+    const SequenceKernel& kernel, const mx::array& x, const std::vector<mx::array>& matrices, size_t count,
     const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {
-  // A reshape keeps the order of the elements.
-  const mx::array& row = is_lazy(x, "Reshape") ? x.inputs()[0] : x;
-  load_ahead(x, matrices[0]);
+  const mx::array& row = before_reshapes(x);
   const int depth = matrices[0].shape(1);
   const DeferredNorm* const norm = norm_of(row, depth);
   const float eps = norm != nullptr ? norm->eps : 0.0f;
-  std::vector<mx::array> inputs;
-  inputs.reserve(2 + kMaxMatrices);
-  inputs.push_back(norm != nullptr ? row.inputs()[0] : row);
-  inputs.push_back(norm != nullptr ? row.inputs()[1] : row);
-  const int threads = depth < kManyColumns ? kThreads : 2 * kThreads;
-  CudaKernel::Constants constants{
-      {"kThreads", threads}, {"kDepth", depth}, {"kNorm", norm != nullptr}, {"kEps", std::bit_cast<int>(eps)}};
-  for (const auto& matrix : matrices) {
-    inputs.push_back(address_of(matrix));
-  }
+  const mx::array& vector = norm != nullptr ? row.inputs()[0] : row;
+  SequenceKernel::Call call{
+      {vector, norm != nullptr ? row.inputs()[1] : vector}, matrices, std::move(shapes), x.dtype(), {}, 0,
+      depth < kManyColumns ? kThreads : 2 * kThreads};
   if (added) {
-    inputs.push_back(*added);
+    call.inputs.push_back(*added);
   }
   int64_t rows = 0;
   for (size_t i = 0; i < count; ++i) {
-    constants.push_back({kRowNames[i], matrices[i].shape(0)});
     rows += matrices[i].shape(0);
   }
-  return kernel(std::move(inputs), std::move(shapes), blocks_of(rows, threads / kWarp), threads, constants, stream);
-}
-
-// x @ w.T of inputs x and w.
-class Product : public DeferredOperation {
- public:
-  using DeferredOperation::DeferredOperation;
-
-  const char* name() const override {
-    return kName;
+  call.blocks = blocks_of(rows, call.threads / kWarp);
+  SequenceKernel::Constants constants{
+      {"kThreads", call.threads}, {"kDepth", depth}, {"kNorm", norm != nullptr}, {"kEps", std::bit_cast<int>(eps)},
+      {"kMaxEarly", int64_t{call.blocks} * call.threads > kManyThreads ? kFewEarlyLoads : kEarlyLoads}};
+  for (size_t i = 0; i < count; ++i) {
+    constants.push_back({kRowNames[i], matrices[i].shape(0)});
   }
-
-  static constexpr char kName[] = "Product";
-
- private:
-  mx::array compute(const std::vector<mx::array>& inputs) override {
-    auto shape = inputs[0].shape();
-    shape.back() = inputs[1].shape(0);
-    return run(products_kernel(1), inputs[0], {inputs[1]}, 1, std::nullopt, {std::move(shape)}, stream())[0];
+  if (matrices.size() == 1 && !added) {
+    call.product = std::pair(x, matrices[0]);
   }
-};
-
-bool is_product(const mx::array& y) {
-  return is_lazy(y, Product::kName);
+  return kernel(std::move(call), std::move(constants), stream);
 }
 
 } // namespace
@@ -263,30 +254,33 @@ std::optional<std::vector<mx::array>> products_of_row(
     return std::nullopt;
   }
   const size_t count = matrices.size();
-  if (count == 1) {
-    return std::vector{mx::array(
-        std::move(shapes[0]), x.dtype(), std::make_shared<Product>(stream), std::vector{x, matrices[0]})};
-  }
   return run(products_kernel(count), x, matrices, count, std::nullopt, std::move(shapes), stream);
 }
 
 std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& up, mx::Stream stream) {
-  if (!is_cuda(stream) || gate.shape() != up.shape() || !is_product(gate) || !is_product(up) ||
-      gate.inputs()[0].id() != up.inputs()[0].id()) {
+  const auto* const of_gate = SequenceKernel::product(gate);
+  const auto* const of_up = SequenceKernel::product(up);
+  if (!is_cuda(stream) || gate.shape() != up.shape() || of_gate == nullptr || of_up == nullptr ||
+      of_gate->first.id() != of_up->first.id()) {
     return std::nullopt;
   }
-  const auto& x = gate.inputs()[0];
   return run(
-      gated_products_kernel(), x, {gate.inputs()[1], up.inputs()[1]}, 1, std::nullopt, {gate.shape()}, stream)[0];
+      gated_products_kernel(), of_gate->first, {of_gate->second, of_up->second}, 1, std::nullopt, {gate.shape()},
+      stream)[0];
 }
 
 std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  if (!is_cuda(stream) || a.shape() != b.shape() || a.dtype() != b.dtype() || !(is_product(a) || is_product(b))) {
+  if (!is_cuda(stream) || a.shape() != b.shape() || a.dtype() != b.dtype()) {
     return std::nullopt;
   }
-  const auto& [product, added] = is_product(b) ? std::tie(b, a) : std::tie(a, b);
-  const auto& x = product.inputs()[0];
-  return run(product_and_sum_kernel(), x, {product.inputs()[1]}, 1, added, {a.shape()}, stream)[0];
+  const auto* const of_b = SequenceKernel::product(b);
+  const auto* const product = of_b != nullptr ? of_b : SequenceKernel::product(a);
+  if (product == nullptr) {
+    return std::nullopt;
+  }
+  return run(
+      product_and_sum_kernel(), product->first, {product->second}, 1, of_b != nullptr ? a : b, {a.shape()},
+      stream)[0];
 }
 
 } // namespace executorch_mlx::gpu

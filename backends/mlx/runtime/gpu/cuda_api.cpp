@@ -1,0 +1,197 @@
+#include "cuda_api.h"
+
+#include <array>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#include "../error.h"
+
+// This library is built without the headers of CUDA, so the few declarations that it needs are here. Builds of MLX for
+// CUDA bring the functions; in other builds, they are null and not called.
+namespace mlx::core::cu {
+
+class Device {
+ public:
+  [[gnu::weak]] void make_current();
+};
+
+class CommandEncoder {
+ public:
+  [[gnu::weak]] void set_input_array(const array& x);
+  [[gnu::weak]] void set_output_array(const array& x);
+  [[gnu::weak]] void add_graph_node(CUgraph_st* graph, const std::string& key, bool is_updatable);
+  [[gnu::weak]] void add_completed_handler(std::function<void()> handler);
+};
+
+[[gnu::weak]] Device& device(mlx::core::Device device);
+[[gnu::weak]] CommandEncoder& get_command_encoder(Stream stream);
+
+} // namespace mlx::core::cu
+
+// The CUDA driver (cuda.h) and its run-time compiler (nvrtc.h), of CUDA 13.
+extern "C" {
+
+struct CUmod_st;
+struct CUctx_st;
+struct CUkern_st;
+struct _nvrtcProgram;
+
+struct ExecutorchMlxKernelNode {  // CUDA_KERNEL_NODE_PARAMS
+  CUfunc_st* function;
+  unsigned grid[3], block[3], shared_bytes;
+  void** arguments;
+  void** extra;
+  CUkern_st* kernel;
+  CUctx_st* context;
+};
+
+struct ExecutorchMlxEdge {  // CUgraphEdgeData
+  unsigned char from_port, to_port, type, reserved[5];
+};
+
+[[gnu::weak]] int cuCtxGetDevice(int* device);
+[[gnu::weak]] int cuDeviceGetAttribute(int* value, int attribute, int device);
+[[gnu::weak]] int cuModuleLoadData(CUmod_st** module, const void* image);
+[[gnu::weak]] int cuModuleGetFunction(CUfunc_st** function, CUmod_st* module, const char* name);
+[[gnu::weak]] int cuGraphCreate(CUgraph_st** graph, unsigned flags);
+[[gnu::weak]] int cuGraphDestroy(CUgraph_st* graph);
+[[gnu::weak]] int cuGraphAddKernelNode_v2(
+    CUgraphNode_st** node, CUgraph_st* graph, const CUgraphNode_st* const* before, size_t count,
+    const ExecutorchMlxKernelNode* parameters);
+[[gnu::weak]] int cuGraphAddDependencies_v2(
+    CUgraph_st* graph, CUgraphNode_st* const* from, CUgraphNode_st* const* to, const ExecutorchMlxEdge* edges,
+    size_t count);
+
+[[gnu::weak]] int nvrtcCreateProgram(
+    _nvrtcProgram** program, const char* source, const char* name, int headers, const char* const* texts,
+    const char* const* names);
+[[gnu::weak]] int nvrtcDestroyProgram(_nvrtcProgram** program);
+[[gnu::weak]] int nvrtcCompileProgram(_nvrtcProgram* program, int count, const char* const* options);
+[[gnu::weak]] int nvrtcGetCUBINSize(_nvrtcProgram* program, size_t* size);
+[[gnu::weak]] int nvrtcGetCUBIN(_nvrtcProgram* program, char* cubin);
+[[gnu::weak]] int nvrtcGetProgramLogSize(_nvrtcProgram* program, size_t* size);
+[[gnu::weak]] int nvrtcGetProgramLog(_nvrtcProgram* program, char* log);
+
+} // extern "C"
+
+namespace executorch_mlx::gpu {
+
+namespace {
+
+constexpr int kMajorVersion = 75, kMinorVersion = 76;  // attributes of a device
+// From this version of the architecture on, a kernel can start before the kernel in front of it ends.
+constexpr int kVersionOfEarlyStart = 90;
+constexpr ExecutorchMlxEdge kEarlyStart{1, 0, 1, {}};  // when all blocks of the kernel in front permit it
+
+void check(int result, const char* call) {
+  if (result != 0) {
+    throw std::runtime_error(str(call, ": error ", result, " of CUDA"));
+  }
+}
+
+// The version of the architecture of the GPU of a stream, such as 90 for 9.0.
+int architecture(mx::Stream stream) {
+  mx::cu::device(stream.device).make_current();
+  int device, major, minor;
+  check(cuCtxGetDevice(&device), "cuCtxGetDevice");
+  check(cuDeviceGetAttribute(&major, kMajorVersion, device), "cuDeviceGetAttribute");
+  check(cuDeviceGetAttribute(&minor, kMinorVersion, device), "cuDeviceGetAttribute");
+  return major * 10 + minor;
+}
+
+// The same as architecture(), which is asked once for each GPU.
+int known_architecture(mx::Stream stream) {
+  static std::mutex mutex;
+  static std::map<int, int> versions;
+  std::lock_guard lock(mutex);
+  const auto found = versions.find(stream.device.index);
+  return found != versions.end() ? found->second : versions[stream.device.index] = architecture(stream);
+}
+
+} // namespace
+
+CUfunc_st* compile(const std::string& name, const std::string& source, mx::Stream stream) {
+  _nvrtcProgram* program = nullptr;
+  check(nvrtcCreateProgram(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr), "nvrtcCreateProgram");
+  const std::string target = str("--gpu-architecture=sm_", known_architecture(stream));
+  const std::array options{target.c_str(), "--std=c++20"};
+  const int result = nvrtcCompileProgram(program, static_cast<int>(options.size()), options.data());
+  std::string output;
+  size_t size = 0;
+  if (result == 0 && nvrtcGetCUBINSize(program, &size) == 0) {
+    output.resize(size);
+    nvrtcGetCUBIN(program, output.data());
+  } else if (nvrtcGetProgramLogSize(program, &size) == 0) {
+    output.resize(size);
+    nvrtcGetProgramLog(program, output.data());
+  }
+  nvrtcDestroyProgram(&program);
+  if (result != 0) {
+    throw std::runtime_error(str("Failed to compile kernel ", name, ": ", output));
+  }
+  mx::cu::device(stream.device).make_current();
+  CUmod_st* module;
+  CUfunc_st* function;
+  check(cuModuleLoadData(&module, output.data()), "cuModuleLoadData");
+  check(cuModuleGetFunction(&function, module, "kernel"), "cuModuleGetFunction");
+  return function;
+}
+
+void* address_on_gpu(const mx::array& x) {
+  // The first member of MLX's CudaBuffer is the address.
+  const auto& buffer = const_cast<mx::array&>(x).buffer();
+  return *static_cast<char* const*>(buffer.ptr()) + x.offset();
+}
+
+KernelGraph::KernelGraph(mx::Stream stream)
+    : stream_(stream), can_start_early_(known_architecture(stream) >= kVersionOfEarlyStart) {
+  mx::cu::device(stream.device).make_current();
+  check(cuGraphCreate(&graph_, 0), "cuGraphCreate");
+}
+
+KernelGraph::~KernelGraph() {
+  cuGraphDestroy(graph_);
+}
+
+void KernelGraph::add(
+    CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) {
+  const ExecutorchMlxKernelNode kernel{
+      function, {static_cast<unsigned>(blocks), 1, 1}, {static_cast<unsigned>(threads), 1, 1}, 0, arguments.data(),
+      nullptr, nullptr, nullptr};
+  CUgraphNode_st* node;
+  check(cuGraphAddKernelNode_v2(&node, graph_, nullptr, 0, &kernel), "cuGraphAddKernelNode");
+  if (last_ != nullptr) {
+    check(
+        cuGraphAddDependencies_v2(graph_, &last_, &node, starts_early && can_start_early_ ? &kEarlyStart : nullptr, 1),
+        "cuGraphAddDependencies");
+  }
+  last_ = node;
+  ++size_;
+}
+
+void KernelGraph::reads(const mx::array& x) {
+  mx::cu::get_command_encoder(stream_).set_input_array(x);
+  keeps(x);
+}
+
+void KernelGraph::writes(const mx::array& x) {
+  mx::cu::get_command_encoder(stream_).set_output_array(x);
+  keeps(x);
+}
+
+void KernelGraph::keeps(const mx::array& x) {
+  memory_.push_back(x.data_shared_ptr());
+}
+
+void KernelGraph::submit() {
+  auto& encoder = mx::cu::get_command_encoder(stream_);
+  // Graphs with the same key have the same structure, so that MLX updates an earlier one instead of making it anew.
+  encoder.add_graph_node(graph_, str("(kernels", size_, ")"), /*is_updatable=*/true);
+  encoder.add_completed_handler([memory = std::move(memory_)] {});
+}
+
+} // namespace executorch_mlx::gpu
+

@@ -1,0 +1,56 @@
+// What sequence_kernel.h needs of CUDA's driver, of its run-time compiler and of MLX's backend for CUDA.
+#pragma once
+
+#include <mlx/mlx.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+struct CUfunc_st;
+struct CUgraph_st;
+struct CUgraphNode_st;
+
+namespace executorch_mlx::gpu {
+
+namespace mx = mlx::core;
+
+// Compiles the function `kernel` of a CUDA source for the GPU of the stream. Throws std::runtime_error with the
+// compiler's messages if the source is invalid.
+CUfunc_st* compile(const std::string& name, const std::string& source, mx::Stream stream);
+
+// The address of the memory of x on the GPU. x is evaluated.
+void* address_on_gpu(const mx::array& x);
+
+// Kernels that run one after the other, as a CUDA graph.
+class KernelGraph {
+ public:
+  explicit KernelGraph(mx::Stream stream);
+  ~KernelGraph();
+  KernelGraph(const KernelGraph&) = delete;
+  KernelGraph& operator=(const KernelGraph&) = delete;
+
+  // Adds a kernel. `arguments` are the addresses of its arguments, which this function copies. `starts_early`: blocks
+  // of the kernel start when all blocks of the kernel in front have permitted it or ended, if the GPU supports this.
+  void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early);
+
+  // Say which memory the kernels use. The graph waits for kernels of MLX that write what it reads, and later kernels
+  // of MLX that read what it writes wait for the graph. keeps() is for constants. All this memory stays in use until
+  // the graph has run.
+  void reads(const mx::array& x);
+  void writes(const mx::array& x);
+  void keeps(const mx::array& x);
+
+  // Adds the graph to the work of the stream.
+  void submit();
+
+ private:
+  mx::Stream stream_;
+  bool can_start_early_;
+  CUgraph_st* graph_ = nullptr;
+  CUgraphNode_st* last_ = nullptr;
+  int size_ = 0;
+  std::vector<std::shared_ptr<mx::array::Data>> memory_;
+};
+
+} // namespace executorch_mlx::gpu

@@ -1,0 +1,453 @@
+#include "sequence_kernel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <unordered_set>
+
+#include "../error.h"
+#include "cuda_api.h"
+#include "device_memory.h"
+#include "lazy.h"
+
+namespace executorch_mlx::gpu {
+
+namespace {
+
+// Every result begins at a multiple of so many bytes in the memory of its sequence.
+constexpr size_t kAlignment = 256;
+
+// How many bytes of the next kernel's weights the L2 cache loads while a kernel leaves the GPU idle.
+constexpr size_t kMaxAhead = 8 << 20;
+constexpr size_t kAheadOfThread = 4096;
+
+// What the source of a kernel can use, apart from what CUDA has.
+constexpr char kPrelude[] = R"(
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define INFINITY __int_as_float(0x7F800000)
+
+struct bfloat16 {
+  uint16_t bits;
+  bfloat16() = default;
+  __device__ explicit bfloat16(float x) {
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+#else
+    const uint32_t b = __float_as_uint(x);
+    bits = x != x ? 0x7FFF : (b + 0x7FFF + (b >> 16 & 1)) >> 16;
+#endif
+  }
+  __device__ explicit operator float() const {
+    float x;
+    asm("mov.b32 %0, {0, %1};" : "=f"(x) : "h"(bits));
+    return x;
+  }
+};
+
+struct float16 {
+  uint16_t bits;
+  float16() = default;
+  __device__ explicit float16(float x) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  }
+  __device__ explicit operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+};
+
+__device__ inline void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+)";
+
+// The beginning of a kernel that leaves the GPU idle: the blocks after its own ones load `next`.
+const std::string kLoadAhead = str(R"(
+  if (blockIdx.x >= own_blocks) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int kAhead = )", kAheadOfThread, R"(;
+    const uint64_t at = (uint64_t(blockIdx.x - own_blocks) * blockDim.x + threadIdx.x) * kAhead;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(next + at)), "r"(kAhead));
+#endif
+    return;
+  }
+)");
+
+const char* name_of(mx::Dtype dtype) {
+  switch (dtype) {
+    case mx::bool_:
+      return "bool";
+    case mx::uint8:
+      return "uint8_t";
+    case mx::uint16:
+      return "uint16_t";
+    case mx::uint32:
+      return "uint32_t";
+    case mx::uint64:
+      return "uint64_t";
+    case mx::int8:
+      return "int8_t";
+    case mx::int16:
+      return "int16_t";
+    case mx::int32:
+      return "int32_t";
+    case mx::int64:
+      return "int64_t";
+    case mx::float16:
+      return "float16";
+    case mx::bfloat16:
+      return "bfloat16";
+    case mx::float32:
+      return "float";
+    default:
+      throw std::invalid_argument(str("a kernel of a sequence cannot read ", dtype));
+  }
+}
+
+} // namespace
+
+// One run of a kernel.
+struct SequenceKernel::Launch {
+  // An array, or the result of another launch.
+  struct Input {
+    mx::Dtype dtype;
+    std::optional<mx::array> array;
+    bool is_lazy = false;
+    std::shared_ptr<Launch> launch = nullptr;
+    int result = 0;
+  };
+
+  // Launches that depend on each other.
+  struct Sequence {
+    std::weak_ptr<Launch> last;  // the latest one
+  };
+
+  Launch(const SequenceKernel* kernel, Call call, Constants constants)
+      : kernel(kernel), call(std::move(call)), constants(std::move(constants)) {}
+
+  // Sequences can be long, so their launches are not destroyed recursively.
+  ~Launch() {
+    std::vector<std::shared_ptr<Launch>> released;
+    take_launches(inputs, released);
+    while (!released.empty()) {
+      const auto launch = std::move(released.back());
+      released.pop_back();
+      if (launch.use_count() == 1) {
+        take_launches(launch->inputs, released);
+      }
+    }
+  }
+
+  const uint64_t number = ++count;  // in the order of creation
+  const SequenceKernel* const kernel;
+  Call call;  // without its inputs
+  const Constants constants;
+  std::vector<Input> inputs;
+  std::vector<mx::array> awaited;  // lazy results of other operations that this launch and those before it read
+  std::shared_ptr<Sequence> sequence;
+  std::vector<size_t> offsets;  // of the results in the memory of the sequence, in bytes
+  std::optional<mx::array> memory;  // of the sequence, after the run
+
+  // Whether this launch has run or been submitted.
+  bool has_run() const {
+    return memory.has_value();
+  }
+
+  // The launches that have to run for `last`, in the order of their creation.
+  static std::vector<std::shared_ptr<Launch>> open(const std::shared_ptr<Launch>& last);
+
+  // Runs these launches.
+  static void run(const std::vector<std::shared_ptr<Launch>>& launches, mx::Stream stream);
+
+ private:
+  // Adds the kernel to a graph. `memory` is the memory of the sequence. `before` and `next` are the launches around
+  // this one, or null.
+  void add_to(
+      KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next,
+      mx::Stream stream) const;
+
+  // Whether the kernel reads a result of `before`, or memory that it writes, without waiting for it.
+  bool needs_early(const Launch& before) const;
+
+  static void take_launches(std::vector<Input>& inputs, std::vector<std::shared_ptr<Launch>>& launches) {
+    for (auto& input : inputs) {
+      if (input.launch != nullptr) {
+        launches.push_back(std::move(input.launch));
+      }
+    }
+  }
+
+  static inline std::atomic<uint64_t> count = 0;
+};
+
+// The results of a launch.
+class SequenceKernel::Result : public mx::Primitive {
+ public:
+  Result(mx::Stream stream, std::shared_ptr<Launch> launch) : Primitive(stream), launch(std::move(launch)) {}
+
+  // If x is a lazy result of a launch, returns its primitive, else null.
+  static const Result* of(const mx::array& x) {
+    return is_lazy(x, kName) ? static_cast<const Result*>(&x.primitive()) : nullptr;
+  }
+
+  // The lazy results of a launch that has not run.
+  static std::vector<mx::array> make(const std::shared_ptr<Launch>& launch, mx::Stream stream) {
+    const auto& shapes = launch->call.shapes;
+    return mx::array::make_arrays(
+        shapes, std::vector(shapes.size(), launch->call.dtype), std::make_shared<Result>(stream, launch),
+        launch->awaited);
+  }
+
+  const char* name() const override {
+    return kName;
+  }
+
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("SequenceKernel: runs on GPU streams only");
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    if (!launch->has_run()) {
+      Launch::run(Launch::open(launch), stream());
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      mx::array& y = outputs[i];
+      const bool is_vector = std::count_if(y.shape().begin(), y.shape().end(), [](int n) { return n != 1; }) <= 1;
+      const mx::array::Flags flags{/*contiguous=*/true, /*row_contiguous=*/true, /*col_contiguous=*/is_vector};
+      const auto offset = static_cast<int64_t>(launch->offsets[i] / y.itemsize());
+      y.copy_shared_buffer(*launch->memory, y.strides(), flags, y.size(), offset);
+    }
+  }
+
+  const std::shared_ptr<Launch> launch;
+
+ private:
+  static constexpr char kName[] = "SequenceKernel";
+};
+
+std::vector<std::shared_ptr<SequenceKernel::Launch>> SequenceKernel::Launch::open(const std::shared_ptr<Launch>& last) {
+  std::vector<std::shared_ptr<Launch>> result{last};
+  std::unordered_set<const Launch*> found{last.get()};
+  for (size_t i = 0; i < result.size(); ++i) {
+    const auto launch = result[i];
+    for (const auto& input : launch->inputs) {
+      if (input.launch != nullptr && !input.launch->has_run() && found.insert(input.launch.get()).second) {
+        result.push_back(input.launch);
+      }
+    }
+  }
+  std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a->number < b->number; });
+  return result;
+}
+
+void SequenceKernel::Launch::run(const std::vector<std::shared_ptr<Launch>>& launches, mx::Stream stream) {
+  size_t bytes = 0;
+  for (const auto& launch : launches) {
+    launch->offsets.clear();
+    for (const auto& shape : launch->call.shapes) {
+      launch->offsets.push_back(bytes);
+      bytes += std::accumulate(shape.begin(), shape.end(), size_t{launch->call.dtype.size()}, std::multiplies<>());
+      bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    }
+  }
+  const mx::array memory = allocate_on_gpu(bytes, stream);
+  KernelGraph graph(stream);
+  const Launch* before = nullptr;
+  for (size_t i = 0; i < launches.size(); ++i) {
+    const Launch* const next = i + 1 < launches.size() ? launches[i + 1].get() : nullptr;
+    launches[i]->add_to(graph, memory, before, next, stream);
+    before = launches[i].get();
+  }
+  graph.writes(memory);
+  graph.submit();
+  for (const auto& launch : launches) {
+    launch->memory = memory;
+    launch->inputs.clear();
+    launch->awaited.clear();
+    launch->call.weights.clear();
+    launch->call.written.clear();
+    launch->call.product.reset();
+  }
+}
+
+void SequenceKernel::Launch::add_to(
+    KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next,
+    mx::Stream stream) const {
+  std::vector<void*> addresses, arguments;
+  const auto add_result = [&](const Launch& launch, size_t index) {
+    const mx::array& at = launch.has_run() ? *launch.memory : memory;
+    addresses.push_back(static_cast<char*>(address_on_gpu(at)) + launch.offsets[index]);
+  };
+  for (const auto& input : inputs) {
+    if (!input.array) {
+      add_result(*input.launch, input.result);
+      if (input.launch->has_run()) {
+        graph.reads(*input.launch->memory);  // another graph writes it, perhaps in this evaluation
+      }
+      continue;
+    }
+    addresses.push_back(address_on_gpu(*input.array));
+    // Arrays that are not lazy have been written before this evaluation.
+    input.is_lazy ? graph.reads(*input.array) : graph.keeps(*input.array);
+  }
+  for (const auto& x : call.weights) {
+    addresses.push_back(address_on_gpu(x));
+    graph.keeps(x);
+  }
+  for (size_t i = 0; i < call.shapes.size(); ++i) {
+    add_result(*this, i);
+  }
+  for (const auto& x : call.written) {
+    graph.writes(x);
+  }
+  int blocks = call.blocks;
+  if (call.leaves_gpu_idle) {
+    const bool has_next = next != nullptr && !next->call.weights.empty();
+    const size_t ahead = has_next ? std::min(next->call.weights[0].nbytes(), kMaxAhead) : 0;
+    blocks += static_cast<int>(ahead / (call.threads * kAheadOfThread));
+    addresses.push_back(has_next ? address_on_gpu(next->call.weights[0]) : nullptr);
+  }
+  for (auto& address : addresses) {
+    arguments.push_back(&address);
+  }
+  for (const int& number : call.numbers) {
+    arguments.push_back(const_cast<int*>(&number));
+  }
+  if (call.leaves_gpu_idle) {
+    arguments.push_back(const_cast<int*>(&call.blocks));
+  }
+  const bool starts_early = before != nullptr && !needs_early(*before);
+  graph.add(kernel->function(*this, stream), blocks, call.threads, arguments, starts_early);
+}
+
+bool SequenceKernel::Launch::needs_early(const Launch& before) const {
+  return std::any_of(call.early.begin(), call.early.end(), [&](int number) {
+    const Input& input = inputs[number];
+    const auto is_same = [&](const mx::array& x) {
+      return input.array && x.data_shared_ptr() == input.array->data_shared_ptr();
+    };
+    return input.launch.get() == &before ||
+        std::any_of(before.call.written.begin(), before.call.written.end(), is_same);
+  });
+}
+
+SequenceKernel::SequenceKernel(
+    std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
+    std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body)
+    : name_(std::move(name)),
+      inputs_(std::move(inputs)),
+      weights_(std::move(weights)),
+      outputs_(std::move(outputs)),
+      numbers_(std::move(numbers)),
+      body_(std::move(body)) {}
+
+std::vector<mx::array> SequenceKernel::operator()(Call call, Constants constants, mx::Stream stream) const {
+  const auto inputs = std::exchange(call.inputs, {});
+  const auto launch = std::make_shared<Launch>(this, std::move(call), std::move(constants));
+  launch->inputs.reserve(inputs.size());
+  for (const auto& input : inputs) {
+    const mx::array& x = before_reshapes(input);
+    if (const Result* const result = Result::of(x)) {
+      const auto& before = result->launch;
+      for (const auto& awaited : before->awaited) {
+        const auto is_awaited = [&](const mx::array& y) { return y.id() == awaited.id(); };
+        if (std::none_of(launch->awaited.begin(), launch->awaited.end(), is_awaited)) {
+          launch->awaited.push_back(awaited);
+        }
+      }
+      launch->sequence = before->sequence;
+      launch->inputs.push_back({x.dtype(), std::nullopt, false, before, x.sibling_position()});
+    } else if (x.status() == mx::array::Status::unscheduled || !x.flags().row_contiguous) {
+      launch->awaited.push_back(mx::contiguous(x, /*allow_col_major=*/false, stream));
+      launch->inputs.push_back({x.dtype(), launch->awaited.back(), true});
+    } else {
+      launch->inputs.push_back({x.dtype(), x});
+    }
+  }
+  if (launch->sequence == nullptr) {
+    launch->sequence = std::make_shared<Launch::Sequence>();
+  }
+  launch->sequence->last = launch;
+  return Result::make(launch, stream);
+}
+
+CUfunc_st* SequenceKernel::function(const Launch& launch, mx::Stream stream) const {
+  std::vector<int> key{stream.device.index, static_cast<int>(launch.call.dtype.val())};
+  for (const auto& input : launch.inputs) {
+    key.push_back(static_cast<int>(input.dtype.val()));
+  }
+  for (const auto& constant : launch.constants) {
+    key.push_back(constant.second);
+  }
+  std::lock_guard lock(mutex_);
+  CUfunc_st*& function = functions_[key];
+  if (function == nullptr) {
+    function = compile(name_, source(launch), stream);
+  }
+  return function;
+}
+
+std::string SequenceKernel::source(const Launch& launch) const {
+  std::string text = str(kPrelude, "using T = ", name_of(launch.inputs[0].dtype), ";\n");
+  for (const auto& [name, value] : launch.constants) {
+    text += str("constexpr int ", name, " = ", value, ";\n");
+  }
+  text += "extern \"C\" __global__ void kernel(";
+  const char* separator = "";
+  const auto add = [&](const auto&... parts) { text += str(separator, parts...), separator = ", "; };
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    add("const ", name_of(launch.inputs[i].dtype), "* ", inputs_[i]);
+  }
+  for (const auto& weight : weights_) {
+    add("const T* ", weight);
+  }
+  for (const auto& output : outputs_) {
+    add(name_of(launch.call.dtype), "* ", output);
+  }
+  if (launch.call.leaves_gpu_idle) {
+    add("const char* next");
+  }
+  for (const auto& number : numbers_) {
+    add("int ", number);
+  }
+  if (launch.call.leaves_gpu_idle) {
+    add("int own_blocks");
+  }
+  return str(text, ") {\n", launch.call.leaves_gpu_idle ? kLoadAhead : "", body_, "}\n");
+}
+
+const std::pair<mx::array, mx::array>* SequenceKernel::product(const mx::array& y) {
+  const Result* const result = Result::of(y);
+  return result != nullptr && result->launch->call.product ? &*result->launch->call.product : nullptr;
+}
+
+void SequenceKernel::replace_by_ends(const std::vector<mx::array*>& arrays) {
+  std::map<const Launch*, mx::array> ends;
+  for (mx::array* x : arrays) {
+    const Result* const result = Result::of(*x);
+    const auto last = result != nullptr ? result->launch->sequence->last.lock() : nullptr;
+    if (last != nullptr && !last->has_run()) {
+      const auto found = ends.find(last.get());
+      *x = found != ends.end() ? found->second
+                               : ends.emplace(last.get(), Result::make(last, x->primitive().stream())[0]).first->second;
+    }
+  }
+}
+
+} // namespace executorch_mlx::gpu
