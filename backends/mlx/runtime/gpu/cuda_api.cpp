@@ -11,6 +11,8 @@
 
 // This library is built without the headers of CUDA, so the few declarations that it needs are here. Builds of MLX for
 // CUDA bring the functions; in other builds, they are null and not called.
+struct CUgraph_st;
+
 namespace mlx::core::cu {
 
 class Device {
@@ -34,6 +36,7 @@ class CommandEncoder {
 // The CUDA driver (cuda.h) and its run-time compiler (nvrtc.h), of CUDA 13.
 extern "C" {
 
+struct CUgraphNode_st;
 struct CUmod_st;
 struct CUctx_st;
 struct CUkern_st;
@@ -111,6 +114,62 @@ int known_architecture(mx::Stream stream) {
   return found != versions.end() ? found->second : versions[stream.device.index] = architecture(stream);
 }
 
+class CudaGraph : public KernelGraph {
+ public:
+  explicit CudaGraph(mx::Stream stream)
+      : stream_(stream), can_start_early_(known_architecture(stream) >= kVersionOfEarlyStart) {
+    mx::cu::device(stream.device).make_current();
+    check(cuGraphCreate(&graph_, 0), "cuGraphCreate");
+  }
+
+  ~CudaGraph() override {
+    cuGraphDestroy(graph_);
+  }
+
+  void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) override {
+    const ExecutorchMlxKernelNode kernel{
+        function, {static_cast<unsigned>(blocks), 1, 1}, {static_cast<unsigned>(threads), 1, 1}, 0, arguments.data(),
+        nullptr, nullptr, nullptr};
+    CUgraphNode_st* node;
+    check(cuGraphAddKernelNode_v2(&node, graph_, nullptr, 0, &kernel), "cuGraphAddKernelNode");
+    if (last_ != nullptr) {
+      const auto* const edge = starts_early && can_start_early_ ? &kEarlyStart : nullptr;
+      check(cuGraphAddDependencies_v2(graph_, &last_, &node, edge, 1), "cuGraphAddDependencies");
+    }
+    last_ = node;
+    ++size_;
+  }
+
+  void reads(const mx::array& x) override {
+    mx::cu::get_command_encoder(stream_).set_input_array(x);
+    keeps(x);
+  }
+
+  void writes(const mx::array& x) override {
+    mx::cu::get_command_encoder(stream_).set_output_array(x);
+    keeps(x);
+  }
+
+  void keeps(const mx::array& x) override {
+    memory_.push_back(x.data_shared_ptr());
+  }
+
+  void submit() override {
+    auto& encoder = mx::cu::get_command_encoder(stream_);
+    // Graphs with the same key have the same structure, so that MLX updates an earlier one instead of making it anew.
+    encoder.add_graph_node(graph_, str("(kernels", size_, ")"), /*is_updatable=*/true);
+    encoder.add_completed_handler([memory = std::move(memory_)] {});
+  }
+
+ private:
+  mx::Stream stream_;
+  bool can_start_early_;
+  CUgraph_st* graph_ = nullptr;
+  CUgraphNode_st* last_ = nullptr;
+  int size_ = 0;
+  std::vector<std::shared_ptr<mx::array::Data>> memory_;
+};
+
 } // namespace
 
 CUfunc_st* compile(const std::string& name, const std::string& source, mx::Stream stream) {
@@ -146,52 +205,8 @@ void* address_on_gpu(const mx::array& x) {
   return *static_cast<char* const*>(buffer.ptr()) + x.offset();
 }
 
-KernelGraph::KernelGraph(mx::Stream stream)
-    : stream_(stream), can_start_early_(known_architecture(stream) >= kVersionOfEarlyStart) {
-  mx::cu::device(stream.device).make_current();
-  check(cuGraphCreate(&graph_, 0), "cuGraphCreate");
-}
-
-KernelGraph::~KernelGraph() {
-  cuGraphDestroy(graph_);
-}
-
-void KernelGraph::add(
-    CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) {
-  const ExecutorchMlxKernelNode kernel{
-      function, {static_cast<unsigned>(blocks), 1, 1}, {static_cast<unsigned>(threads), 1, 1}, 0, arguments.data(),
-      nullptr, nullptr, nullptr};
-  CUgraphNode_st* node;
-  check(cuGraphAddKernelNode_v2(&node, graph_, nullptr, 0, &kernel), "cuGraphAddKernelNode");
-  if (last_ != nullptr) {
-    check(
-        cuGraphAddDependencies_v2(graph_, &last_, &node, starts_early && can_start_early_ ? &kEarlyStart : nullptr, 1),
-        "cuGraphAddDependencies");
-  }
-  last_ = node;
-  ++size_;
-}
-
-void KernelGraph::reads(const mx::array& x) {
-  mx::cu::get_command_encoder(stream_).set_input_array(x);
-  keeps(x);
-}
-
-void KernelGraph::writes(const mx::array& x) {
-  mx::cu::get_command_encoder(stream_).set_output_array(x);
-  keeps(x);
-}
-
-void KernelGraph::keeps(const mx::array& x) {
-  memory_.push_back(x.data_shared_ptr());
-}
-
-void KernelGraph::submit() {
-  auto& encoder = mx::cu::get_command_encoder(stream_);
-  // Graphs with the same key have the same structure, so that MLX updates an earlier one instead of making it anew.
-  encoder.add_graph_node(graph_, str("(kernels", size_, ")"), /*is_updatable=*/true);
-  encoder.add_completed_handler([memory = std::move(memory_)] {});
+std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream stream) {
+  return std::make_unique<CudaGraph>(stream);
 }
 
 } // namespace executorch_mlx::gpu
-

@@ -8,8 +8,6 @@
 #include <vector>
 
 struct CUfunc_st;
-struct CUgraph_st;
-struct CUgraphNode_st;
 
 namespace executorch_mlx::gpu {
 
@@ -25,32 +23,24 @@ void* address_on_gpu(const mx::array& x);
 // Kernels that run one after the other, as a CUDA graph.
 class KernelGraph {
  public:
-  explicit KernelGraph(mx::Stream stream);
-  ~KernelGraph();
-  KernelGraph(const KernelGraph&) = delete;
-  KernelGraph& operator=(const KernelGraph&) = delete;
+  static std::unique_ptr<KernelGraph> make(mx::Stream stream);
+
+  virtual ~KernelGraph() = default;
 
   // Adds a kernel. `arguments` are the addresses of its arguments, which this function copies. `starts_early`: blocks
   // of the kernel start when all blocks of the kernel in front have permitted it or ended, if the GPU supports this.
-  void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early);
+  virtual void add(
+      CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) = 0;
 
   // Say which memory the kernels use. The graph waits for kernels of MLX that write what it reads, and later kernels
   // of MLX that read what it writes wait for the graph. keeps() is for constants. All this memory stays in use until
   // the graph has run.
-  void reads(const mx::array& x);
-  void writes(const mx::array& x);
-  void keeps(const mx::array& x);
+  virtual void reads(const mx::array& x) = 0;
+  virtual void writes(const mx::array& x) = 0;
+  virtual void keeps(const mx::array& x) = 0;
 
   // Adds the graph to the work of the stream.
-  void submit();
-
- private:
-  mx::Stream stream_;
-  bool can_start_early_;
-  CUgraph_st* graph_ = nullptr;
-  CUgraphNode_st* last_ = nullptr;
-  int size_ = 0;
-  std::vector<std::shared_ptr<mx::array::Data>> memory_;
+  virtual void submit() = 0;
 };
 
 } // namespace executorch_mlx::gpu

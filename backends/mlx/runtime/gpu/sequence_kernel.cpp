@@ -267,15 +267,15 @@ void SequenceKernel::Launch::run(const std::vector<std::shared_ptr<Launch>>& lau
     }
   }
   const mx::array memory = allocate_on_gpu(bytes, stream);
-  KernelGraph graph(stream);
+  const auto graph = KernelGraph::make(stream);
   const Launch* before = nullptr;
   for (size_t i = 0; i < launches.size(); ++i) {
     const Launch* const next = i + 1 < launches.size() ? launches[i + 1].get() : nullptr;
-    launches[i]->add_to(graph, memory, before, next, stream);
+    launches[i]->add_to(*graph, memory, before, next, stream);
     before = launches[i].get();
   }
-  graph.writes(memory);
-  graph.submit();
+  graph->writes(memory);
+  graph->submit();
   for (const auto& launch : launches) {
     launch->memory = memory;
     launch->inputs.clear();
