@@ -63,6 +63,9 @@ FAMILIES = {
     "recurrent_gemma": (hf.RecurrentGemmaConfig, hf.RecurrentGemmaForCausalLM,
                         dict(head_dim=12, block_types=["recurrent", "attention"], lru_width=48,
                              attention_window_size=20)),
+    "zaya": (hf.ZayaConfig, hf.ZayaForCausalLM,
+             EXPERTS | dict(layer_types=["hybrid", "hybrid_sliding", "hybrid"], sliding_window=20, head_dim=16,
+                            num_experts_per_tok=1, router_hidden_size=16, cca_time1=3, attention_bias=True)),
     "minimax": (hf.MiniMaxConfig, hf.MiniMaxForCausalLM,
                 dict(layer_types=LAYERS, head_dim=12, num_local_experts=4, num_experts_per_tok=2, block_size=8)),
     "kimi_linear": (hf.KimiLinearConfig, hf.KimiLinearForCausalLM,
@@ -84,9 +87,11 @@ def random_model(name, **more_changes):
     torch.manual_seed(0)
     config_class, model_class, changes = FAMILIES[name]
     model = model_class(config_class(**SMALL | changes | more_changes)).eval()
-    for parameter in model.parameters():  # large weights, so that different models give different answers
+    for name, parameter in model.named_parameters():  # large weights, so that different models give different answers
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
+        elif name.endswith(".temp"):  # the scale of the keys of ZAYA, which begins at 0
+            torch.nn.init.ones_(parameter)
     return model
 
 

@@ -84,8 +84,46 @@ def gated_linear_recurrence(self, input_states, position_ids, attention_mask, us
     return self.linear_out(x * gate), None
 
 
+def convolved_projections(self, hidden_states, cache, conv_mask=None):
+    """The forward method of `ZayaCCAProjection`. Returns queries, keys and values `[B, S, H, D]`.
+
+    The queries and keys pass two convolutions, the second of which mixes the channels of a head. One half of each value
+    is that of the token before. The cache keeps the inputs of the convolutions, and the last hidden state.
+    """
+    (batch, length, _), size = hidden_states.shape, self.head_dim
+    heads, groups = self.num_attention_heads, self.num_key_value_heads
+    query, key = self.q_proj(hidden_states), self.k_proj(hidden_states)
+    x = torch.cat([query, key], -1).transpose(1, 2)
+    x = cache.update_conv_state(x, self.layer_idx, conv_kernel_size=self.conv_kernel_size)
+    x = causal_conv(x, self.conv_qk_depthwise.weight[:, 0], self.conv_qk_depthwise.bias, None)
+    x = _grouped_conv(x, self.conv_qk_grouped)[:, :, -length:].transpose(1, 2)
+    query, key = (y.reshape(batch, length, -1, size) for y in (query, key))
+    query = (query + key.repeat_interleave(heads // groups, 2)) * 0.5
+    key = query.reshape(batch, length, groups, heads // groups, size).mean(3)
+    query, key = (a + b for a, b in zip(x.split([heads, groups], 2), (query, key)))
+    hidden = cache.update_conv_state(hidden_states.transpose(1, 2), self.layer_idx, 1, conv_kernel_size=1)
+    earlier = hidden.transpose(1, 2)[:, -length - 1 : -1]
+    value = torch.cat([self.v_proj_current(hidden_states), self.v_proj_delayed(earlier)], -1)
+    return query, key, value.reshape(batch, length, groups, size)
+
+
+def _grouped_conv(x: torch.Tensor, conv: torch.nn.Conv1d) -> torch.Tensor:
+    """Return the causal convolution `[B, H, S, D]` of `x` `[B, H * D, S]` by `conv`, whose H groups have D channels.
+
+    Products of the tokens with matrices give a token the same bits alone as among others.
+    """
+    batch, channels, length = x.shape
+    heads, taps = conv.groups, conv.kernel_size[0]
+    x = x.reshape(batch, heads, channels // heads, length).mT
+    padded = torch.nn.functional.pad(x, (0, 0, taps - 1, 0))
+    windows = torch.cat([padded[:, :, tap : tap + length] for tap in range(taps)], -1)
+    weight = conv.weight.reshape(heads, channels // heads, channels // heads, taps).permute(0, 3, 2, 1).flatten(1, 2)
+    return windows @ weight + conv.bias.reshape(heads, 1, -1)
+
+
 # The class of a module → its new forward method.
 FORWARDS = {
+    "ZayaCCAProjection": convolved_projections,
     "MiniMaxLightningAttention": lightning_attention,
     "RecurrentGemmaRecurrentBlock": gated_linear_recurrence,
 }
