@@ -8,7 +8,7 @@ import torch
 
 
 class AllKeys(torch.nn.Module):
-    """Takes the place of an indexer that chooses the best `limit` keys, in contexts of at most so many positions."""
+    """Takes the place of an indexer that chooses all keys in contexts of at most `limit` positions."""
 
     def __init__(self, limit: int):
         super().__init__()
@@ -20,10 +20,18 @@ class AllKeys(torch.nn.Module):
 
 
 def _limit(module: torch.nn.Module) -> int | None:
-    """Return the number of keys that `module` chooses if it is the indexer of a layer, else None."""
+    """Return the number of keys that `module` chooses if it is the indexer of a layer, else None.
+
+    An indexer may choose blocks of keys in place of single keys, and then adds the keys that are in no complete block.
+    """
     if isinstance(module, AllKeys):
         return module.limit
-    return getattr(module, "index_topk", None) if type(module).__name__.endswith("Indexer") else None
+    if not type(module).__name__.endswith("Indexer") or not getattr(module, "index_kpool_always_select_tail", True):
+        return None
+    if hasattr(module, "topk_blocks"):
+        return module.topk_blocks * module.block_size
+    limit = getattr(module, "index_topk", None) or getattr(module, "token_budget", None)
+    return limit and limit - limit % (getattr(module, "index_kpool", None) or getattr(module, "compress_ratio", 1))
 
 
 def all_keys_limit(model: torch.nn.Module) -> int | None:
@@ -43,3 +51,7 @@ def use_all_keys(model: torch.nn.Module, context_len: int) -> None:
                 f"{type(model).__name__} attends to the keys that an index chooses, which is not supported"
             )
         module.indexer = AllKeys(limit)
+    for module in model.modules():
+        # Also a layer that uses the choice of an earlier layer makes a mask of the choice.
+        if hasattr(module, "build_attention_mask_from_topk"):
+            module.build_attention_mask_from_topk = lambda **options: None

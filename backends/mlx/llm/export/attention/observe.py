@@ -18,6 +18,7 @@ from .own import CachedStates
 _LENGTH = 8  # the number of tokens in the run
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # layers that keep a state
 STATELESS_KINDS = {"moe", "mlp"}  # layers that keep nothing
+_INDEXED_KINDS = {"indexed_attention", "minimax_m3_sparse"}  # layers with an index that chooses keys
 # Layers with attention → whether the attention has a window or blocks.
 _ATTENTION_KINDS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
 
@@ -77,7 +78,7 @@ def check_layer_types(model: PreTrainedModel) -> None:
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     known = {*_ATTENTION_KINDS, *STATE_KINDS, *STATELESS_KINDS}
     if any(isinstance(module, AllKeys) for module in model.modules()):
-        known.add("indexed_attention")
+        known |= _INDEXED_KINDS
     unknown = sorted(kinds - known)
     if unknown:
         raise ValueError(
