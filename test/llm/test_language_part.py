@@ -165,6 +165,18 @@ def test_experts_of_a_language_model(tmp_path):
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
 
 
+def test_the_part_of_a_speaking_model_that_writes(tmp_path):
+    audio = dict(d_model=32, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=32, output_dim=64)
+    config = hf.Qwen2_5OmniThinkerConfig(text_config=TEXT | ROPE, vision_config=BLOCKS, audio_config=audio)
+    thinker = whole_class(config)(config).eval()
+    thinker.save_pretrained(tmp_path)
+    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(tensors | {"talker.weight": torch.zeros(2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    hf.Qwen2_5OmniConfig(thinker_config=config.to_dict()).save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(thinker))
+    assert survey(tmp_path).obstacle is None
+
+
 def test_older_names_of_tensors(tmp_path):
     """The hub has checkpoints of Qwen2-VL and Qwen2.5-VL with these names."""
     write(CONFIGS["qwen2_5_vl"](), tmp_path)

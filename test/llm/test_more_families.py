@@ -129,6 +129,13 @@ def test_greedy_in_eager_torch_equals_transformers(name):
     assert tokens_of(decoder, PROMPT) == expected
 
 
+@pytest.mark.parametrize("name", EXPORTED | IN_EAGER_TORCH)
+def test_a_survey_without_weights_finds_no_obstacle(name, tmp_path):
+    config_class, _, changes, *_ = (EXPORTED | IN_EAGER_TORCH)[name]
+    config_class(**SMALL | changes).save_pretrained(tmp_path)
+    assert survey(tmp_path).obstacle is None
+
+
 def test_the_context_of_indexed_attention_is_limited(tmp_path):
     """In a context of `index_topk` positions, a query attends to all keys."""
     config = hf.DeepseekV32Config(**SMALL | INDEXED | dict(index_topk=16))

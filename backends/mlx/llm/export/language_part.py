@@ -35,8 +35,10 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
 
     This is `config` if transformers has a causal language model for it that leaves out the other media, or has none for
     the config of the language model. With `always`, it is the config of the language model in any case.
-    `language_class` tells which class of model the result stands for.
+    `language_class` tells which class of model the result stands for. Of a model that also speaks, such as Qwen2.5-Omni,
+    `config` stands for the part that writes.
     """
+    config = _writer(config)
     text = _text_config(config)
     if text is config or not always and (_is_language_only(config) or not _is_causal(text)):
         return config
@@ -45,6 +47,10 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
     if hasattr(config, "quantization_config"):
         text.quantization_config = config.quantization_config
     return text
+
+
+def _writer(config: PretrainedConfig) -> PretrainedConfig:
+    return getattr(config, "thinker_config", config)
 
 
 def is_tied(config: PretrainedConfig) -> bool:
@@ -77,6 +83,7 @@ def config_to_load(config: PretrainedConfig, *, text_only: bool = False) -> Pret
     It is `config` if transformers converts the tensors only in the whole model. A language model of another family has
     conversions of its own. With `text_only`, the checkpoint has the tensors of the language model only.
     """
+    config = _writer(config)
     text = language_config(config, always=text_only)
     conversions, of_text = (get_checkpoint_conversion_mapping(c.model_type) or () for c in (config, text))
     is_converted = any(isinstance(conversion, WeightConverter) for conversion in conversions)

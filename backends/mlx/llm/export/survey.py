@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributions import Distribution
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from .attention.all_keys import all_keys_limit
@@ -58,13 +61,24 @@ def survey(folder: str | Path) -> Survey:
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
     try:
         use_gathered_experts(model)
-        with torch.device("meta"):
+        with torch.device("meta"), _unchecked_distributions():
             decoder = CachedDecoder(model, max_context_len=_context_len(config, model), chunk=2)
     except ValueError as error:
         return Survey(known.architecture, known.parameters, obstacle=str(error))
     specs = [spec for spec in decoder.specs if spec is not None]
     kinds = collections.Counter(_description(spec) for spec in specs)
     return Survey(known.architecture, known.parameters, dict(kinds), sum(decoder.cache.numbers_per_token))
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Within the context, distributions do not check their arguments, such as those of Gemma 3n, which have no values."""
+    checks = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checks)
 
 
 def _context_len(config, model: torch.nn.Module) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
 from .checkpoints.load_checks import check_loaded, check_quantization, shortened
@@ -180,9 +180,12 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     options = {}
     whole = AutoConfig.from_pretrained(folder)
     config = config_to_load(whole)
+    language = existing_class(config, folder)
     if config is not whole:
-        options = {"config": config, "key_mapping": LANGUAGE_MODEL_NAMES}
-    model, info = existing_class(config, folder).from_pretrained(
+        options["config"] = config
+    if config is not whole and language is AutoModelForCausalLM:
+        options["key_mapping"] = LANGUAGE_MODEL_NAMES
+    model, info = language.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
     check_loaded(model, info, f"load_causal_lm: {folder}")
