@@ -38,6 +38,13 @@ FAMILIES = {
     "qwen3_5": (hf.Qwen3_5TextConfig, hf.Qwen3_5ForCausalLM, DELTA),
     "qwen3_5_moe": (hf.Qwen3_5MoeTextConfig, hf.Qwen3_5MoeForCausalLM,
                     DELTA | EXPERTS | dict(shared_expert_intermediate_size=32)),
+    # Its third layer reads n-grams of tokens, and its second one has an index that chooses pools of keys.
+    "qwen4_exp": (hf.Qwen4ExpTextConfig, hf.Qwen4ExpForCausalLM,
+                  DELTA | EXPERTS | dict(
+                      shared_expert_intermediate_size=32, hc_count=2, hc_lowrank=16, ple_layer_ids=[3],
+                      ple_embed_dim=32, ngram_vocab_size_base=101, make_ngram_vocab_size_divisible_by=4,
+                      split_ngram_parts=2, heads_per_ngram=2, indexer_n_heads=2, indexer_kv_heads=1,
+                      indexer_head_dim=16, indexer_budget=128, indexer_compress_ratio=4, eos_token_id=5)),
     "olmo_hybrid": (hf.OlmoHybridConfig, hf.OlmoHybridForCausalLM,
                     dict(layer_types=LAYERS, linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=8,
                          linear_value_head_dim=12)),

@@ -40,6 +40,7 @@ class Mask:
     tensor, because some models compare it with the shape of the scores.
     """
 
+    dtype = torch.bool
     ndim = 0  # models change mask tensors of rank 2 or 4, and leave this mask alone
 
     def __init__(self, function: MaskFunction, shape: tuple = ()):
@@ -50,6 +51,9 @@ class Mask:
 
     def __getitem__(self, index) -> Mask:
         return self
+
+    def __and__(self, choice: str) -> Mask:
+        return self  # the indexer of a layer chose all keys
 
     def to(self, *arguments, **options) -> Mask:
         return self

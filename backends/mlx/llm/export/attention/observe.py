@@ -101,13 +101,14 @@ class ObservingCache(Cache):
 
     def __init__(self, model: PreTrainedModel, capacity: int):
         super().__init__(layers=[])
-        self.names = {}
+        self.names: dict[int, str] = {}
         for module in model.modules():
             index = getattr(module, "layer_idx", getattr(module, "layer_id", None))
             # The name contains "Attention" or "attention".
             if isinstance(index, int) and "ttention" in type(module).__name__:
                 self.names.setdefault(index, f"{type(module).__name__} of layer {index}")
         self.capacity = capacity
+        self._add_layers(max(self.names, default=-1))
         self.states: dict = {}
         self.recurrences: dict = {}
 
@@ -115,10 +116,12 @@ class ObservingCache(Cache):
         """Does nothing. A derived class raises ValueError if a layer did something that was not observed."""
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        while len(self.layers) <= layer_idx:
-            index = len(self.layers)
-            self.layers.append(_ObservedLayer(self.names.get(index, f"layer {index}"), index, self.capacity))
+        self._add_layers(layer_idx)
         return self.layers[layer_idx].update(key_states, value_states)
+
+    def _add_layers(self, last: int) -> None:
+        for index in range(len(self.layers), last + 1):
+            self.layers.append(_ObservedLayer(self.names.get(index, f"layer {index}"), index, self.capacity))
 
     def update_indexer(self, states, layer_idx):
         raise sparse_attention_error()
@@ -153,6 +156,7 @@ class _ObservedLayer:
         self.has_sinks = self.is_meta = False
         self.spans: set[AttentionSpan] = set()
         self.is_latent = self.has_attended = False
+        self.indexer_position_ids: torch.Tensor | None = None
 
     def update(self, key_states, value_states):
         self.keys, self.values = (tuple(states.shape[1::2]) for states in (key_states, value_states))  # (heads, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import MethodType
 from typing import Any
 
@@ -36,6 +37,8 @@ def use_cached_states(model: torch.nn.Module) -> None:
     for path, module in list(model.named_modules()):
         if type(module).__name__ in MAMBA_MIXERS and not isinstance(module.dt_proj, TokensAsRows):
             module.dt_proj = TokensAsRows(module.dt_proj)
+        if type(module).__name__ == "Qwen4ExpTextPLELayer" and not isinstance(module.conv1d, DilatedConv):
+            module.conv1d = DilatedConv(module.conv1d)
         forward = FORWARDS.get(type(module).__name__)
         if forward is not None:
             module.layer_idx = next(int(part) for part in path.split(".") if part.isdigit())
@@ -121,8 +124,50 @@ def _grouped_conv(x: torch.Tensor, conv: torch.nn.Conv1d) -> torch.Tensor:
     return windows @ weight + conv.bias.reshape(heads, 1, -1)
 
 
+class DilatedConv(torch.nn.Module):
+    """Stands for `conv`, a convolution of each channel with a dilation and without padding.
+
+    It adds the taps in a fixed order, so that a token gets the same bits alone as among others.
+    """
+
+    def __init__(self, conv: torch.nn.Conv1d):
+        super().__init__()
+        self.weight, self.dilation = conv.weight, conv.dilation[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        taps = self.weight.shape[2]
+        length = x.shape[2] - (taps - 1) * self.dilation
+        parts = [x.narrow(2, tap * self.dilation, length) * self.weight[:, :, tap] for tap in range(taps)]
+        return functools.reduce(torch.add, parts)
+
+
+def hashed_ngrams(self, input_ids, cache):
+    """The forward method of `Qwen4ExpTextNGramEmbedding`. The state of a row is its last tokens.
+
+    A token before the begin of a document is the eos token, which is therefore stored as 0.
+    """
+    length, earlier = input_ids.shape[1], self.context_len
+    ids = (input_ids - self.eos_token_id).float()  # exact: a vocabulary has less than 2 ** 24 tokens
+    ids = cache.update_conv_state(ids, self.layer_idx, 2, conv_kernel_size=earlier)
+    ids = ids.to(torch.int64) + self.eos_token_id
+    tokens, blocks = [ids.narrow(1, earlier, length)], []
+    for shift in range(1, self.ngram_size):
+        token = ids.narrow(1, earlier - shift, length)
+        if shift > 1:
+            token = torch.where(tokens[-1] == self.eos_token_id, self.eos_token_id, token)
+        tokens.append(token)
+    mixed = tokens[0] * self.layer_multipliers[0]
+    for shift in range(1, self.ngram_size):
+        mixed = mixed ^ (tokens[shift] * self.layer_multipliers[shift])
+        heads = slice((shift - 1) * self.heads_per_ngram, shift * self.heads_per_ngram)
+        hashed = torch.remainder(mixed[..., None], self.ngram_heads_vocab_sizes[heads])
+        blocks.append(hashed + self.ngram_heads_offsets[heads])
+    return self.ngram_embedding(torch.cat(blocks, -1)).flatten(-2)
+
+
 # The class of a module → its new forward method.
 FORWARDS = {
+    "Qwen4ExpTextNGramEmbedding": hashed_ngrams,
     "ZayaCCAProjection": convolved_projections,
     "MiniMaxLightningAttention": lightning_attention,
     "RecurrentGemmaRecurrentBlock": gated_linear_recurrence,
