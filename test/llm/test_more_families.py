@@ -72,6 +72,8 @@ IN_EAGER_TORCH = {
     "falcon, linear biases": (hf.FalconConfig, hf.FalconForCausalLM, dict(alibi=True, multi_query=False)),
     "gpt_bigcode": (hf.GPTBigCodeConfig, hf.GPTBigCodeForCausalLM, GPT),
     "codegen": (hf.CodeGenConfig, hf.CodeGenForCausalLM, GPT | dict(rotary_dim=8, n_ctx=128)),
+    "doge, a bias of the keys": (
+        hf.DogeConfig, hf.DogeForCausalLM, dict(keep_window_size=PROMPT.shape[1] + STEPS, attention_bias=True)),
     "xglm, scores whose shape is checked": (
         hf.XGLMConfig, hf.XGLMForCausalLM, dict(d_model=48, ffn_dim=64, num_layers=2, attention_heads=4,
                                                    tie_word_embeddings=False)),
