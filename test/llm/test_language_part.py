@@ -45,7 +45,7 @@ CONFIGS = {
     "qwen2_5_vl": lambda: hf.Qwen2_5_VLConfig(text_config=TEXT | ROPE, vision_config=BLOCKS, **TOKENS),
     "glm_ocr": lambda: hf.GlmOcrConfig(text_config=TEXT | ROPE, vision_config=BLOCKS, **TOKENS),
     "hunyuan_vl": lambda: hf.HunYuanVLConfig(text_config=TEXT | ROPE, vision_config=VISION, image_token_id=199),
-    # transformers has no causal language model that computes the same: the whole model is loaded, and then a part of it.
+    # transformers has no causal language model that computes the same: a part of the whole model is used.
     "paddleocr_vl": lambda: hf.PaddleOCRVLConfig(
         text_config=TEXT | ROPE, vision_config=VISION | dict(spatial_merge_size=2), image_token_id=199,
         vision_start_token_id=198, video_token_id=197,

@@ -35,8 +35,8 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
 
     This is `config` if transformers has a causal language model for it that leaves out the other media, or has none for
     the config of the language model. With `always`, it is the config of the language model in any case.
-    `language_class` tells which class of model the result stands for. Of a model that also speaks, such as Qwen2.5-Omni,
-    `config` stands for the part that writes.
+    `language_class` tells which class of model the result stands for. Of a model that also speaks, such as
+    Qwen2.5-Omni, `config` stands for the part that writes.
     """
     config = _writer(config)
     text = _text_config(config)
@@ -73,7 +73,7 @@ def _is_causal(config: PretrainedConfig) -> bool:
 
 
 def _is_language_only(config: PretrainedConfig) -> bool:
-    """Whether the causal language model for `config` has no parts for other media, such as a ForConditionalGeneration."""
+    """Whether the causal language model for `config` has no parts for other media, unlike a ForConditionalGeneration."""
     return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
 
 

@@ -72,7 +72,7 @@ def survey(folder: str | Path) -> Survey:
 
 @contextmanager
 def _unchecked_distributions() -> Iterator[None]:
-    """Within the context, distributions do not check their arguments, such as those of Gemma 3n, which have no values."""
+    """Within the context, distributions do not check their arguments, as those of Gemma 3n have no values on `meta`."""
     checks = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:

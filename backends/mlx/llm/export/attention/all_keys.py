@@ -20,7 +20,7 @@ class AllKeys(torch.nn.Module):
 
 
 def _limit(module: torch.nn.Module) -> int | None:
-    """Return the number of keys that `module` chooses if it is the indexer of a layer or chooses keys itself, else None.
+    """Return the number of keys that `module` chooses, as the indexer of a layer or as a layer itself, or None.
 
     An indexer may choose blocks of keys in place of single keys, and then adds the keys that are in no complete block.
     """
