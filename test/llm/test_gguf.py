@@ -251,7 +251,7 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     writer.add_block_count(1)
     writer.add_string("tokenizer.chat_template", "{{ bos_token }}a template of the file")
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("deepseek-llm")
+    writer.add_tokenizer_pre("unheard-of")
     writer.add_token_list(["<s>", "a", "b", "ab"])
     writer.add_token_types([3, 1, 1, 1])
     writer.add_token_merges(["a b"])
@@ -261,7 +261,7 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     tokenizer = file.tokenizer()
     assert tokenizer.chat_template == "{{ bos_token }}a template of the file"
     assert tokenizer.encode("aba", add_special_tokens=False) == [3, 1]
-    assert len(file.notes) == 1 and "tokenizer.ggml.pre: got deepseek-llm" in file.notes[0]
+    assert len(file.notes) == 1 and "tokenizer.ggml.pre: got unheard-of" in file.notes[0]
 
 
 def write_tokenizer(path, architecture, rule, words, merges):
@@ -293,6 +293,32 @@ def test_a_tokenizer_follows_the_rule_of_the_file(rule, pieces, tmp_path):
     write_tokenizer(tmp_path / "m.gguf", "arcee", rule, [*"ab12345", "ab", *digits], merges)
     file = GGUFFile(tmp_path / "m.gguf")
     assert file.tokenizer().tokenize("ab12345") == pieces
+    assert file.notes == []
+
+
+TEXT = "It's 1234  中文 ABc\n x²+y!! \r\n"
+# The rule → the pieces of `TEXT`, separated by `|`. They are those of the tokenizers of the models.
+PIECES = {
+    "deepseek-coder": "It|'|s| |1|2|3|4| | |中文| ABc|\n| x|²|+|y|!!| |\r|\n",
+    "deepseek-llm": "It|'|s| |1|2|3|4|  |中文| ABc|\n| x|²|+|y|!!| |\r|\n",
+    "kimi-k2": "It's| |123|4| | |中文| ABc|\n| x|²|+y|!!| \r\n",
+}
+
+
+@pytest.mark.parametrize("rule", PIECES)
+def test_the_pieces_of_a_text(rule, tmp_path):
+    write_tokenizer(tmp_path / "m.gguf", "deepseek2", rule, [*"ab", "ab"], ["a b"])
+    pre_tokenizer = GGUFFile(tmp_path / "m.gguf").tokenizer().backend_tokenizer.pre_tokenizer
+    pieces = [TEXT[begin:end] for _, (begin, end) in pre_tokenizer.pre_tokenize_str(TEXT)]
+    assert "|".join(pieces) == PIECES[rule]
+
+
+def test_falcon_splits_the_bytes_of_some_characters(tmp_path):
+    """It splits digits after bytes became characters, some of which are digits: `³` stands for a byte of `γ`."""
+    write_tokenizer(tmp_path / "m.gguf", "llama", "falcon", [*"ab", "ab"], ["a b"])
+    file = GGUFFile(tmp_path / "m.gguf")
+    pieces = file.tokenizer().backend_tokenizer.pre_tokenizer.pre_tokenize_str("It's 12345 γ $$")
+    assert [piece for piece, _ in pieces] == ["It", "'", "s", "Ġ", "123", "45", "ĠÎ", "³", "Ġ", "$$"]
     assert file.notes == []
 
 

@@ -50,11 +50,17 @@ EXPORTED = {
     "linear biases": (hf.BloomConfig, hf.BloomForCausalLM, dict(n_layer=2, n_head=4, tie_word_embeddings=False), 2),
     "own attention": (hf.GPTJConfig, hf.GPTJForCausalLM, GPT | dict(rotary_dim=8), 1),
 }  # fmt: skip
+BLOCKS = dict(layer_types=["full_attention", "minimax_m3_sparse"], index_block_size=8, index_head_dim=16,
+              index_n_heads=2)
 INDEXED = LATENT | ROUTED | dict(index_topk=PROMPT.shape[1] + STEPS, index_head_dim=16, index_n_heads=2)
 IN_EAGER_TORCH = {
     "deepseek_v32, indexed attention": (hf.DeepseekV32Config, hf.DeepseekV32ForCausalLM, INDEXED),
     "glm_moe_dsa, a shared index": (hf.GlmMoeDsaConfig, hf.GlmMoeDsaForCausalLM,
                                     INDEXED | dict(indexer_types=["full", "shared"])),
+    "minimax_m3, an index of blocks": (
+        hf.MiniMaxM3VLTextConfig, hf.MiniMaxM3VLForCausalLM,
+        BLOCKS | dict(mlp_layer_types=["dense", "sparse"], dense_intermediate_size=64, shared_intermediate_size=32,
+                      num_local_experts=4, num_experts_per_tok=2, head_dim=16, rotary_dim=8)),
     "deepseek_v2, one query projection": (hf.DeepseekV2Config, hf.DeepseekV2ForCausalLM,
                                           LATENT | ROUTED | dict(q_lora_rank=None)),
     "longcat, two caches a layer": (hf.LongcatFlashConfig, hf.LongcatFlashForCausalLM,
@@ -66,6 +72,13 @@ IN_EAGER_TORCH = {
     "falcon, linear biases": (hf.FalconConfig, hf.FalconForCausalLM, dict(alibi=True, multi_query=False)),
     "gpt_bigcode": (hf.GPTBigCodeConfig, hf.GPTBigCodeForCausalLM, GPT),
     "codegen": (hf.CodeGenConfig, hf.CodeGenForCausalLM, GPT | dict(rotary_dim=8, n_ctx=128)),
+    "doge, a bias of the keys": (
+        hf.DogeConfig, hf.DogeForCausalLM, dict(keep_window_size=PROMPT.shape[1] + STEPS, attention_bias=True)),
+    "jetmoe, experts of attention heads": (
+        hf.JetMoeConfig, hf.JetMoeForCausalLM, dict(kv_channels=12, num_local_experts=4, num_experts_per_tok=2)),
+    "xglm, scores whose shape is checked": (
+        hf.XGLMConfig, hf.XGLMForCausalLM, dict(d_model=48, ffn_dim=64, num_layers=2, attention_heads=4,
+                                                   tie_word_embeddings=False)),
     "gpt_neo": (hf.GPTNeoConfig, hf.GPTNeoForCausalLM,
                 dict(num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4, window_size=12)),
 }  # fmt: skip
@@ -118,6 +131,13 @@ def test_greedy_in_eager_torch_equals_transformers(name):
     reference.check(decoder)
     assert len(set(expected)) > 5
     assert tokens_of(decoder, PROMPT) == expected
+
+
+@pytest.mark.parametrize("name", EXPORTED | IN_EAGER_TORCH)
+def test_a_survey_without_weights_finds_no_obstacle(name, tmp_path):
+    config_class, _, changes, *_ = (EXPORTED | IN_EAGER_TORCH)[name]
+    config_class(**SMALL | changes).save_pretrained(tmp_path)
+    assert survey(tmp_path).obstacle is None
 
 
 def test_the_context_of_indexed_attention_is_limited(tmp_path):

@@ -22,6 +22,13 @@ MODELS = {
         hf.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2),
         "RwkvForCausalLM",
     ),
+    "other inputs than text": (
+        hf.MusicgenForCausalLM,
+        hf.MusicgenDecoderConfig(
+            vocab_size=64, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2, num_codebooks=5
+        ),
+        "MusicgenForCausalLM cannot run over the tokens of a text alone: RuntimeError",
+    ),
     "a bias of the scores": (
         hf.InklingForCausalLM,
         hf.InklingTextConfig(

@@ -38,6 +38,13 @@ FAMILIES = {
     "qwen3_5": (hf.Qwen3_5TextConfig, hf.Qwen3_5ForCausalLM, DELTA),
     "qwen3_5_moe": (hf.Qwen3_5MoeTextConfig, hf.Qwen3_5MoeForCausalLM,
                     DELTA | EXPERTS | dict(shared_expert_intermediate_size=32)),
+    # Its third layer reads n-grams of tokens, and its second one has an index that chooses pools of keys.
+    "qwen4_exp": (hf.Qwen4ExpTextConfig, hf.Qwen4ExpForCausalLM,
+                  DELTA | EXPERTS | dict(
+                      shared_expert_intermediate_size=32, hc_count=2, hc_lowrank=16, ple_layer_ids=[3],
+                      ple_embed_dim=32, ngram_vocab_size_base=101, make_ngram_vocab_size_divisible_by=4,
+                      split_ngram_parts=2, heads_per_ngram=2, indexer_n_heads=2, indexer_kv_heads=1,
+                      indexer_head_dim=16, indexer_budget=128, indexer_compress_ratio=4, eos_token_id=5)),
     "olmo_hybrid": (hf.OlmoHybridConfig, hf.OlmoHybridForCausalLM,
                     dict(layer_types=LAYERS, linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=8,
                          linear_value_head_dim=12)),
@@ -63,6 +70,9 @@ FAMILIES = {
     "recurrent_gemma": (hf.RecurrentGemmaConfig, hf.RecurrentGemmaForCausalLM,
                         dict(head_dim=12, block_types=["recurrent", "attention"], lru_width=48,
                              attention_window_size=20)),
+    "zaya": (hf.ZayaConfig, hf.ZayaForCausalLM,
+             EXPERTS | dict(layer_types=["hybrid", "hybrid_sliding", "hybrid"], sliding_window=20, head_dim=16,
+                            num_experts_per_tok=1, router_hidden_size=16, cca_time1=3, attention_bias=True)),
     "minimax": (hf.MiniMaxConfig, hf.MiniMaxForCausalLM,
                 dict(layer_types=LAYERS, head_dim=12, num_local_experts=4, num_experts_per_tok=2, block_size=8)),
     "kimi_linear": (hf.KimiLinearConfig, hf.KimiLinearForCausalLM,
@@ -84,9 +94,11 @@ def random_model(name, **more_changes):
     torch.manual_seed(0)
     config_class, model_class, changes = FAMILIES[name]
     model = model_class(config_class(**SMALL | changes | more_changes)).eval()
-    for parameter in model.parameters():  # large weights, so that different models give different answers
+    for name, parameter in model.named_parameters():  # large weights, so that different models give different answers
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
+        elif name.endswith(".temp"):  # the scale of the keys of ZAYA, which begins at 0
+            torch.nn.init.ones_(parameter)
     return model
 
 

@@ -13,6 +13,7 @@ from transformers.modeling_layers import MtpModel
 
 from .attention.cache import KVCache, LayerSpec
 from .attention.cached import use_cached_attention
+from .attention.key_bias import use_key_bias
 from .attention.latent import absorb
 from .attention.observe import observe
 from .attention.rope import use_stateless_rotary
@@ -78,6 +79,7 @@ class CachedDecoder(torch.nn.Module):
         self.chunk = min(chunk or max_context_len, max_context_len)
         dtype = compute_dtype(model)
         absorb(model, dtype)
+        use_key_bias(model)
         use_stateless_rotary(model)
         self.has_state = has_state(model.config.get_text_config())
         if self.has_state:

@@ -94,5 +94,10 @@ def _standard_deviation(logits: torch.Tensor) -> float:
 
 
 def _logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return model(input_ids=tokens, use_cache=False).logits[0].float()
+    try:
+        with torch.no_grad():
+            return model(input_ids=tokens, use_cache=False).logits[0].float()
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"export_llm: model: {type(model).__name__} cannot run over the tokens of a text alone: {error!r}"
+        ) from error

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributions import Distribution
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from .attention.all_keys import all_keys_limit
 from .attention.cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .weights import language_config
+from .language_part import language_class, language_config, remove_other_media
 
 _DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
 
@@ -50,19 +53,32 @@ def survey(folder: str | Path) -> Survey:
     try:
         config = language_config(AutoConfig.from_pretrained(folder))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+            language = language_class(config) or AutoModelForCausalLM  # the error of the latter names the config
+            model = language.from_config(config).eval().requires_grad_(False)
     except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
         return Survey(names[0], obstacle=f"transformers cannot build a causal language model from this config: {error}")
+    remove_other_media(model)
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
     try:
         use_gathered_experts(model)
-        with torch.device("meta"):
+        with torch.device("meta"), _unchecked_distributions():
             decoder = CachedDecoder(model, max_context_len=_context_len(config, model), chunk=2)
     except ValueError as error:
         return Survey(known.architecture, known.parameters, obstacle=str(error))
     specs = [spec for spec in decoder.specs if spec is not None]
     kinds = collections.Counter(_description(spec) for spec in specs)
     return Survey(known.architecture, known.parameters, dict(kinds), sum(decoder.cache.numbers_per_token))
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Within the context, distributions do not check their arguments, as those of Gemma 3n have no values on `meta`."""
+    checks = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checks)
 
 
 def _context_len(config, model: torch.nn.Module) -> int:

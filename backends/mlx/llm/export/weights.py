@@ -13,29 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from ...custom_ops.packing import FLOAT_MODES
 from .checkpoints.load_checks import check_loaded, check_quantization, shortened
+from .language_part import LANGUAGE_MODEL_NAMES, config_to_load, existing_class, is_tied, remove_other_media
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
 _MODELOPT = "hf_quant_config.json"  # the settings of a quantization by NVIDIA's Model Optimizer
-# A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
-_LANGUAGE_MODEL_NAMES = {
-    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
-    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
-}
-# For language models inside models for images and text: the kind → the settings that differ in the causal language
-# model that computes the same for text. The positions of a text are the same on all axes of the rotary embedding.
-_TWINS = {
-    "glm4v_moe_text": {"model_type": "glm4_moe"},
-    "glm4v_text": {"model_type": "glm4"},
-    "glm_ocr_text": {"model_type": "glm4", "attention_bias": False},
-    "hunyuan_vl_text": {"model_type": "hunyuan_v1_dense"},
-    "qwen2_5_vl_text": {"model_type": "qwen2"},
-    "qwen2_vl_text": {"model_type": "qwen2"},
-    "qwen3_vl_moe_text": {"model_type": "qwen3_moe", "norm_topk_prob": True},
-    "qwen3_vl_text": {"model_type": "qwen3"},
-}
-
-
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load the model in a Hugging Face or mlx-lm folder, or in a GGUF file, for inference.
 
@@ -54,6 +36,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
             model = GGUFFile(folder).load()
         else:
             model = _load_folder(folder, dtype)
+            remove_other_media(model)
     except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
@@ -141,7 +124,7 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
 
 def is_mlx(folder: str | Path) -> bool:
     """Whether mlx-lm wrote the checkpoint in `folder`, quantized or not. Raises ValueError if the config is damaged."""
-    if "group_size" in (_config(Path(folder)).get("quantization") or {}):
+    if "group_size" in (read_config(Path(folder)).get("quantization") or {}):
         return True
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
@@ -157,17 +140,17 @@ def is_mxfp4(folder: str | Path) -> bool:
 
 def quantization_settings(folder: Path) -> dict:
     """Return the settings of the quantization, or an empty dict. Their key `quant_method` names the kind."""
-    config = _config(folder)
+    config = read_config(folder)
     # Configs for text and other media have the settings outside or in the part for text.
     for part in (config, config.get("text_config") or {}):
         if settings := part.get("quantization_config"):
             return settings
     if (folder / _MODELOPT).is_file():
-        return {"quant_method": "modelopt"} | _config(folder, _MODELOPT).get("quantization", {})
+        return {"quant_method": "modelopt"} | read_config(folder, _MODELOPT).get("quantization", {})
     return {}
 
 
-def _config(folder: Path, name: str = "config.json") -> dict:
+def read_config(folder: Path, name: str = "config.json") -> dict:
     path = folder / name
     try:
         return json.loads(path.read_text())
@@ -188,46 +171,6 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
 
 
-def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
-    """Return the config of the language model of a model for text and other media, or `config` itself.
-
-    This is `config` if transformers has a causal language model for it that leaves out the other media, or has none for
-    the config of the language model. With `always`, it is the config of the language model in any case.
-    """
-    text = _text_config(config)
-    if text is config or not always and (_is_language_only(config) or not _is_causal(text)):
-        return config
-    # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
-    text.tie_word_embeddings = _is_tied(text) or _is_tied(config)
-    if hasattr(config, "quantization_config"):
-        text.quantization_config = config.quantization_config
-    return text
-
-
-def _is_tied(config: PretrainedConfig) -> bool:
-    return getattr(config, "tie_word_embeddings", False)  # some outer configs lack the setting
-
-
-def _text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of the language model, if possible as that of a causal language model of transformers."""
-    text = config.get_text_config()
-    twin = _TWINS.get(text.model_type)
-    if twin is None:
-        return text
-    result = AutoConfig.for_model(**text.to_dict() | twin)
-    result.rope_parameters = text.rope_parameters  # without the defaults of the other kind
-    return result
-
-
-def _is_causal(config: PretrainedConfig) -> bool:
-    return type(config) in AutoModelForCausalLM._model_mapping
-
-
-def _is_language_only(config: PretrainedConfig) -> bool:
-    """Whether the causal language model for `config` has no parts for other media, such as a ForConditionalGeneration."""
-    return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
-
-
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     """Load a Hugging Face folder.
 
@@ -236,14 +179,13 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
     options = {}
     whole = AutoConfig.from_pretrained(folder)
-    if (config := language_config(whole)) is not whole:
-        options = {"config": config, "key_mapping": _LANGUAGE_MODEL_NAMES}
-    if not _is_causal(config):
-        raise ValueError(
-            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers "
-            "has a causal language model"
-        )
-    model, info = AutoModelForCausalLM.from_pretrained(
+    config = config_to_load(whole)
+    language = existing_class(config, folder)
+    if config is not whole:
+        options["config"] = config
+    if config is not whole and language is AutoModelForCausalLM:
+        options["key_mapping"] = LANGUAGE_MODEL_NAMES
+    model, info = language.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
     check_loaded(model, info, f"load_causal_lm: {folder}")
@@ -271,14 +213,13 @@ def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedMod
 
     With `text_only`, this is the language model of a model for text and other media.
     """
-    config = AutoConfig.from_pretrained(folder)
-    config = language_config(config, always=text_only)
+    config = config_to_load(AutoConfig.from_pretrained(folder), text_only=text_only)
     for part in (config, config.get_text_config()):
         for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
             if hasattr(part, name):
                 delattr(part, name)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config), config
+        return existing_class(config, folder).from_config(config), config
 
 
 def _load_mxfp4(folder: Path) -> PreTrainedModel:
@@ -341,22 +282,6 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def language_tensors(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors of the language model `model` by their names in it.
-
-    `tensors` may be those of a whole model for text and other media, of which `model` is a part.
-    """
-    part, is_named_in_whole = {}, re.compile("|".join(_LANGUAGE_MODEL_NAMES)).search
-    if any(map(is_named_in_whole, model.state_dict())) or not any(map(is_named_in_whole, tensors)):
-        return tensors
-    for name, tensor in tensors.items():
-        if name.startswith("lm_head.") or is_named_in_whole(name):
-            for pattern, replacement in _LANGUAGE_MODEL_NAMES.items():
-                name = re.sub(pattern, replacement, name)
-            part[name] = tensor
-    return part
-
-
 def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module:
     """Return the module of `model` to which `tensor` belongs. Raises ValueError if there is none at `path`."""
     try:
@@ -368,8 +293,8 @@ def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module
 def tie(model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor]) -> None:
     """Make a tied output projection use the packed weight of the embedding, unless `tensors` has a weight for it."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    is_tied = _is_tied(config) or _is_tied(config.get_text_config())
-    if is_tied and isinstance(embedding, Packed) and not isinstance(head, Packed):
+    ties = is_tied(config) or is_tied(config.get_text_config())
+    if ties and isinstance(embedding, Packed) and not isinstance(head, Packed):
         (path,) = (path for path, module in model.named_modules() if module is head)
         if f"{path}.weight" in tensors:
             return

@@ -192,6 +192,14 @@ class _NoCache(CacheLayerMixin):
     def get_max_length(self):
         return -1
 
+    @property
+    def indexer_position_ids(self) -> None:
+        """The positions of earlier calls. An indexer that chooses all keys does not need them."""
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: torch.Tensor) -> None:
+        pass
+
 
 class _Layer(_NoCache):
     """A layer whose cache is the buffers `names` of `owner`. `window` is the size of its window, or None.

@@ -36,16 +36,24 @@ class AttentionSpan:
 class Mask:
     """A mask given by a function of positions. It takes the place of the mask tensor that `transformers` would make.
 
-    A model passes the mask to its attention. Casts and slices on the way return the mask itself.
+    A model passes the mask to its attention. Casts and slices on the way return the mask itself. `shape` is that of the
+    tensor, because some models compare it with the shape of the scores.
     """
 
+    dtype = torch.bool
     ndim = 0  # models change mask tensors of rank 2 or 4, and leave this mask alone
 
-    def __init__(self, function: MaskFunction):
-        self.function = function
+    def __init__(self, function: MaskFunction, shape: tuple = ()):
+        self.function, self.shape = function, shape
+
+    def size(self) -> tuple:
+        return self.shape
 
     def __getitem__(self, index) -> Mask:
         return self
+
+    def __and__(self, choice: str) -> Mask:
+        return self  # the indexer of a layer chose all keys
 
     def to(self, *arguments, **options) -> Mask:
         return self
@@ -53,9 +61,11 @@ class Mask:
     bool = float = contiguous = expand = to
 
 
-def mask_interface(*arguments, mask_function: Callable, q_offset: Any = 0, kv_offset: Any = 0, **options) -> Mask:
+def mask_interface(
+    batch_size: int, q_length: int, kv_length: int, *arguments, mask_function: Callable, **options
+) -> Mask:
     """Return a `Mask`. `transformers` calls this function in place of one that makes a mask tensor."""
-    return Mask(lambda query, key: mask_function(0, 0, query, key))
+    return Mask(lambda query, key: mask_function(0, 0, query, key), (batch_size, 1, q_length, kv_length))
 
 
 def function_of_tensor(mask: torch.Tensor, hides: bool = False) -> MaskFunction:

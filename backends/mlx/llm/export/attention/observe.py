@@ -18,6 +18,7 @@ from .own import CachedStates
 _LENGTH = 8  # the number of tokens in the run
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # layers that keep a state
 STATELESS_KINDS = {"moe", "mlp"}  # layers that keep nothing
+_INDEXED_KINDS = {"indexed_attention", "minimax_m3_sparse"}  # layers with an index that chooses keys
 # Layers with attention → whether the attention has a window or blocks.
 _ATTENTION_KINDS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
 
@@ -77,7 +78,7 @@ def check_layer_types(model: PreTrainedModel) -> None:
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     known = {*_ATTENTION_KINDS, *STATE_KINDS, *STATELESS_KINDS}
     if any(isinstance(module, AllKeys) for module in model.modules()):
-        known.add("indexed_attention")
+        known |= _INDEXED_KINDS
     unknown = sorted(kinds - known)
     if unknown:
         raise ValueError(
@@ -100,13 +101,14 @@ class ObservingCache(Cache):
 
     def __init__(self, model: PreTrainedModel, capacity: int):
         super().__init__(layers=[])
-        self.names = {}
+        self.names: dict[int, str] = {}
         for module in model.modules():
             index = getattr(module, "layer_idx", getattr(module, "layer_id", None))
             # The name contains "Attention" or "attention".
             if isinstance(index, int) and "ttention" in type(module).__name__:
                 self.names.setdefault(index, f"{type(module).__name__} of layer {index}")
         self.capacity = capacity
+        self._add_layers(max(self.names, default=-1))
         self.states: dict = {}
         self.recurrences: dict = {}
 
@@ -114,10 +116,12 @@ class ObservingCache(Cache):
         """Does nothing. A derived class raises ValueError if a layer did something that was not observed."""
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        while len(self.layers) <= layer_idx:
-            index = len(self.layers)
-            self.layers.append(_ObservedLayer(self.names.get(index, f"layer {index}"), index, self.capacity))
+        self._add_layers(layer_idx)
         return self.layers[layer_idx].update(key_states, value_states)
+
+    def _add_layers(self, last: int) -> None:
+        for index in range(len(self.layers), last + 1):
+            self.layers.append(_ObservedLayer(self.names.get(index, f"layer {index}"), index, self.capacity))
 
     def update_indexer(self, states, layer_idx):
         raise sparse_attention_error()
@@ -152,6 +156,7 @@ class _ObservedLayer:
         self.has_sinks = self.is_meta = False
         self.spans: set[AttentionSpan] = set()
         self.is_latent = self.has_attended = False
+        self.indexer_position_ids: torch.Tensor | None = None
 
     def update(self, key_states, value_states):
         self.keys, self.values = (tuple(states.shape[1::2]) for states in (key_states, value_states))  # (heads, size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from .masks import Mask, function_of_tensor
@@ -76,7 +77,7 @@ class CachedStates(_TorchArgument):
     def apply(self, name, function, arguments, options):
         """Return the result of a torch function."""
         if name == "matmul" and arguments[1] is self and not isinstance(arguments[0], CachedStates):
-            return Scores(self.layer, arguments[0])
+            return Scores(self.layer, arguments[0], self.shape[-1])
         if name == "baddbmm" and not isinstance(arguments[0], CachedStates):
             return _baddbmm(*arguments, **options)
         if name == "scaled_dot_product_attention":
@@ -109,25 +110,32 @@ class CachedStates(_TorchArgument):
 
 
 class Scores(_TorchArgument):
-    """The scores of `query` [1, H, S, D] or [H, S, D] over the keys of a layer, or the weights after the softmax.
+    """The scores of `query` [1, H, S, D] or [H, S, D] over `keys` keys of a layer, or the weights after the softmax.
 
-    If `slopes` [H] is not None, the scores include the slopes times the positions of the keys. `ndim` and `dtype` are
+    If `slopes` [H] is not None, the scores include the slopes times the positions of the keys. `shape` and `dtype` are
     those that the module expects.
     """
 
-    def __init__(self, layer, query, *, slopes=None, ndim=None, dtype=None, is_softmax=False):
-        self.layer, self.query, self.slopes, self.is_softmax = layer, query, slopes, is_softmax
-        self.ndim, self.dtype = ndim or query.ndim, dtype or query.dtype
+    def __init__(self, layer, query, keys, *, slopes=None, shape=None, dtype=None, is_softmax=False):
+        self.layer, self.query, self.keys, self.slopes, self.is_softmax = layer, query, keys, slopes, is_softmax
+        self.shape, self.dtype = torch.Size(shape or (*query.shape[:-1], keys)), dtype or query.dtype
 
     @property
     def device(self) -> torch.device:
         return self.query.device
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def size(self, axis: int | None = None):
+        return self.shape if axis is None else self.shape[axis]
+
     def changed(self, **changes) -> Scores:
         """Return scores that differ in the given attributes."""
-        names = ("slopes", "ndim", "dtype", "is_softmax")
+        names = ("slopes", "shape", "dtype", "is_softmax")
         query = changes.pop("query", self.query)
-        return Scores(self.layer, query, **{name: getattr(self, name) for name in names} | changes)
+        return Scores(self.layer, query, self.keys, **{name: getattr(self, name) for name in names} | changes)
 
     def apply(self, name, function, arguments, options):
         """Return the result of a torch function."""
@@ -144,9 +152,11 @@ class Scores(_TorchArgument):
             return self._masked(arguments[1], hides=True)
         elif name == "where" and arguments[1] is self:
             return self._masked(arguments[0])
+        elif name == "max" and len(others) == 1 and _is_lowest(others[0]):
+            return self
         if name in ("view", "reshape"):
             sizes = arguments[1] if isinstance(arguments[1], (tuple, list)) else arguments[1:]
-            return self.changed(ndim=len(sizes))
+            return self.changed(shape=sizes)
         if name == "to" or name in _ACCEPTED_FUNCTIONS and (name != "softmax" or not self.is_softmax):
             dtypes = [a for a in (*arguments, *options.values()) if isinstance(a, torch.dtype)]
             dtype = torch.float32 if name == "float" else dtypes[0] if dtypes else self.dtype
@@ -187,8 +197,15 @@ def _is_scalar(argument) -> bool:
     return isinstance(argument, (int, float)) or isinstance(argument, torch.Tensor) and argument.numel() == 1
 
 
+def _is_lowest(argument) -> bool:
+    """Whether `argument` is the lowest number of its dtype, below which no score is. While torch traces, it may be."""
+    if not isinstance(argument, torch.Tensor) or argument.numel() != 1:
+        return False
+    return argument.is_meta or isinstance(argument, FakeTensor) or argument == torch.finfo(argument.dtype).min
+
+
 def _baddbmm(bias, batch1, batch2, *, beta=1, alpha=1) -> Scores:
-    return Scores(batch2.layer, batch1 * alpha) + bias * beta
+    return Scores(batch2.layer, batch1 * alpha, batch2.shape[-1]) + bias * beta
 
 
 def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from ..packed import is_embedding, is_linear
-from ..weights import cast_parameters, language_tensors
+from ..language_part import language_tensors
+from ..weights import cast_parameters
 from .load_checks import shortened
 
 _PREFIX = "base_model.model."  # of the names of peft, before the names of the model

@@ -15,8 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ....custom_ops.packing import pack, unpack
+from ..language_part import language_tensors
 from ..quantize import GROUP_SIZES
-from ..weights import empty_model, language_tensors, load_floats, read_tensors
+from ..weights import empty_model, load_floats, read_config, read_tensors
 from .mlx_folder import install_all, renamed, stack_experts
 
 Tensors = dict[str, torch.Tensor]
@@ -48,7 +49,7 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
     marker, read = _reader(settings)
     model, config = empty_model(folder)
     dtype = dtype or config.dtype or torch.float32
-    tensors = language_tensors(model, read_tensors(folder))
+    tensors = language_tensors(model, read_tensors(folder), read_config(folder).get("model_type"))
     _read_fp8(tensors, _block_size(settings), dtype)
     for name in [name for name in tensors if name.endswith(f".{marker}")]:
         path = name.removesuffix(f".{marker}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ....custom_ops import quantized
 from ..packed import is_experts
 
 # (experts, hidden_states [T, H], index [T, K], weights [T, K]) → [T, H], as in the experts interface
@@ -18,6 +19,8 @@ def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
     `is_experts` is then true for the module that has the weights, so that they can be quantized.
     """
     for module in list(model.modules()):
+        if type(module).__name__ in ("JetMoeMoE", "JetMoeMoA"):
+            _adapt_sorted_tokens(module)
         experts = getattr(module, "experts", None)
         if not _has_stacked_weights(experts) or is_experts(experts):
             continue
@@ -62,6 +65,45 @@ def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) ->
         return out, logits
 
     mixture.forward = forward
+
+
+def _adapt_sorted_tokens(mixture: torch.nn.Module) -> None:
+    """Change a mixture of JetMoE, which sorts the tokens by expert and divides them into parts of variable sizes.
+
+    A mixture of attention heads has two steps: `map` computes queries, and `reduce` computes the output.
+    """
+    router = mixture.router
+
+    def route(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = router.layer(tokens).float()
+        values, index = logits.topk(router.top_k, -1)
+        return index, values.softmax(-1).to(tokens.dtype), logits
+
+    def project(linear: torch.nn.Module, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return quantized.gathered_matmul(x, linear.weight, index)
+
+    def merge(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return (project(mixture.output_linear, x, index).squeeze(2) * weights[..., None]).sum(1) + mixture.bias
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        tokens = hidden_states.flatten(0, 1)
+        index, weights, _ = route(tokens)
+        gate, up = project(mixture.input_linear, tokens[:, None, None], index).chunk(2, -1)
+        return merge(mixture.activation(gate) * up, index, weights).view_as(hidden_states)
+
+    def map_(hidden_states: torch.Tensor):
+        tokens = hidden_states.flatten(0, 1)
+        index, weights, logits = route(tokens)
+        queries = project(mixture.input_linear, tokens[:, None, None], index)
+        return queries.reshape(*hidden_states.shape[:2], router.top_k, -1), logits, (index, weights)
+
+    def reduce(heads: torch.Tensor, choice: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return merge(heads.flatten(0, 1).unsqueeze(2), *choice).unflatten(0, heads.shape[:2])
+
+    if hasattr(mixture, "map"):
+        mixture.map, mixture.reduce = map_, reduce
+    else:
+        mixture.forward = forward
 
 
 def _adapt_identities(experts: torch.nn.Module, function: ExpertsFunction) -> None:

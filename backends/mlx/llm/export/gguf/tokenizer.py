@@ -23,6 +23,23 @@ _BAILING = (
 _SEED = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+# DeepSeek's first models. Of the letters with cases, they know those in the blocks of an older version of Unicode.
+_CASED = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\uab68"
+    r"\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{1df2a}]]"
+)
+_CJK = r"[\u0800-\u9fa5\uac00-\ud7ff]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]", rf"\s?{_CASED}+", r"\s?[!-/:-~！-／：-～\u2018-\u201f\u3000-\u3002]+", r"\s+$", _CJK, r"\p{N}",
+)  # fmt: skip
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+# Like GPT-4o, but Chinese characters are pieces of their own.
+_UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 # The rules that split text before byte pairs are merged, by their names in GGUF → regular expressions, applied one
 # after the other. They are those of llama.cpp, or of the tokenizers in transformers that it follows.
 _SPLITS = {name: (expression,) for name, expression in GGUF_PRE_TOKENIZER_SPLITS.items()} | {
@@ -32,6 +49,9 @@ _SPLITS = {name: (expression,) for name, expression in GGUF_PRE_TOKENIZER_SPLITS
     **dict.fromkeys(("chatglm-bpe", "glm4"), (GGUF_PRE_TOKENIZER_SPLITS["llama3"],)),
     **dict.fromkeys(("grok-2", "hunyuan", "solar-open", "stablelm2"), (GGUF_PRE_TOKENIZER_SPLITS["qwen2"],)),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "kimi-k2": _KIMI,
     "seed-coder": _SEED,
 }  # fmt: skip
 # Rules with which a piece of text that is a token is not divided further, also if no merges lead to this token. Unless
@@ -41,6 +61,16 @@ _WHOLE_TOKENS = (
 )  # fmt: skip
 # Architectures whose vocabulary is that of another one, which transformers knows.
 _VOCABULARIES = {"gemma3n": "gemma3"}
+
+
+def _steps(rule: str) -> list[pre_tokenizers.PreTokenizer]:
+    if rule == "falcon":  # splits digits among the characters that stand for bytes, some of which are digits too
+        return [
+            pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Split(Regex("[0-9]{3}"), "isolated"),
+        ]  # fmt: skip
+    splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS.get(rule, _GPT2)]
+    return [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
 def load_tokenizer(path: Path) -> tuple[PreTrainedTokenizerFast, str | None]:
@@ -53,11 +83,8 @@ def load_tokenizer(path: Path) -> tuple[PreTrainedTokenizerFast, str | None]:
     unknown = None
     if values.get("tokenizer_type") == "gpt2":
         rule = values.get("pre_tokenizer_type", "gpt-2")
-        unknown = None if rule in _SPLITS else rule
-        backend.pre_tokenizer = pre_tokenizers.Sequence([
-            *(pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS.get(rule, _GPT2)),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ])  # fmt: skip
+        unknown = None if rule in (*_SPLITS, "falcon") else rule
+        backend.pre_tokenizer = pre_tokenizers.Sequence(_steps(rule))
         if rule in _WHOLE_TOKENS:
             backend.model.ignore_merges = True
             settings.setdefault("add_bos_token", True)

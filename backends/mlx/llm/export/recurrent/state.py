@@ -216,7 +216,7 @@ class StateObserver(ObservingCache):
     def update_conv_state(self, conv_states, layer_idx, state_idx=0, conv_kernel_size=None, **kwargs):
         shape = torch.Size([*conv_states.shape[1:-1], conv_kernel_size or conv_states.shape[-1]])
         self.states[layer_idx, CONV, state_idx] = shape, conv_states.dtype
-        return conv_states
+        return torch.cat([conv_states.new_zeros(conv_states.shape[0], *shape), conv_states], -1)
 
     def update_recurrent_state(self, recurrent_states, layer_idx, state_idx=0, **kwargs):
         self.states[layer_idx, RECURRENT, state_idx] = recurrent_states.shape[1:], recurrent_states.dtype

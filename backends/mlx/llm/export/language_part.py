@@ -1,0 +1,157 @@
+"""The language model in a model for text and other media: its config, its class and its tensors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightConverter
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+# A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
+LANGUAGE_MODEL_NAMES = {
+    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
+}
+# For language models inside models for images and text: the kind → the settings that differ in the causal language
+# model that computes the same for text. The positions of a text are the same on all axes of the rotary embedding.
+_TWINS = {
+    "glm4v_moe_text": {"model_type": "glm4_moe"},
+    "glm4v_text": {"model_type": "glm4"},
+    "glm_ocr_text": {"model_type": "glm4", "attention_bias": False},
+    "hunyuan_vl_text": {"model_type": "hunyuan_v1_dense"},
+    "qwen2_5_vl_text": {"model_type": "qwen2"},
+    "qwen2_vl_text": {"model_type": "qwen2"},
+    "qwen3_vl_moe_text": {"model_type": "qwen3_moe", "norm_topk_prob": True},
+    "qwen3_vl_text": {"model_type": "qwen3"},
+}
+
+
+def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
+    """Return the config of the language model of a model for text and other media, or `config` itself.
+
+    This is `config` if transformers has a causal language model for it that leaves out the other media, or has none for
+    the config of the language model. With `always`, it is the config of the language model in any case.
+    `language_class` tells which class of model the result stands for. Of a model that also speaks, such as
+    Qwen2.5-Omni, `config` stands for the part that writes.
+    """
+    config = _writer(config)
+    text = _text_config(config)
+    if text is config or not always and (_is_language_only(config) or not _is_causal(text)):
+        return config
+    # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
+    text.tie_word_embeddings = is_tied(text) or is_tied(config)
+    if hasattr(config, "quantization_config"):
+        text.quantization_config = config.quantization_config
+    return text
+
+
+def _writer(config: PretrainedConfig) -> PretrainedConfig:
+    return getattr(config, "thinker_config", config)
+
+
+def is_tied(config: PretrainedConfig) -> bool:
+    return getattr(config, "tie_word_embeddings", False)  # some outer configs lack the setting
+
+
+def _text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of the language model, if possible as that of a causal language model of transformers."""
+    text = config.get_text_config()
+    twin = _TWINS.get(text.model_type)
+    if twin is None:
+        return text
+    result = AutoConfig.for_model(**text.to_dict() | twin)
+    result.rope_parameters = text.rope_parameters  # without the defaults of the other kind
+    return result
+
+
+def _is_causal(config: PretrainedConfig) -> bool:
+    return type(config) in AutoModelForCausalLM._model_mapping
+
+
+def _is_language_only(config: PretrainedConfig) -> bool:
+    """Whether the causal language model for `config` has no parts for other media. A ForConditionalGeneration has some."""
+    return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
+
+
+def config_to_load(config: PretrainedConfig, *, text_only: bool = False) -> PretrainedConfig:
+    """Return the config of the model that is loaded from a checkpoint of `config`: that of its language model, or all.
+
+    It is `config` if transformers converts the tensors only in the whole model. A language model of another family has
+    conversions of its own. With `text_only`, the checkpoint has the tensors of the language model only.
+    """
+    config = _writer(config)
+    text = language_config(config, always=text_only)
+    conversions, of_text = (get_checkpoint_conversion_mapping(c.model_type) or () for c in (config, text))
+    is_converted = any(isinstance(conversion, WeightConverter) for conversion in conversions)
+    is_whole = is_converted and not of_text and type(text).__module__ == type(config).__module__
+    return config if is_whole and not text_only else text
+
+
+def language_class(config: PretrainedConfig) -> type | None:
+    """Return the class of transformers that builds a language model for `config`, or None if there is none.
+
+    If transformers has no causal language model for `config`, the class builds a model for text and other media, of
+    which `remove_other_media` leaves the language model.
+    """
+    if _is_causal(config):
+        return AutoModelForCausalLM
+    is_multimodal = type(config) in AutoModelForMultimodalLM._model_mapping and not config.is_encoder_decoder
+    return AutoModelForMultimodalLM if is_multimodal else None
+
+
+def existing_class(config: PretrainedConfig, folder: Path) -> type:
+    """Return `language_class(config)`. Raises ValueError if there is none."""
+    language = language_class(config)
+    if language is None:
+        raise ValueError(
+            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers "
+            "has a causal language model"
+        )
+    return language
+
+
+def remove_other_media(model: PreTrainedModel) -> None:
+    """Remove from a model for text and other media what is not in its decoder or its output projection, in place.
+
+    A causal language model stays as it is.
+    """
+    parts = {model.get_decoder(), model.get_output_embeddings()}
+
+    def trim(parent: torch.nn.Module) -> None:
+        for name, child in list(parent.named_children()):
+            if parts.isdisjoint(child.modules()):
+                setattr(parent, name, None)
+            elif child not in parts:
+                trim(child)
+
+    if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and None not in parts:
+        trim(model)
+
+
+def language_tensors(
+    model: PreTrainedModel, tensors: dict[str, torch.Tensor], kind: str | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of the language model `model` by their names in it.
+
+    `tensors` may be those of a whole model for text and other media, of which `model` is a part. `kind` is the kind of
+    the model in the checkpoint, if it is known.
+    """
+    part, is_named_in_whole = {}, re.compile("|".join(LANGUAGE_MODEL_NAMES)).search
+    names = model.state_dict()
+    if any(map(is_named_in_whole, names)):
+        return tensors
+    if not any(map(is_named_in_whole, tensors)):
+        if kind in (None, model.config.model_type):
+            return tensors
+        own = {name.partition(".")[0] for name in names}  # only the other media have names of their own
+        return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] in own}
+    for name, tensor in tensors.items():
+        if name.startswith("lm_head.") or is_named_in_whole(name):
+            for pattern, replacement in LANGUAGE_MODEL_NAMES.items():
+                name = re.sub(pattern, replacement, name)
+            part[name] = tensor
+    return part
