@@ -168,6 +168,14 @@ def test_call_that_is_cut_off_is_no_valid_json(client, server, says):
         json.loads(call.function.arguments)
 
 
+def test_required_parameters_beside_the_schema_have_no_effect(client, server, says):
+    """guardrails writes them there."""
+    says("Hi")
+    for extra in ({}, {"required": ["city"]}):
+        chat(client, tools=[{"type": "function", "function": WEATHER | extra}])
+    assert server.prompts[-1] == server.prompts[-2]
+
+
 def test_results_of_calls_are_messages(client, server, says):
     says(CALL)
     message = chat(client).choices[0].message
