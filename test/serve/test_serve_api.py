@@ -251,6 +251,18 @@ def test_unknown_model_returns_404(client):
     assert caught.value.code == "model_not_found"
 
 
+def test_tokenizer_endpoints_need_no_name_of_the_only_model(server):
+    """lm-eval sends none."""
+    with httpx.Client(base_url=server.url) as http:
+        info = http.get("/tokenizer_info").json()
+        assert info == http.get(f"/tokenizer_info?model={NAME}").json()
+        assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<s>", "</s>", small_llm.TEMPLATE)
+        body = {"prompt": info["eos_token"], "add_special_tokens": False}
+        assert http.post("/tokenize", json=body).json()["tokens"] == [small_llm.EOS]
+        ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+        assert MESSAGES[0]["content"] in http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+
+
 def test_errors_have_the_openai_format(server):
     with httpx.Client(base_url=server.url) as http:
         for response, status, message in (

@@ -73,7 +73,8 @@ class RequestPart(BaseModel):
         if not isinstance(value, dict):
             return value
         given = {name: value.get(name) for name in _integer_fields(cls)}
-        return value | {name: int(part) for name, part in given.items() if isinstance(part, float) and part.is_integer()}
+        whole = {name: int(part) for name, part in given.items() if isinstance(part, float) and part.is_integer()}
+        return value | whole
 
 
 class Strict(RequestPart):

@@ -87,7 +87,7 @@ class Service:
         finally:
             end()
 
-    async def with_model(self, name: str, work: Callable[[ServedModel], Any]) -> Any:
+    async def with_model(self, name: str | None, work: Callable[[ServedModel], Any]) -> Any:
         """Run `work(model)` on another thread and return its result. A ValueError becomes an ApiError."""
         model = await self.models.acquire(name)
         try:
