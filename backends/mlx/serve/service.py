@@ -81,7 +81,8 @@ class Service:
 
         format = make_format(answer, body)
         if body.stream:
-            return EventStream(answer, events(answer, format), self.settings.send_seconds, end)
+            stream = events(answer, format, self.settings.ping_seconds)
+            return EventStream(answer, stream, self.settings.send_seconds, end)
         try:
             return await whole_response(request, answer, format.response)
         finally:
