@@ -245,6 +245,16 @@ def test_forced_calls_follow_the_schema(client):
     assert len(one.message.tool_calls) == 1
 
 
+def test_further_call_begins_only_if_it_fits(client):
+    pytest.importorskip("xgrammar")
+    values = {f"value_{i}": {"type": "integer"} for i in range(6)}
+    parameters = {"type": "object", "properties": values, "required": [*values]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    for length in (120, 150):
+        for choice in chat(client, tools=[tool], tool_choice="required", seed=2, n=12, max_tokens=length).choices:
+            assert choice.finish_reason == "tool_calls", (length, choice.message.tool_calls)
+
+
 def test_allowed_tools_are_the_only_ones(client, server):
     pytest.importorskip("xgrammar")
     for mode in ("required", "auto"):
