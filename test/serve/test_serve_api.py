@@ -125,7 +125,7 @@ def test_temperature_defaults_to_one(client, llm):
 def test_fields_may_have_values_without_effect(client, llm):
     fields = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": False}
     fields |= {"top_logprobs": 0, "extra_body": {"ignore_eos": None, "priority": None, "other": None}}
-    fields |= {"store": True, "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
+    fields |= {"store": True, "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "flex"}
     fields["extra_body"] |= {"prompt_cache_options": {"mode": "implicit"}, "add_generation_prompt": True}
     fields["extra_body"] |= {"length_penalty": 1, "min_tokens": 0, "skip_special_tokens": True, "stop_token_ids": []}
     fields["messages"] = [message | {"cache_control": None, "type": "text"} for message in MESSAGES]
@@ -140,6 +140,15 @@ def test_load_generators_set_the_length_of_an_answer(client):
     assert chat(client, extra_body=body).usage.completion_tokens == 12
     answer = client.completions.create(model=NAME, prompt="Return", max_tokens=12, extra_body=body)
     assert answer.usage.completion_tokens == 12
+
+
+def test_whole_numbers_are_integers(client):
+    """Google's ADK sends a `top_k` such as 5.0, which is an integer in JSON Schema."""
+    answers = [
+        chat(client, max_tokens=4 * one, seed=3 * one, temperature=2, extra_body={"top_k": 20 * one}).choices[0]
+        for one in (1, 1.0)
+    ]
+    assert answers[0] == answers[1]
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -174,6 +183,8 @@ INVALID = [
     ({"max_tokens": 2**40}, "max_tokens", "less than 2147483648"),
     ({"max_completion_tokens": -1}, "max_completion_tokens", "got -1, expected an integer of at least 1"),
     ({"seed": 2**70}, "seed", "expected an integer of 64 bits"),
+    ({"seed": 2.5}, "seed", "got 2.5, expected a valid integer"),
+    ({"max_tokens": 1e300}, "max_tokens", "less than 2147483648"),
     ({"stop": ""}, "stop", "at least 1 character"),
     ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
     ({"stop": ["a\0"]}, "stop", "expected non-empty strings"),
@@ -238,6 +249,18 @@ def test_unknown_model_returns_404(client):
     with pytest.raises(openai.NotFoundError, match="the model 'gpt' does not exist; this server has 'small'") as caught:
         chat(client, model="gpt")
     assert caught.value.code == "model_not_found"
+
+
+def test_tokenizer_endpoints_need_no_name_of_the_only_model(server):
+    """lm-eval sends none."""
+    with httpx.Client(base_url=server.url) as http:
+        info = http.get("/tokenizer_info").json()
+        assert info == http.get(f"/tokenizer_info?model={NAME}").json()
+        assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<s>", "</s>", small_llm.TEMPLATE)
+        body = {"prompt": info["eos_token"], "add_special_tokens": False}
+        assert http.post("/tokenize", json=body).json()["tokens"] == [small_llm.EOS]
+        ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+        assert MESSAGES[0]["content"] in http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
 
 
 def test_errors_have_the_openai_format(server):

@@ -47,6 +47,8 @@ def test_models_are_loaded_on_demand_within_the_budget(paths):
         assert texts[0] == texts[1] == texts[2] and [*models.loaded] == ["first"]
         error = complete(url, "third").json()["error"]
         assert error["message"] == "the model 'third' does not exist; this server has 'first', 'second'"
+        error = httpx.post(f"{url}/tokenize", json={"prompt": "Return"}).json()["error"]
+        assert (error["message"], error["param"]) == ("model: got none, expected one of 'first', 'second'", "model")
         # What other models allocated during a load makes a size too large, until the model is loaded alone.
         models._entries["second"].size = 9 * model_bytes
         assert complete(url, "second").status_code == 200 and models._entries["second"].size <= model_bytes

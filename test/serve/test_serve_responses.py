@@ -174,9 +174,10 @@ def test_fields_that_have_no_effect(client, server):
     reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "abc", "other": None}
     fields = {"reasoning": {"effort": None, "summary": "detailed"}, "ignore_eos": None, "priority": None}
     fields |= {"include": ["file_search_call.results"], "prompt_cache_options": {"mode": "implicit"}}
-    fields |= {"truncation": "auto"}  # the input is short enough
+    fields |= {"service_tier": "priority", "max_tool_calls": 3, "truncation": "auto"}  # the input is short enough
     answer = create(client, input=[HELLO, reasoning, HELLO], text={"verbosity": "medium"}, extra_body=fields)
-    assert answer.output_text == "Hello." and answer.truncation == "auto"
+    assert answer.output_text == "Hello." and (answer.truncation, answer.max_tool_calls) == ("auto", 3)
+    assert answer.service_tier == "default"  # what the answer got
     assert (answer.text.format.type, answer.text.verbosity) == ("text", "medium")
 
 

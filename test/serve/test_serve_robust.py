@@ -167,6 +167,20 @@ def test_answer_that_takes_too_long(chat_program):
         until(lambda: server.llm.stats.running == 0)
 
 
+def test_stream_without_events_gets_comments(chat_program):
+    """Clients close a connection on which nothing comes. They skip comments."""
+    body = {"model": NAME, "prompt": [5], "max_tokens": 3, "seed": 1, "stream": True}
+    with served.serve(chat_program, ping_seconds=0.02) as server:
+        server.delay = 0.2
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            read = [chunk.model_dump(exclude_unset=True) for chunk in client.completions.create(**body)]
+        *events, done, end = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).text.split("\n\n")
+    comments = [event for event in events if event.startswith(":")]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events if event not in comments]
+    assert comments and (done, end) == ("data: [DONE]", "")
+    assert [chunk["choices"] for chunk in chunks] == [chunk["choices"] for chunk in read]
+
+
 def test_client_that_stops_reading_ends_its_answer_alone(chat_program):
     """The stream is larger than the buffers of the connection."""
     with served.serve(chat_program, send_seconds=0.5) as server:

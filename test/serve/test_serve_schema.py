@@ -255,6 +255,34 @@ def test_model_chooses_near_the_limit(client):
         assert choice.finish_reason == "stop" and len(json.loads(choice.message.content)["name"]) > 2
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        array_of(record(**{f"value_{i}": INTEGER for i in range(6)})),
+        {"properties": {"a": INTEGER, "b": array_of(INTEGER) | {"minItems": 20}}, "required": ["a"]},
+    ],
+    ids=["items", "optional"],
+)
+def test_what_lengthens_an_answer_begins_only_if_it_fits(client, schema):
+    """Each of these parts has more tokens than those near the limit, where each token is checked."""
+    for length in (50, 75, 100):
+        for choice in ask(client, schema, n=12, seed=3, max_tokens=length).choices:
+            assert choice.finish_reason == "stop", (length, choice.message.content)
+
+
+def test_growth_of_the_end():
+    from executorch_mlx.serve.growth import growth
+
+    for grammar, expected in (
+        ('root ::= (("a" [0-9]* "bc"))', 0),
+        (r'root ::= (("[" root_1 "]"))\nroot_1 ::= ("" | ("\"abc\"" root_1)) (=("]" "long"))', 5),
+        (r'root ::= ((b{2, 9}) | ("x"))\nb ::= (("cd" e) | ("fghi"))\ne ::= ("" | ([a-z]))', 5),  # not "x"
+        (r'root ::= (("a" b{0, 9}))\nb ::= (("cd") | (Regex("[(]", json_string=true) "efgh"))', 5),
+        (r'root ::= ((a))\na ::= (("a" a "b") | ("\u00e9\xe9é"))', 2),
+    ):
+        assert growth(grammar.replace(r"\n", "\n"), len) == expected, grammar
+
+
 def test_far_from_the_limit_no_end_is_searched(server):
     """A search can take a second, in which the engine draws no tokens. The ends that it finds have a limit."""
     import xgrammar
@@ -265,7 +293,7 @@ def test_far_from_the_limit_no_end_is_searched(server):
     closer = ServedModel(server.llm, NAME).grammars.closer
     matcher = xgrammar.GrammarMatcher(closer.compile({"type": "const_string", "value": "yes"}))
     mask = numpy.full(small_llm.VOCABULARY // 32, -1, numpy.int32)
-    assert Ending(closer, matcher, False).restrict(mask, 10_000) == 10_000 - MAX_END - NEAR
+    assert Ending(closer, matcher, False, growth=9).restrict(mask, 10_000) == 10_000 - MAX_END - NEAR - 9
     assert (mask == -1).all()
 
 

@@ -168,6 +168,14 @@ def test_call_that_is_cut_off_is_no_valid_json(client, server, says):
         json.loads(call.function.arguments)
 
 
+def test_required_parameters_beside_the_schema_have_no_effect(client, server, says):
+    """guardrails writes them there."""
+    says("Hi")
+    for extra in ({}, {"required": ["city"]}):
+        chat(client, tools=[{"type": "function", "function": WEATHER | extra}])
+    assert server.prompts[-1] == server.prompts[-2]
+
+
 def test_results_of_calls_are_messages(client, server, says):
     says(CALL)
     message = chat(client).choices[0].message
@@ -235,6 +243,16 @@ def test_forced_calls_follow_the_schema(client):
     assert max(len(choice.message.tool_calls) for choice in several) > 1  # with a line feed between them
     one = chat(client, tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=150).choices[0]
     assert len(one.message.tool_calls) == 1
+
+
+def test_further_call_begins_only_if_it_fits(client):
+    pytest.importorskip("xgrammar")
+    values = {f"value_{i}": {"type": "integer"} for i in range(6)}
+    parameters = {"type": "object", "properties": values, "required": [*values]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    for length in (120, 150):
+        for choice in chat(client, tools=[tool], tool_choice="required", seed=2, n=12, max_tokens=length).choices:
+            assert choice.finish_reason == "tool_calls", (length, choice.message.tool_calls)
 
 
 def test_allowed_tools_are_the_only_ones(client, server):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # OpenAI's names of finish reasons
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+END = object()  # in a queue: a choice has no further deltas
 RETRY_SECONDS = 0.05  # between two attempts to start a choice while the queue is full
 
 
@@ -385,10 +386,10 @@ class Answer:
         for choice in self.choices:
             choice.close()
 
-    async def deltas(self) -> AsyncIterator[tuple[Choice, Delta]]:
+    async def deltas(self, pause_seconds: float | None = None) -> AsyncIterator[tuple[Choice, Delta] | None]:
         """Start the choices that wait, and yield the deltas of all choices as they come.
 
-        Raises the first error, and ApiError at the deadline.
+        Yields None whenever no delta came for `pause_seconds`. Raises the first error, and ApiError at the deadline.
         """
         queue: asyncio.Queue = asyncio.Queue(maxsize=2 * len(self.choices))
         starting = asyncio.Lock()  # choices that wait for a place in the queue start in their order
@@ -403,16 +404,16 @@ class Answer:
             except Exception as error:
                 await queue.put(error)
             else:
-                await queue.put(None)
+                await queue.put(END)
 
         tasks = [asyncio.create_task(run(choice)) for choice in self.choices]
         try:
             running = len(tasks)
             while running:
-                entry = await self._before_deadline(queue.get())
+                entry = await self._next(queue, pause_seconds)
                 if isinstance(entry, Exception):
                     raise entry
-                if entry is None:
+                if entry is END:
                     running -= 1
                 else:
                     yield entry
@@ -420,12 +421,15 @@ class Answer:
             for task in tasks:
                 task.cancel()
 
-    async def _before_deadline(self, waiting):
-        """Await `waiting` and return its result. Raises ApiError at the deadline."""
-        timeout = None if self.deadline is None else max(self.deadline - time.monotonic(), 0)
+    async def _next(self, queue: asyncio.Queue, pause_seconds: float | None) -> Any:
+        """Return the next entry of `queue`, or None after `pause_seconds`. Raises ApiError at the deadline."""
+        rest = None if self.deadline is None else max(self.deadline - time.monotonic(), 0)
+        is_last = rest is not None and (pause_seconds is None or rest <= pause_seconds)
         try:
-            return await asyncio.wait_for(waiting, timeout)
+            return await asyncio.wait_for(queue.get(), rest if is_last else pause_seconds)
         except TimeoutError:
+            if not is_last:
+                return None
             raise ApiError("the answer took too long", status=504, kind="server_error", code="timeout") from None
 
     async def wait(self) -> None:

@@ -26,7 +26,7 @@ from .responses_request import ResponsesRequest
 from .service import Service
 from .settings import Settings
 from .start import start_chat, start_completion
-from .tokenize_request import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+from .tokenize_request import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 
 PAGE = Path(__file__).parent / "page"
 LARGE_BODY = 64 * 1024  # bytes; a larger body is parsed on another thread, so that other requests need not wait
@@ -136,5 +136,9 @@ def _information_routes(service: Service) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize_ids(body: DetokenizeRequest) -> dict[str, Any]:
         return await service.with_model(body.model, lambda model: detokenize(model, body))
+
+    @router.get("/tokenizer_info")
+    async def get_tokenizer_info(model: str | None = None) -> dict[str, Any]:
+        return await service.with_model(model, tokenizer_info)
 
     return router

@@ -157,6 +157,7 @@ class Function(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    required: list[str] | None = None  # guardrails repeats that of the parameters here; it has no effect
 
 
 class Tool(Strict):

@@ -6,13 +6,16 @@ import re
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
+
+from .growth import growth
 
 # The ranks of symbols. Symbols of a lower rank end JSON sooner. Stop ids have the rank 0.
 STOP, QUOTE, BRACKET, COMMA, DIGIT, OTHER = range(6)
 OPENING = frozenset(b"{[")
 CACHE_BYTES = 64 * 2**20  # of compiled grammars, for each model and compiler
+MAX_GROWTHS = 64  # grammars whose growth is kept
 MAX_END = 4096  # an answer is not brought to its end while the end takes more symbols than this
 MAX_ROUNDS = 256  # how often a search takes a symbol of a low rank at the same place of the grammar's rules
 MAX_SEARCH = 4096  # the number of symbols that a search for an end tries
@@ -39,6 +42,7 @@ class Closer:
             *map(_rank, range(256)), *(STOP if symbol in self._stops else OTHER for symbol in self._special)
         )  # fmt: skip
         self._tokens = tokens
+        self._growth = lru_cache(MAX_GROWTHS)(partial(growth, count=self._count))
 
     @cached_property
     def _compiler(self) -> Any:
@@ -127,6 +131,14 @@ class Closer:
             tokens.append(self._ids[text])
             place += len(text)
         return tokens
+
+    def growth(self, compiled: Any) -> int:
+        """Return by how many tokens a symbol may lengthen the end of an answer that follows a grammar over symbols."""
+        return min(self._growth(str(compiled.grammar)), MAX_END)
+
+    def _count(self, text: bytes) -> int:
+        """Return the number of tokens of a text."""
+        return len(self.tokens(text) or text)
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from .closing import MAX_END, Closer, relative_rules
 
 NEAR = 32  # near the budget, at most so many tokens are left besides those of the end, and each token is checked
-GROWTH = 8  # by how many tokens one that is not checked may lengthen the end
+GROWTH = 8  # by how many tokens one that is not checked may lengthen the end, besides `growth`
 MAX_STEPS = 4096  # symbols that one check tries
 MAX_ENDS = 64  # ends that one check searches
 MAX_COMPARED = 8  # places with which one is compared
@@ -40,13 +40,15 @@ class Ending:
 
     - `matcher`: has the grammar over symbols, at the beginning of the answer.
     - `is_text`: where the answer may stop at once, it may also use up its budget, as text before a call does.
+    - `growth`: by how many tokens a choice in the grammar may lengthen the end, as the next item of an array does.
+      Nearer to the budget than this, each token is checked too.
 
     Near the budget, all tokens are run over the grammar, and an end is searched for each place that they lead to. The
     model then draws any of the tokens after which an end fits.
     """
 
-    def __init__(self, closer: Closer, matcher: Any, is_text: bool):
-        self._closer, self._matcher, self._is_text = closer, matcher, is_text
+    def __init__(self, closer: Closer, matcher: Any, is_text: bool, growth: int):
+        self._closer, self._matcher, self._is_text, self._growth = closer, matcher, is_text, growth
         self._places: defaultdict[str, list[_Place]] = defaultdict(list)  # by their rules
         self._place: _Place | None = None  # that of the answer, if the last tokens were checked
         self._last = 0  # the last symbol of the answer
@@ -67,8 +69,9 @@ class Ending:
         """
         import numpy
 
-        if left > MAX_END + NEAR:  # any end that a search finds would fit
-            return left - MAX_END - NEAR
+        always_fits = MAX_END + NEAR + self._growth  # any end that a search finds
+        if left > always_fits:
+            return left - always_fits
         self._steps, self._searches = MAX_STEPS, MAX_ENDS
         place = self._place
         if place is None or not self._is_at(place, self._matcher, self._last):
@@ -77,14 +80,14 @@ class Ending:
         if end is None or self._is_text and len(end) == 1:
             return max(1, left // 8)
         spare = left - len(end)
-        if not 0 <= spare <= NEAR:
-            return max(1, spare // 8)
+        if not 0 <= spare <= NEAR + self._growth:
+            return max(1, (spare - self._growth) // GROWTH)
         bits = numpy.unpackbits(mask.view(numpy.uint8), bitorder="little").view(bool)
         ids = numpy.flatnonzero(bits)
         bits[ids] = self._fit(place, ids, left - 1, knows_all=spare <= GROWTH)
         bits[end[0]] = True
         mask[:] = numpy.packbits(bits, bitorder="little").view(numpy.int32)
-        return 0
+        return int(spare > NEAR)
 
     def _fit(self, start: _Place, ids: Any, room: int, knows_all: bool) -> Any:
         """Return for each of the tokens `ids` whether an end of at most `room` tokens may follow it.

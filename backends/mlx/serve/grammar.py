@@ -270,6 +270,7 @@ class Constraint:
     ):
         self._model, self._closer, self._reasoning = model, closer, reasoning
         self._compiled, self._of_symbols, self._is_text = compiled, of_symbols, is_text
+        self._growth = closer.growth(of_symbols)
 
     def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
         """Return a function for one answer, for the argument `allowed_tokens` of `LLM.generate`.
@@ -286,7 +287,7 @@ class Constraint:
         next_check = 0  # the length of the answer at which to check again whether its end fits
         open_id, close_id, is_reasoning = self._reasoning
         matcher = xgrammar.GrammarMatcher(self._compiled)
-        ending = Ending(self._closer, xgrammar.GrammarMatcher(self._of_symbols), self._is_text)
+        ending = Ending(self._closer, xgrammar.GrammarMatcher(self._of_symbols), self._is_text, self._growth)
         mask = _empty_mask(program.vocab_size)
         in_reasoning = None if self._is_text else _all_but(self._model.llm.eos_ids, program.vocab_size)
         seen = 0

@@ -108,10 +108,11 @@ class Models:
         fields = {"id": name, "object": "model", "created": entry.created, "owned_by": "executorch-mlx"}
         return fields | entry.description | {"loaded": entry.model is not None}
 
-    async def acquire(self, name: str) -> ServedModel:
+    async def acquire(self, name: str | None) -> ServedModel:
         """Return a model, loading it if necessary. Call `release` when its answer is complete.
 
-        Raises ApiError for an unknown name, or if the model cannot be loaded now.
+        `name` may be None if there is only one model. Raises ApiError for an unknown name, or if the model cannot be
+        loaded now.
         """
         entry = self._entry(name)
         with self._mutex:
@@ -150,9 +151,13 @@ class Models:
             if model is not None:
                 model.llm.close()
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str | None) -> Entry:
+        known = ", ".join(map(repr, self._entries))
+        if name is None:
+            if len(self._entries) > 1:
+                raise ApiError(f"model: got none, expected one of {known}", param="model")
+            (name,) = self._entries
         if name not in self._entries:
-            known = ", ".join(map(repr, self._entries))
             message = f"the model {name[:100]!r} does not exist; this server has {known}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
         return self._entries[name]

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
@@ -23,6 +23,8 @@ MAX_STOPS = 64
 MAX_METADATA = 16
 SEED_STRIDE = 2**32  # choice i draws with seed + i * SEED_STRIDE, so that choices do not share draws
 
+SERVICE_TIERS = ("auto", "default", "flex", "priority", "scale")  # of OpenAI: they set its prices and waiting times
+
 # The unsupported fields, and for each the values that have no effect. The value None has no effect in any field.
 UNSUPPORTED: dict[str, tuple] = {
     "audio": (),
@@ -31,7 +33,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
-    "service_tier": ("auto", "default"),
+    "service_tier": SERVICE_TIERS,
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -57,13 +59,31 @@ T = TypeVar("T")
 Several = Annotated[list[T], Field(fail_fast=True)]
 
 
-class Strict(BaseModel):
-    """The base of all parts of a request: no conversion between types, and no unknown fields.
+class RequestPart(BaseModel):
+    """The base of a request and of all its parts: no conversion between types.
+
+    A number such as 5.0 is an integer, as in JSON Schema. Clients in which a parameter is a float send it so.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_integers(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        given = {name: value.get(name) for name in _integer_fields(cls)}
+        whole = {name: int(part) for name, part in given.items() if isinstance(part, float) and part.is_integer()}
+        return value | whole
+
+
+class Strict(RequestPart):
+    """A part of a request without unknown fields.
 
     An unknown field with the value null has no effect. Clients send such fields, for instance in messages of answers.
     """
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
@@ -74,6 +94,12 @@ class Strict(BaseModel):
         known = {key: part for key, part in value.items() if key in names}
         unknown = ((key, part) for key, part in value.items() if key not in names and part is not None)
         return known | dict(islice(unknown, 1))  # pydantic reports it
+
+
+@cache
+def _integer_fields(model: type[BaseModel]) -> set[str]:
+    fields = model.model_fields.items()
+    return {name for name, field in fields if int in (field.annotation, *get_args(field.annotation))}
 
 
 @cache
@@ -110,6 +136,7 @@ Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)
 # The sampling parameters that have a JSON form: all but allowed_tokens, which is a function.
 SamplingFields = create_model(
     "SamplingFields",
+    __base__=RequestPart,
     **{name: (spec.type | None, Field(None, ge=spec.low, le=spec.high)) for name, spec in SCALARS.items()},
     logit_bias=(LogitBias | None, None),
 )
@@ -169,7 +196,7 @@ class StructuredOutputs(Strict):
 class GenerationRequest(SamplingFields):
     """The fields that chat and completion requests share."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     model: str
     stream: bool | None = False

@@ -16,8 +16,8 @@ from .start import start_chat
 
 # The fields of a request that its response repeats.
 REPEATED = (
-    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice",
-    "tools", "top_p", "top_logprobs", "truncation", "user",
+    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "temperature", "text",
+    "tool_choice", "tools", "top_p", "top_logprobs", "truncation", "user",
 )  # fmt: skip
 # Field of a chat request -> the field of `/v1/responses` from which it comes, for error messages.
 FIELDS = {
@@ -111,7 +111,6 @@ class ResponsesFormat:
             "background": False,
             "reasoning": (body.reasoning or Reasoning()).model_dump(),
             "service_tier": "default",
-            "max_tool_calls": None,
             "previous_response_id": None,
             "error": None,
         }

@@ -10,7 +10,9 @@ from pydantic import Discriminator, Field, Tag
 
 from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
-from .request import IDENTITIES, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions, Strict
+from .request import (
+    IDENTITIES, SERVICE_TIERS, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions, Strict,
+)  # fmt: skip
 
 NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
 
@@ -213,12 +215,13 @@ class ResponsesRequest(SamplingFields, Strict):
     tools: Several[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None
     parallel_tool_calls: bool | None = True
+    max_tool_calls: int | None = Field(None, ge=1)  # no effect: it counts the calls of OpenAI's own tools
     metadata: Metadata | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None  # no effect: input that is too long is an error
     include: Several[Includable] | None = None
     background: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal[SERVICE_TIERS] | None = None
     previous_response_id: str | None = None
     user: str | None = None
     safety_identifier: str | None = None

@@ -81,13 +81,14 @@ class Service:
 
         format = make_format(answer, body)
         if body.stream:
-            return EventStream(answer, events(answer, format), self.settings.send_seconds, end)
+            stream = events(answer, format, self.settings.ping_seconds)
+            return EventStream(answer, stream, self.settings.send_seconds, end)
         try:
             return await whole_response(request, answer, format.response)
         finally:
             end()
 
-    async def with_model(self, name: str, work: Callable[[ServedModel], Any]) -> Any:
+    async def with_model(self, name: str | None, work: Callable[[ServedModel], Any]) -> Any:
         """Run `work(model)` on another thread and return its result. A ValueError becomes an ApiError."""
         model = await self.models.acquire(name)
         try:

@@ -20,6 +20,7 @@ class Settings:
     - `body_seconds`: the longest time until a request's body is complete.
     - `request_seconds`: the longest time from a request to the end of its answer, waiting included. 0: no limit.
     - `send_seconds`: the longest time that a client may leave a part of a stream unread.
+    - `ping_seconds`: if a stream has no event for this long, it gets a comment, which keeps the connection alive.
     - `stall_seconds`: if answers run and the engine completes no step for this long, `/health` returns HTTP 503.
     - `grace_seconds`: at the shutdown, running answers have this time to end.
     """
@@ -31,5 +32,6 @@ class Settings:
     body_seconds: float = 30.0
     request_seconds: float = 0.0
     send_seconds: float = 60.0
+    ping_seconds: float = 15.0
     stall_seconds: float = 120.0
     grace_seconds: float = 30.0

@@ -17,6 +17,7 @@ from .errors import ApiError, answer_error
 from .middleware import CLIENT_DISCONNECTED, annotate
 
 DONE = "data: [DONE]\n\n"
+PING = ": the answer goes on\n\n"  # a comment, which clients skip
 Events = AsyncIterator[str]
 
 
@@ -56,14 +57,21 @@ class EventStream(StreamingResponse):
             self._on_end()
 
 
-async def events(answer: Answer, format: ResponseFormat) -> Events:
-    """Yields the events of a streamed answer. An error becomes the last event."""
+async def events(answer: Answer, format: ResponseFormat, ping_seconds: float) -> Events:
+    """Yields the events of a streamed answer. An error becomes the last event.
+
+    Whenever no event came for `ping_seconds`, as during a long prompt, yields a comment. Clients and proxies close
+    connections on which nothing comes for a minute or more.
+    """
     for chunk in format.first_chunks():
         yield event(chunk)
     try:
-        async with aclosing(answer.deltas()) as deltas:
-            async for choice, delta in deltas:
-                for chunk in format.chunks(choice, delta):
+        async with aclosing(answer.deltas(ping_seconds)) as deltas:
+            async for entry in deltas:
+                if entry is None:
+                    yield PING
+                    continue
+                for chunk in format.chunks(*entry):
                     yield event(chunk)
     except Exception as error:  # whatever fails, it ends this answer alone
         for chunk in format.error_chunks(answer_error(error)):

@@ -1,4 +1,7 @@
-"""`/tokenize` and `/detokenize`: token ids of texts and chats, and texts of token ids."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`: token ids of texts and chats, and texts of token ids.
+
+These are endpoints of vLLM. As there, a request may leave out the model if the server has only one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class TokenizeRequest(Strict):
     - `return_token_strs`: also return the text of each token.
     """
 
-    model: str
+    model: str | None = None
     prompt: str | None = None
     messages: Several[Message] | None = Field(None, min_length=1)
     tools: Several[Tool] | None = None
@@ -38,7 +41,7 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    model: str
+    model: str | None = None
     tokens: Several[int] = Field(max_length=MAX_TOKENS)
 
 
@@ -46,7 +49,7 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
     """Return the response of `/tokenize`. Raises ApiError and ValueError."""
     if body.messages is not None:
         options = {"tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
-        chat = ChatRequest(model=body.model, messages=body.messages, **options)
+        chat = ChatRequest(model=model.name, messages=body.messages, **options)
         ids = model.llm.encode(chat_prompt(model, chat).text, special=False)
     else:
         ids = model.llm.encode(body.prompt, special=body.add_special_tokens)
@@ -63,3 +66,11 @@ def detokenize(model: ServedModel, body: DetokenizeRequest) -> dict[str, Any]:
         if not 0 <= token < size:
             raise ApiError(f"tokens: id {token} is outside the vocabulary [0, {size})", param="tokens")
     return {"prompt": text_of([model.token_bytes(token) for token in body.tokens])}
+
+
+def tokenizer_info(model: ServedModel) -> dict[str, Any]:
+    """Return the response of `/tokenizer_info`: the special tokens, such as `eos_token`, and the chat template."""
+    tokenizer = model.llm.tokenizer
+    if tokenizer is None:
+        raise ApiError(f"the model {model.name!r} has no tokenizer")
+    return {**tokenizer.special_tokens, "chat_template": tokenizer.chat_template}

@@ -96,7 +96,7 @@ async function* events(response) {
     const complete = (rest + value).split("\n\n");
     rest = complete.pop();
     for (const event of complete)
-      if (event !== "data: [DONE]") yield JSON.parse(event.slice("data: ".length));
+      if (event.startsWith("data: {")) yield JSON.parse(event.slice("data: ".length));
   }
 }
 
