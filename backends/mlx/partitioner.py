@@ -200,15 +200,14 @@ def _prepare_copies(program: ExportedProgram) -> None:
 
 
 def _clone_returned_buffers(program: ExportedProgram) -> None:
-    """Let the program return a clone of each buffer that it returns and writes, and of each value that it copies there.
+    """Let the program return a clone of each buffer, and of each value that it copies into a buffer.
 
     Otherwise, the new value of the buffer would be an output of the program, and no delegate could own the buffer.
     """
     graph, specs = program.graph, program.graph_signature.output_specs
     output = graph.output_node()
     results = list(output.args[0])
-    written = {_origin(node.args[0]) for node in graph.nodes if _is_write(node)}
-    buffers = {n for n in written if n.name in program.graph_signature.inputs_to_buffers}
+    buffers = {n for n in graph.find_nodes(op="placeholder") if n.name in program.graph_signature.inputs_to_buffers}
     copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
     values = buffers | {_origin(node.args[1]) for node in copies if _origin(node.args[0]) in buffers}
     values |= {value for spec, value in zip(specs, results) if spec.kind == OutputKind.BUFFER_MUTATION}
@@ -234,25 +233,14 @@ def _insert(before: Node, target: torch._ops.OpOverload, x: Node, *args, **kwarg
 
 def _origin(node: Node) -> Node:
     """Returns the node whose memory `node` has: the first of a chain of views and writes in place, or `node` itself."""
-    while node.op == "call_function" and (_is_view(node) or _is_write(node)):
+    while node.op == "call_function" and _shares_memory(node.target):
         node = node.args[0]
     return node
 
 
-def _is_view(node: Node) -> bool:
-    alias = _alias(node)
-    return alias is not None and not alias.is_write
-
-
-def _is_write(node: Node) -> bool:
-    alias = _alias(node)
-    return alias is not None and alias.is_write
-
-
-def _alias(node: Node) -> object | None:
-    """Returns the description of the operand that the only result of `node` shares memory with, or None."""
-    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
-    return returns[0].alias_info if len(returns) == 1 else None
+def _shares_memory(target: object) -> bool:
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return len(returns) == 1 and returns[0].alias_info is not None
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:

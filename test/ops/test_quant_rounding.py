@@ -15,7 +15,7 @@ PT2E = torch.ops.quantized_decomposed
 I8, f32, f16, bf16 = torch.int8, torch.float32, torch.float16, torch.bfloat16
 # Upper bounds of the norm of the error, relative to the norm of the exact result.
 ERROR_BOUNDS = {f32: 1e-5, f16: 1e-3, bf16: 5e-3}
-ROWS, COLUMNS = 8, 1024
+N, K = 8, 1024
 
 
 class PerRow(torch.nn.Module):
@@ -23,9 +23,9 @@ class PerRow(torch.nn.Module):
 
     def __init__(self, low, high, zero_point=0, scale=1e-3):
         super().__init__()
-        self.register_buffer("q", torch.randint(low, high + 1, (ROWS, COLUMNS), dtype=I8))
-        self.register_buffer("scales", torch.linspace(scale, 2 * scale, ROWS))
-        self.register_buffer("zero_points", torch.full((ROWS,), zero_point))
+        self.register_buffer("q", torch.randint(low, high + 1, (N, K), dtype=I8))
+        self.register_buffer("scales", torch.linspace(scale, 2 * scale, N))
+        self.register_buffer("zero_points", torch.full((N,), zero_point))
         self.range = low, high
 
     def forward(self, x):
@@ -41,10 +41,10 @@ class Packed(torch.nn.Module):
 
     def __init__(self, bits, dtype):
         super().__init__()
-        q, zeros = torch.randint(2**bits, (2, ROWS, COLUMNS)), torch.randint(2**bits, (2, ROWS, 1))
-        scales = torch.linspace(0.001, 0.002, ROWS, dtype=dtype).float()[:, None]
+        q, zeros = torch.randint(2**bits, (2, N, K)), torch.randint(2**bits, (2, N, 1))
+        scales = torch.linspace(0.001, 0.002, N, dtype=dtype).float()[:, None]
         self.matrices = (q - zeros) * scales.double()
-        groups = scales.expand(2, ROWS, COLUMNS // 32).contiguous()
+        groups = scales.expand(2, N, K // 32).contiguous()
         operands, format = (pack(q.to(torch.uint8), bits), groups, -zeros * groups), {"bits": bits, "group_size": 32}
         self.linear, self.experts = MLXLinear(*(t[0] for t in operands), **format), MLXExperts(*operands, **format)
 
@@ -60,10 +60,10 @@ class OfficialExperts(torch.nn.Module):
 
     def __init__(self, dtype):
         super().__init__()
-        self.register_buffer("q", torch.randint(-128, 128, (1, ROWS, COLUMNS), dtype=I8))
-        self.register_buffer("zeros", torch.randint(-20, 20, (1, ROWS, 1), dtype=I8).repeat(1, 1, COLUMNS // 32))
-        scales = torch.linspace(0.001, 0.002, ROWS, dtype=dtype)[None, :, None]
-        self.register_buffer("scales", scales.repeat(1, 1, COLUMNS // 32))
+        self.register_buffer("q", torch.randint(-128, 128, (1, N, K), dtype=I8))
+        self.register_buffer("zeros", torch.randint(-20, 20, (1, N, 1), dtype=I8).repeat(1, 1, K // 32))
+        scales = torch.linspace(0.001, 0.002, N, dtype=dtype)[None, :, None]
+        self.register_buffer("scales", scales.repeat(1, 1, K // 32))
 
     def forward(self, x):
         index = torch.zeros(2, dtype=torch.int32)
@@ -75,7 +75,7 @@ class OfficialExperts(torch.nn.Module):
 
 def check(layer, exact, dtype):
     """Check that the lowered layer has no larger error than that of roundings to `dtype`. Returns its IR nodes."""
-    x = torch.rand(2, COLUMNS).to(dtype)
+    x = torch.rand(2, K).to(dtype)
     partitioner = MLXPartitioner()
     program = to_edge_transform_and_lower(torch.export.export(layer, (x,)), partitioner=[partitioner]).to_executorch()
     assert not partitioner.explain().refused, partitioner.explain()
@@ -104,7 +104,7 @@ def test_scale_for_each_row(delegate, arguments, dtype):
 @pytest.mark.parametrize("granularity", (PerGroup(32), PerGroup(64), PerGroup(128), PerAxis(0)), ids=str)
 @pytest.mark.parametrize("width", (torch.int2, torch.int3, torch.int4, torch.int5, torch.int6, torch.int8), ids=str)
 def test_zero_points_of_torchao(delegate, width, granularity):
-    layer = torch.nn.Linear(COLUMNS, ROWS, bias=False, dtype=bf16)
+    layer = torch.nn.Linear(K, N, bias=False, dtype=bf16)
     quantize_(layer, IntxWeightOnlyConfig(width, granularity, MappingType.ASYMMETRIC))
     check(layer, lambda x: x @ layer.weight.dequantize().double().T, bf16)
 
