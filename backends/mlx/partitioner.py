@@ -24,6 +24,8 @@ from .return_types import register_return_types
 
 aten = torch.ops.aten
 
+_SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -151,8 +153,9 @@ class MLXPartitioner(Partitioner):
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:
-        see `_prepare_copies` and `_clone_returned_buffers`.
+        see `_keep_integer_dtypes`, `_prepare_copies` and `_clone_returned_buffers`.
         """
+        _keep_integer_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)
         decompositions = REGISTRY.decompositions
@@ -170,6 +173,32 @@ class MLXPartitioner(Partitioner):
             if node.target in remaining and not builder.can_lower(node):
                 remaining.discard(node.target)
         return remaining
+
+
+def _keep_integer_dtypes(program: ExportedProgram) -> None:
+    """Replace the Python integers that operators take as tensors by tensors, in operators whose result is 0-d.
+
+    ExecuTorch would replace them by 0-d tensors of int64, which would make the result int64 too.
+    """
+    graph = program.graph
+    for node in graph.nodes:
+        result = node.meta.get("val")
+        if not isinstance(node.target, torch._ops.OpOverload) or not _is_small_integer(result):
+            continue
+        limits = torch.iinfo(result.dtype)
+        for index, (number, argument) in enumerate(zip(node.args, node.target._schema.arguments)):
+            is_tensor = isinstance(argument.type, torch.TensorType)
+            if is_tensor and type(number) is int and limits.min <= number <= limits.max:
+                with graph.inserting_before(node):
+                    tensor = graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
+                tensor.meta = dict(node.meta)
+                node.update_arg(index, tensor)
+    program.graph_module.recompile()
+
+
+def _is_small_integer(value: object) -> bool:
+    """Whether `value` is a 0-d tensor of integers with less than 64 bits."""
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and value.dtype in _SMALL_INTEGERS
 
 
 def _prepare_copies(program: ExportedProgram) -> None:

@@ -74,6 +74,12 @@ def counter_itself(m, x):
     return m.count
 
 
+def integer_number(m, x):
+    m.count.add_(2)
+    count = m.count
+    return 5 - x, x * 3 + count, count // 2, x % 2, (x + 1).clamp(max=2), count, x + 1000, x + x
+
+
 def returned_under_two_names(m, x):
     old = m.state.clone()
     y = torch.cat([x, m.state[:1]])
@@ -187,6 +193,8 @@ def kv(m, x, at):
 STATE = [
     stateful("add.Tensor/counter", counter, count=torch.tensor([5])),
     stateful("add.Tensor/counter itself", counter_itself, ints(1), count=torch.tensor([7])),
+    stateful("add.Tensor/0-d integers and numbers", integer_number, ints(dtype=i32, low=0, high=9),
+             count=torch.tensor(5, dtype=i32)),
     stateful("mul.Tensor/buffers that are returned", returned_under_two_names, floats(3),
              state=torch.arange(4.0), other=torch.ones(2)),
     stateful("add.Tensor/buffers swapped and returned", swapped_and_returned, floats(3), a=torch.zeros(3),

@@ -24,7 +24,8 @@ class StatisticsOfInput(torch.nn.Module):
 
     def forward(self, x):
         norm = self.norm
-        y = torch.nn.functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=True)
+        statistics = norm.running_mean, norm.running_var
+        y = torch.nn.functional.batch_norm(x, *statistics, norm.weight, norm.bias, training=True)
         return y, norm.running_mean.clone(), norm.running_var
 
 
