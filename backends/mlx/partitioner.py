@@ -10,6 +10,7 @@ import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram, default_decompositions
+from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -22,6 +23,8 @@ from .preprocess import ALLOW_EXTENSIONS, MLXBackend
 from .return_types import register_return_types
 
 aten = torch.ops.aten
+
+_SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 @dataclass(frozen=True)
@@ -149,10 +152,12 @@ class MLXPartitioner(Partitioner):
         """Decompose the operators of `REGISTRY.decompositions`, which have no IR node.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
-        program, or `exported_program` itself if it calls no such operator. Also inserts clones into `exported_program`:
-        see `_clone_sources`.
+        program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:
+        see `_keep_integer_dtypes`, `_prepare_copies` and `_clone_returned_buffers`.
         """
-        _clone_sources(exported_program)
+        _keep_integer_dtypes(exported_program)
+        _prepare_copies(exported_program)
+        _clone_returned_buffers(exported_program)
         decompositions = REGISTRY.decompositions
         called = {n.target for n in _calls(exported_program) if n.target in decompositions}
         targets = self._targets_to_lower(exported_program, called)
@@ -170,43 +175,101 @@ class MLXPartitioner(Partitioner):
         return remaining
 
 
-def _clone_sources(program: ExportedProgram) -> None:
-    """In `a.copy_(b)`, insert a clone of `b` if `b` is an input of the graph, or a view of one.
+def _keep_integer_dtypes(program: ExportedProgram) -> None:
+    """Replace the Python integers that operators take as tensors by tensors, in operators whose result is 0-d.
 
-    Without the clone, no node would compute the new value of `a` if the views change nothing. If `b` is a buffer,
-    ExecuTorch would then take the new value for one that was written in place, and `a` would keep its old value.
+    ExecuTorch would replace them by 0-d tensors of int64, which would make the result int64 too.
+    """
+    graph = program.graph
+    for node in graph.nodes:
+        result = node.meta.get("val")
+        if not isinstance(node.target, torch._ops.OpOverload) or not _is_small_integer(result):
+            continue
+        limits = torch.iinfo(result.dtype)
+        for index, (number, argument) in enumerate(zip(node.args, node.target._schema.arguments)):
+            is_tensor = isinstance(argument.type, torch.TensorType)
+            if is_tensor and type(number) is int and limits.min <= number <= limits.max:
+                with graph.inserting_before(node):
+                    tensor = graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
+                tensor.meta = dict(node.meta)
+                node.update_arg(index, tensor)
+    program.graph_module.recompile()
 
-    If `a` is a buffer of another shape, `b` is expanded: torch.export takes `b` itself for the new value of `a`.
+
+def _is_small_integer(value: object) -> bool:
+    """Whether `value` is a 0-d tensor of integers with less than 64 bits."""
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and value.dtype in _SMALL_INTEGERS
+
+
+def _prepare_copies(program: ExportedProgram) -> None:
+    """Make each `a.copy_(b)` compute a new value of the shape and dtype of `a`.
+
+    For a buffer `a`, torch.export takes `b` itself for the new value. Three cases need a node before the copy:
+
+    - `b` has another dtype, and is cast.
+    - `b` has another shape, and is expanded.
+    - `b` is an input of the graph, or a view of one, and is cloned. Otherwise, no node would compute the new value of
+      `a` if the views change nothing. If `b` is a buffer, ExecuTorch would then take the new value for one that was
+      written in place, and `a` would keep its old value.
     """
     graph = program.graph
     copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
     for node in copies:
         target, source = node.args[:2]
-        shape, value = target.meta["val"].shape, source.meta["val"]
-        if target.op == "placeholder" and not is_same_shape(value.shape, shape):
-            target_and_arguments, value = (aten.expand.default, (source, list(shape))), value.expand(shape)
+        expected = target.meta["val"]
+        if source.meta["val"].dtype != expected.dtype:
+            source = _insert(node, aten._to_copy.default, source, dtype=expected.dtype)
+        if target.op == "placeholder" and not is_same_shape(source.meta["val"].shape, expected.shape):
+            source = _insert(node, aten.expand.default, source, list(expected.shape))
         elif _origin(source).op == "placeholder":
-            target_and_arguments = aten.clone.default, (source,)
-        else:
-            continue
-        with graph.inserting_before(node):
-            copied = graph.call_function(*target_and_arguments)
-        copied.meta = source.meta | {"val": value}
-        node.args = (target, copied, *node.args[2:])
+            source = _insert(node, aten.clone.default, source)
+        node.args = (target, source, *node.args[2:])
     if copies:
         program.graph_module.recompile()
 
 
+def _clone_returned_buffers(program: ExportedProgram) -> None:
+    """Let the program return a clone of each buffer, and of each value that it copies into a buffer.
+
+    Otherwise, the new value of the buffer would be an output of the program, and no delegate could own the buffer.
+    """
+    graph, specs = program.graph, program.graph_signature.output_specs
+    output = graph.output_node()
+    results = list(output.args[0])
+    buffers = {n for n in graph.find_nodes(op="placeholder") if n.name in program.graph_signature.inputs_to_buffers}
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    values = buffers | {_origin(node.args[1]) for node in copies if _origin(node.args[0]) in buffers}
+    values |= {value for spec, value in zip(specs, results) if spec.kind == OutputKind.BUFFER_MUTATION}
+    returned = [
+        index for index, (spec, value) in enumerate(zip(specs, results, strict=True))
+        if spec.kind == OutputKind.USER_OUTPUT and isinstance(value, Node) and _origin(value) in values
+    ]
+    for index in returned:
+        results[index] = _insert(output, aten.clone.default, results[index])
+        specs[index].arg.name = results[index].name
+    if returned:
+        output.args = (tuple(results),)
+        program.graph_module.recompile()
+
+
+def _insert(before: Node, target: torch._ops.OpOverload, x: Node, *args, **kwargs) -> Node:
+    """Insert a call of `target` with `x` as first argument. Returns the new node."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, (x, *args), kwargs)
+    node.meta = x.meta | {"val": target(x.meta["val"], *args, **kwargs)}
+    return node
+
+
 def _origin(node: Node) -> Node:
-    """Returns the node of which `node` is a view, a view of a view and so on, or `node` itself if it is no view."""
-    while node.op == "call_function" and _is_view(node.target):
+    """Returns the node whose memory `node` has: the first of a chain of views and writes in place, or `node` itself."""
+    while node.op == "call_function" and _shares_memory(node.target):
         node = node.args[0]
     return node
 
 
-def _is_view(target: object) -> bool:
+def _shares_memory(target: object) -> bool:
     returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
-    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+    return len(returns) == 1 and returns[0].alias_info is not None
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:

@@ -64,11 +64,6 @@ def stateful(name, step, *inputs, **buffers):
     return row(name, Stateful(step, **buffers), *inputs, dtypes=F32_ONLY, calls=4)
 
 
-# If the new value of a buffer is an output of the program, the delegate does not own the buffer.
-# ExecuTorch then sets the buffer to zero at the start, unless to_executorch runs InitializedMutableBufferPass. In the
-# op rows below, such a buffer therefore starts at zero.
-
-
 def counter(m):
     m.count.add_(1)
     return m.count.clone()
@@ -77,6 +72,35 @@ def counter(m):
 def counter_itself(m, x):
     m.count.add_(x)
     return m.count
+
+
+def integer_number(m, x):
+    m.count.add_(2)
+    count = m.count
+    return 5 - x, x * 3 + count, count // 2, x % 2, (x + 1).clamp(max=2), count, x + 1000, x + x
+
+
+def returned_under_two_names(m, x):
+    old = m.state.clone()
+    y = torch.cat([x, m.state[:1]])
+    m.state.copy_(y)
+    m.other.mul_(2)
+    return y, m.state, m.state.view(2, 2), m.other[:], old, m.state
+
+
+def swapped_and_returned(m, x):
+    a = m.a.clone()
+    m.a.copy_(m.b)
+    m.b.copy_(a + x)
+    return m.a, m.b
+
+
+def copies_of_other_dtypes(m, x):
+    m.halves.copy_(x * 3)
+    m.integers[:] = x * 3
+    m.flags.copy_(x[0] > 0)
+    m.rows.copy_(x[0])
+    return m.halves, m.integers + 0, m.flags.clone(), m.rows.float() * 2
 
 
 def read_after_write(m, x):
@@ -168,7 +192,16 @@ def kv(m, x, at):
 
 STATE = [
     stateful("add.Tensor/counter", counter, count=torch.tensor([5])),
-    stateful("add.Tensor/counter itself", counter_itself, ints(1), count=torch.tensor([0])),
+    stateful("add.Tensor/counter itself", counter_itself, ints(1), count=torch.tensor([7])),
+    stateful("add.Tensor/0-d integers and numbers", integer_number, ints(dtype=i32, low=0, high=9),
+             count=torch.tensor(5, dtype=i32)),
+    stateful("mul.Tensor/buffers that are returned", returned_under_two_names, floats(3),
+             state=torch.arange(4.0), other=torch.ones(2)),
+    stateful("add.Tensor/buffers swapped and returned", swapped_and_returned, floats(3), a=torch.zeros(3),
+             b=torch.ones(3)),
+    stateful("mul.Tensor/copies of other dtypes", copies_of_other_dtypes, floats(2, 3),
+             halves=torch.ones(2, 3, dtype=torch.float16), integers=torch.ones(2, 3, dtype=i32),
+             flags=torch.zeros(3, dtype=torch.int8), rows=torch.zeros(2, 3, dtype=torch.bfloat16)),
     stateful("mul.Tensor/buffer read after write", read_after_write, floats(3), state=torch.ones(3)),
     stateful("mul.Tensor/buffer read before write", read_before_write, floats(3), state=torch.zeros(3)),
     stateful("add.Tensor/old and new", old_and_new, floats(3), state=torch.tensor([1.0, 2.0, 3.0])),

@@ -15,6 +15,20 @@ def large_mean():
     return norm
 
 
+class StatisticsOfInput(torch.nn.Module):
+    """A BatchNorm that uses the statistics of its input, and tracks them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        norm = self.norm
+        statistics = norm.running_mean, norm.running_var
+        y = torch.nn.functional.batch_norm(x, *statistics, norm.weight, norm.bias, training=True)
+        return y, norm.running_mean.clone(), norm.running_var
+
+
 ROWS = [
     row("rms_norm", torch.nn.functional.rms_norm, cases=[
         (floats(2, 3, 8), [8], floats(8), 1e-5), (floats(3, 8), [8]), (floats(8), [8], None, 1e-2)],
@@ -32,6 +46,8 @@ ROWS = [
         loose=2),
     row("_native_batch_norm_legit_no_training/large mean", large_mean(), floats(2, 3, 4, low=101, high=103), loose=10,
         dtypes=(f32, torch.float16, torch.bfloat16)),
+    row("_native_batch_norm_legit_functional", StatisticsOfInput(), floats(4, 3, 5), dtypes=F32_ONLY, loose=10,
+        calls=3, edge_verified=False),
     row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=F32_ONLY, loose=2),
     row("linalg_vector_norm/of large numbers", lambda x: torch.linalg.vector_norm(1000 * x, 2, -1), floats(2, 3),
         dtypes=(torch.float16,), traced=True),

@@ -6,6 +6,7 @@ A `read_*` function takes the arguments of a dequantize operator and describes t
 - `dtype`: the dtype of the dequantized values.
 - `can_pack`: whether MLX has a packing for the matrix.
 - `packed_fields`: the fields of MLX's quantized instructions for the packed matrix.
+- `product_dtype`: the dtype in which to multiply by the packed matrix.
 - `factor`: None, or the slot of a scalar by which the values that MLX dequantizes must be multiplied.
 
 `P` is the `ProgramBuilder`.
@@ -13,9 +14,11 @@ A `read_*` function takes the arguments of a dequantize operator and describes t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ..custom_ops.packing import FLOAT_MODES, pack, unpack
 from ..serialization import ir
@@ -78,29 +81,49 @@ class Affine:
         when the program is serialized.
         """
         rows, columns = self.q.shape
-        groups = (rows, columns // self.group_size)
-
-        def scales() -> torch.Tensor:
-            if self.scale is None:
-                return torch.ones(groups)
-            return _per_group(self.scale.data().float(), self, groups)
-
-        def biases() -> torch.Tensor:
-            if self.zero_point is None:
-                return self.lowest * scales()
-            return (self.lowest - _per_group(self.zero_point.data().float(), self, groups)) * scales()
 
         def words() -> torch.Tensor:
             return pack((self.q.data().to(torch.int16) - self.lowest).to(torch.uint8), self.bits)
 
         return {
             "w": P.constant(f"{self.q.name}.packed", words, (rows, columns * self.bits // 32), torch.uint32),
-            "scales": P.constant(f"{self.q.name}.scales", lambda: scales().to(dtype), groups, dtype),
-            "biases": P.constant(f"{self.q.name}.biases", lambda: biases().to(dtype), groups, dtype),
+            "scales": P.constant(f"{self.q.name}.scales", lambda: self._scales().to(dtype), self._groups, dtype),
+            "biases": P.constant(f"{self.q.name}.biases", lambda: self._biases(dtype).to(dtype), self._groups, dtype),
             "group_size": self.group_size,
             "bits": self.bits,
             "mode": "affine",
         }
+
+    def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns `dtype` if it holds the scales and biases, else float32.
+
+        Scales may be rounded as other numbers are. Biases must be exact: the error of a bias would be an error that all
+        values of a group have in common, and products with numbers of one sign would add it up.
+        """
+        if dtype == torch.float32 or (
+            holds(dtype, self._scales, rtol=torch.finfo(dtype).eps) and holds(dtype, lambda: self._biases(dtype))
+        ):
+            return dtype
+        return torch.float32
+
+    @property
+    def _groups(self) -> tuple[int, int]:
+        return self.q.shape[0], self.q.shape[1] // self.group_size
+
+    def _scales(self) -> torch.Tensor:
+        """Returns the scales of the groups in float32."""
+        return torch.ones(self._groups) if self.scale is None else self._per_group(self.scale)
+
+    def _biases(self, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the biases in float32 that belong to scales of `dtype`."""
+        zero_points = 0 if self.zero_point is None else self._per_group(self.zero_point)
+        return (self.lowest - zero_points) * self._scales().to(dtype).float()
+
+    def _per_group(self, per_block: TensorSlot) -> torch.Tensor:
+        """Returns `per_block`, which has one element for each block, with one element for each group, in float32."""
+        rows, columns = self.block
+        values = per_block.data().detach().float().reshape(self._groups[0] // rows, -1)
+        return values.repeat_interleave(rows, 0).repeat_interleave(columns // self.group_size, 1).contiguous()
 
 
 @dataclass(frozen=True)
@@ -149,6 +172,10 @@ class Microscaled:
             "bits": bits,
             "mode": self.mode,
         }
+
+    def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns `dtype`: MLX multiplies by such a matrix in any dtype."""
+        return dtype
 
 
 def read_affine(
@@ -289,14 +316,16 @@ def _are_constants(*slots: TensorSlot | None) -> bool:
     return all(s is not None and s.space == Space.CONSTANT for s in slots)
 
 
-def _per_group(per_block: torch.Tensor, a: Affine, groups: tuple[int, int]) -> torch.Tensor:
-    """Expands `per_block`, which has one element for each block of `a`, to one element for each group.
+def holds(dtype: torch.dtype, values: Callable[[], torch.Tensor], rtol: float = 0.0) -> bool:
+    """Whether a cast to `dtype` keeps the floats that `values` returns, with a relative error of at most `rtol`.
 
-    Returns a tensor [N, K / group_size].
+    `values` is called now. Returns False for fake tensors, which are what a partitioner gets in place of constants.
     """
-    rows, columns = a.block
-    per_block = per_block.detach().reshape(groups[0] // rows, -1)
-    return per_block.repeat_interleave(rows, 0).repeat_interleave(columns // a.group_size, 1).contiguous()
+    with unset_fake_temporarily():
+        exact = values()
+        if isinstance(exact, FakeTensor):
+            return False
+        return bool(torch.isclose(exact.to(dtype).to(exact.dtype), exact, rtol=rtol, atol=0).all())
 
 
 def packed_words(P, w: TensorSlot) -> TensorSlot:

@@ -28,9 +28,10 @@ class TensorSlot:
 
     `shape` is None if the compiler does not know the shape. `data` is a function that returns the tensor of a constant,
     the initial value of a buffer, or the value of a temporary if the compiler knows that value. `data` is called only
-    when the program is serialized. `constant_value` is the value of a constant that was a Python number in the source,
-    else None. For a floating-point constant, it is the number before it was rounded to the dtype: ExecuTorch rounds
-    numbers to the dtype of the other operand, but torch multiplies and divides by the number itself.
+    when the program is serialized, except for the scales and biases of packed weights. `constant_value` is the value of
+    a constant that was a Python number in the source, else None. For a floating-point constant, it is the number before
+    it was rounded to the dtype: ExecuTorch rounds numbers to the dtype of the other operand, but torch multiplies and
+    divides by the number itself.
     """
 
     dtype: torch.dtype

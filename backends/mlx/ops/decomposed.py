@@ -245,8 +245,9 @@ DECOMPOSITIONS = {
     aten._trilinear.default: _trilinear,
 }
 
-# ExecuTorch has kernels for these operators and therefore does not decompose them before the partitioner runs.
+# ExecuTorch does not decompose these operators before the partitioner runs.
 BY_TORCH = [
+    aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
     aten.addmv.default,
     aten.elu.default,

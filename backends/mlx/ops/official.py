@@ -14,6 +14,7 @@ from executorch.extension.llm.cache import update_and_attend as _  # noqa: F401 
 from ..custom_ops import official
 from ..builder import dtypes
 from ..builder.cache_write import add, write_cache
+from ..builder.quantized_weights import holds
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
@@ -84,19 +85,21 @@ def gather_qmm(
         return official.pack_experts(w.data(), bits)
 
     def packed_biases():
-        given = None if biases is None else biases.data()
-        return official.expert_biases(scales.data(), given, bits).to(x.dtype)
+        return official.expert_biases(scales.data(), None if biases is None else biases.data(), bits)
 
-    return P.emit(
+    is_exact = x.dtype == torch.float32 or (holds(x.dtype, scales.data) and holds(x.dtype, packed_biases))
+    dtype = x.dtype if is_exact else torch.float32
+    product = P.emit(
         ir.GatherQmmNode,
-        x=x,
+        x=P.cast(x, dtype),
         w=P.constant(f"{w.name}.packed", packed, (experts, rows, groups * group_size * bits // 32), torch.uint32),
-        scales=P.constant(f"{w.name}.scales", lambda: scales.data().to(x.dtype), scales.shape, x.dtype),
-        biases=P.constant(f"{w.name}.biases", packed_biases, scales.shape, x.dtype),
+        scales=P.constant(f"{w.name}.scales", lambda: scales.data().to(dtype), scales.shape, dtype),
+        biases=P.constant(f"{w.name}.biases", lambda: packed_biases().to(dtype), scales.shape, dtype),
         lhs_indices=lhs_indices, rhs_indices=rhs_indices,
         transpose=transpose, group_size=group_size, bits=bits, mode=mode,
         **_sorted_flag(P, sorted_indices),
     )
+    return P.cast(product, x.dtype)
 
 
 def _sorted_flag(P, flag):

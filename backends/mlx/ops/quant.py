@@ -12,9 +12,11 @@ import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
 from ..custom_ops import quantized
+from ..builder.peephole import can_represent
 from ..builder.quantized_weights import (
     DEQUANTIZE,
     dequantize,
+    holds,
     packed_words,
     read_affine,
     read_int4,
@@ -33,17 +35,14 @@ aten = torch.ops.aten
 
 @REGISTRY.lower(quantized.quantized_matmul)
 def quantized_matmul(P, x, w, scales, biases, **packing):
-    w, scales, biases = _operands(P, w, scales, biases, x.dtype)
-    return P.emit(ir.QuantizedMatmulNode, x=x, w=w, scales=scales, biases=biases, transpose=True, **packing)
+    operands = _operands(P, x, w, scales, biases)
+    return P.cast(P.emit(ir.QuantizedMatmulNode, **operands, transpose=True, **packing), x.dtype)
 
 
 @REGISTRY.lower(quantized.gathered_quantized_matmul)
 def gathered_quantized_matmul(P, x, index, w, scales, biases, **packing):
-    w, scales, biases = _operands(P, w, scales, biases, x.dtype)
-    return P.emit(
-        ir.GatherQmmNode, x=x, w=w, scales=scales, biases=biases, rhs_indices=index,
-        transpose=True, **packing,
-    )
+    operands = _operands(P, x, w, scales, biases)
+    return P.cast(P.emit(ir.GatherQmmNode, **operands, rhs_indices=index, transpose=True, **packing), x.dtype)
 
 
 @REGISTRY.lower(quantized.quantized_embedding)
@@ -51,7 +50,7 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
     index = indices if indices.ndim else P.emit(ir.ExpandDimsNode, x=indices, axis=0)
     w, scales, biases = (
         None if t is None else P.emit(ir.TakeNode, x=t, index=index, axis=0)
-        for t in _operands(P, w, scales, biases)
+        for t in (packed_words(P, w), scales, biases)
     )
     # MLX dequantizes to the dtype of the scales. If the scales are bytes (mxfp4, mxfp8 and nvfp4), MLX dequantizes to
     # bfloat16, which holds every such value exactly.
@@ -66,21 +65,30 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
     return P.cast(y, dtype)
 
 
-def _operands(P, w, scales, biases, dtype=None):
-    """Returns `w` as uint32, and `scales` and `biases` as `dtype` if they are floating-point and `dtype` is not None.
+def _operands(P, x, w, scales, biases):
+    """Returns the fields `x`, `w`, `scales` and `biases` of a product, whose result has the dtype of `x`.
 
-    If `dtype` is float32, half-precision scales and biases keep their dtype: MLX promotes them, and the CPU kernel can
-    read them. A constant is converted later, when the program is serialized. Computed scales and biases are converted
-    by an instruction. Raises `Unsupported` if `w` is not a constant.
+    Floating-point scales and biases become those of the dtype of `x`. If that would round them, `x` becomes float32
+    instead, and they keep their dtype: the error of a bias would be an error that all values of a group have in common.
+    With an `x` of float32, MLX promotes scales and biases in half precision, and the CPU kernel can read them. Raises
+    `Unsupported` if `w` is not a constant.
     """
-    return packed_words(P, w), _cast_if_floating(P, scales, dtype), _cast_if_floating(P, biases, dtype)
+    floats = [t for t in (scales, biases) if t is not None and t.dtype.is_floating_point]
+    if not all(_can_cast(t, x.dtype) for t in floats):
+        x = P.cast(x, torch.float32)
+    scales, biases = (_cast_constant(P, t, x.dtype) if t in floats else t for t in (scales, biases))
+    return {"x": x, "w": packed_words(P, w), "scales": scales, "biases": biases}
 
 
-def _cast_if_floating(P, t, dtype):
-    if t is None or dtype in (None, torch.float32, t.dtype) or not t.dtype.is_floating_point:
+def _can_cast(t, dtype):
+    """Whether a cast to `dtype` keeps all values of `t`."""
+    return can_represent(dtype, t.dtype) or (t.space == Space.CONSTANT and holds(dtype, t.data))
+
+
+def _cast_constant(P, t, dtype):
+    """Returns `t` itself if `dtype` is float32, else the constant `t` as `dtype`, which is cast at serialization."""
+    if dtype in (torch.float32, t.dtype):
         return t
-    if t.space != Space.CONSTANT:
-        return P.cast(t, dtype)
     return P.constant(t.name, lambda: t.data().to(dtype), t.shape, dtype)
 
 

@@ -139,8 +139,9 @@ def _round_dynamically(x, lowest, highest, smallest_scale, middle, low, high, dt
 
 
 def _product(P, x, weight, bias):
-    y = P.emit(ir.QuantizedMatmulNode, x=x, **weight.packed_fields(P, x.dtype), transpose=True)
-    y = apply_factor(P, y, weight.factor, y.dtype)
+    dtype = weight.product_dtype(x.dtype)
+    y = P.emit(ir.QuantizedMatmulNode, x=P.cast(x, dtype), **weight.packed_fields(P, dtype), transpose=True)
+    y = apply_factor(P, y, weight.factor, x.dtype)
     return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
 
 

@@ -119,7 +119,7 @@ def export_llm(
         calibrate=None if calibrate is None else Path(calibrate), activations=activations, progress=progress,
     )  # fmt: skip
     if mtp is not None:
-        convert_mtp(use_gathered_experts(mtp), quantize, group_size, dtype)
+        convert_mtp(use_gathered_experts(mtp), quantize, group_size, dtype, compute_dtype(model))
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
     make_decoder = functools.partial(

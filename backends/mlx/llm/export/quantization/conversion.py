@@ -100,8 +100,10 @@ def _dequantize_float8(model: PreTrainedModel) -> None:
             module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
 
 
-def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: torch.dtype | None) -> None:
-    """Quantize and cast the weights of a head for multi-token prediction in place.
+def convert_mtp(
+    mtp: MtpModel, quantize: str, group_size: int | None, dtype: torch.dtype | None, computed: torch.dtype
+) -> None:
+    """Quantize and cast the weights of a head for multi-token prediction in place. `computed` is the model's dtype.
 
     Does not calibrate, because the head only guesses tokens. Its precision changes how many guesses are accepted, but
     not the answers.
@@ -110,7 +112,7 @@ def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: tor
         if quantize != "none":
             common = _common_format(quantize, group_size or DEFAULT_GROUP_SIZE)
             quantize_model(
-                mtp, common.bits, common.group_size, mode=common.mode, dtype=_scales_dtype(dtype)
+                mtp, common.bits, common.group_size, mode=common.mode, dtype=_scales_dtype(computed)
             )
         if dtype is not None:
             cast_parameters(mtp, dtype)
@@ -122,7 +124,7 @@ def _common_format(quantize: str, group_size: int) -> Format:
     return Format(8 if quantize in ("int8", "mxfp8") else 4, group_size, mode)
 
 
-def _scales_dtype(dtype: torch.dtype | None) -> torch.dtype:
+def _scales_dtype(dtype: torch.dtype) -> torch.dtype:
     # Scales in half precision make the file smaller. They do not reduce the precision of products, which kernels
     # compute in float32.
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
