@@ -18,6 +18,7 @@ from test_state_families import FAMILIES, prompt_of, random_model
 
 CONTEXT, CHUNK = 96, 16
 PROMPT = prompt_of(5)[0].tolist()  # longer than a chunk
+HEAD = HeadConfig(penalties=16, logprobs=1, allowed_tokens=True)
 PROMPTS = [PROMPT, PROMPT[:20] + [3, 4], [7], PROMPT + [8]]
 SETTINGS = [
     {},
@@ -32,8 +33,7 @@ REWINDABLE = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linea
 def random_head(tmp_path_factory):
     """A folder with a Qwen3.5 checkpoint, whose head is random, and the program exported from it, with one row."""
     folder = checkpoints.make("qwen3_5", tmp_path_factory.mktemp("qwen3_5"))
-    head = HeadConfig(penalties=16, logprobs=1, allowed_tokens=True)
-    exported = export_llm(folder, max_context_len=CONTEXT, chunk=CHUNK, head=head)
+    exported = export_llm(folder, max_context_len=CONTEXT, chunk=CHUNK, head=HEAD)
     assert exported.report.refused == () and exported.methods == ("forward", "verify", "draft", "rewind")
     assert [note for note in exported.notes if "has no tokenizer" not in note] == []
     exported.save(folder / "model.pte")
@@ -157,8 +157,7 @@ def test_states_after_rewind(name):
 
 def test_rewind_in_the_program(random_head):
     """Decoding after a rewind draws the same tokens, whatever the rejected tokens were."""
-    head = HeadConfig(penalties=16, logprobs=1)
-    program = RowProgram(random_head / "model.pte", head, checkpoints.VOCABULARY)
+    program = RowProgram(random_head / "model.pte", HEAD, checkpoints.VOCABULARY)
     expected = program.answer(PROMPT, 12)
     for kept in range(1, LENGTH):
         program.answer(PROMPT, 1)
