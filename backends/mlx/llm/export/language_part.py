@@ -120,16 +120,17 @@ def remove_other_media(model: PreTrainedModel) -> None:
     A causal language model stays as it is.
     """
     parts = {model.get_decoder(), model.get_output_embeddings()}
-
-    def trim(parent: torch.nn.Module) -> None:
-        for name, child in list(parent.named_children()):
-            if parts.isdisjoint(child.modules()):
-                setattr(parent, name, None)
-            elif child not in parts:
-                trim(child)
-
     if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and None not in parts:
-        trim(model)
+        _remove_all_but(parts, model)
+
+
+def _remove_all_but(parts: set[torch.nn.Module], parent: torch.nn.Module) -> None:
+    """Remove from `parent` what is neither in one of the parts nor contains one."""
+    for name, child in list(parent.named_children()):
+        if parts.isdisjoint(child.modules()):
+            setattr(parent, name, None)
+        elif child not in parts:
+            _remove_all_but(parts, child)
 
 
 def language_tensors(

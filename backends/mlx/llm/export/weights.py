@@ -18,6 +18,8 @@ from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
 _MODELOPT = "hf_quant_config.json"  # the settings of a quantization by NVIDIA's Model Optimizer
+
+
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load the model in a Hugging Face or mlx-lm folder, or in a GGUF file, for inference.
 

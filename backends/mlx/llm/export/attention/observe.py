@@ -148,6 +148,8 @@ class ObservingCache(Cache):
 class _ObservedLayer:
     """Records the shapes, masks and biases of a layer. Its methods are those of a layer of `KVCache`."""
 
+    is_initialized = False  # mllama asks whether the keys of an image are there
+
     def __init__(self, name: str, index: int, capacity: int):
         self.name, self.index, self.capacity = name, index, capacity
         self.keys: tuple[int, int] | None = None

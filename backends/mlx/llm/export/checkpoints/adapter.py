@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from ..packed import is_embedding, is_linear
 from ..language_part import language_tensors
+from ..packed import is_embedding, is_linear
 from ..weights import cast_parameters
 from .load_checks import shortened
 
