@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from sampler import write
+from op_runner import run, write
 
 DTYPES = {"float32": 1e-4, "bfloat16": 5e-2}  # dtype → limit of the error, relative to the largest logit
 # The number of tokens in each call. Beyond 256 positions, several blocks compute the attention of a query head.
@@ -56,20 +54,8 @@ def export(folder: Path) -> None:
 
 def logits(program: Path, inputs: list[Path], device: str, folder: Path) -> list[np.ndarray]:
     """Return the logits after the last token of each call."""
-    runner = Path(os.environ["EXECUTORCH_MLX_BUILD"]) / "op_test_runner"
-    command = [runner, program, "--outputs", folder / device]
-    for each in inputs:
-        command += ["--inputs", each]
-    subprocess.run(command, env=os.environ | {"EXECUTORCH_MLX_DEVICE": device}, check=True)
-    results = []
-    for i in range(len(inputs)):
-        data = (folder / device / str(i) / "0.tensor").read_bytes()
-        if program.stem.endswith("bfloat16"):
-            bits = np.frombuffer(data[-2 * SHAPE["vocab_size"] :], np.uint16).astype(np.uint32) << 16
-            results.append(bits.view(np.float32))
-        else:
-            results.append(np.frombuffer(data[-4 * SHAPE["vocab_size"] :], np.float32))
-    return results
+    calls = run(program, inputs, device, folder)
+    return [results[0].flatten()[-SHAPE["vocab_size"] :].float().numpy() for results in calls]
 
 
 def main() -> None:

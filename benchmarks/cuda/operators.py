@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from op_runner import command, read
 
 PROCESSES = 8
 TIMEOUT = 120  # seconds
-DTYPES = {  # ExecuTorch's numbers of the dtypes
-    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
-    7: torch.float64, 9: torch.complex64, 11: torch.bool, 15: torch.bfloat16, 27: torch.uint16, 28: torch.uint32,
-    29: torch.uint64,
-}  # fmt: skip
 
 
 def export(folder: Path, name: str | None) -> None:
@@ -49,20 +44,6 @@ def export(folder: Path, name: str | None) -> None:
     (folder / "operators.json").write_text(json.dumps(rows))
 
 
-def read(path: Path) -> torch.Tensor:
-    """Read a tensor file, whose format `op_test_runner.cpp` explains.
-
-    `oprows.tensor_file` needs ExecuTorch's Python package, which the GPU machine lacks.
-    """
-    content = path.read_bytes()
-    _, number, rank = struct.unpack_from("<8sii", content)
-    shape = struct.unpack_from(f"<{rank}q", content, 16)
-    raw = bytearray(content[16 + 8 * rank :])
-    return (
-        torch.frombuffer(raw, dtype=DTYPES[number]).reshape(shape) if raw else torch.empty(shape, dtype=DTYPES[number])
-    )
-
-
 def difference(got: torch.Tensor, expected: torch.Tensor, tolerance: dict) -> str | None:
     """Describe how the tensors differ; None if they agree. The signs of zeros may differ."""
     if got.dtype != expected.dtype or got.shape != expected.shape:
@@ -80,13 +61,13 @@ def difference(got: torch.Tensor, expected: torch.Tensor, tolerance: dict) -> st
 def run(folder: Path, row: dict) -> str | None:
     """Run a program with all its inputs, and return a description of the first error, or None."""
     target = folder / row["slug"]
-    runner = Path(os.environ["EXECUTORCH_MLX_BUILD"]) / "op_test_runner"
-    command = [runner, target / "model.pte", "--outputs", target / "outputs"]
-    for call in range(row["calls"]):
-        command += ["--inputs", target / "inputs" / str(call)]
+    inputs = [target / "inputs" / str(call) for call in range(row["calls"])]
     environment = os.environ | {"EXECUTORCH_MLX_DEVICE": os.environ.get("EXECUTORCH_MLX_DEVICE", "gpu")}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+        done = subprocess.run(
+            command(target / "model.pte", inputs, target / "outputs"), env=environment, capture_output=True, text=True,
+            timeout=TIMEOUT,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"no result within {TIMEOUT} s"
     if done.returncode:

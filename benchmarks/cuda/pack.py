@@ -16,10 +16,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import sequences
 import fused
 import rows
 import sampler
+import sequences
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE_SEGMENT = 1 << 20  # bytes: the bundle leaves out the segments of a program that have at least this size

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import os
-import struct
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from op_runner import run, write
 
 ROWS, VOCABULARY = 1000, 8200
 INPUTS = ("temperature", "top_p", "seed", "top_k", "min_p")  # the inputs of the program after the logits
@@ -21,7 +19,6 @@ SETTINGS = (  # temperature, top_p, top_k, min_p. The seed of a row is its numbe
     (0.0, 1.0, 0, 0.0), (0.8, 1.0, 0, 0.0), (0.9, 0.9, 0, 0.0), (1.3, 1.0, 40, 0.0), (1.0, 1.0, 0, 0.05),
     (1.0, 0.95, 300, 0.0), (0.7, 0.8, 0, 0.1), (1.0, 0.9, 40, 0.05),
 )  # fmt: skip
-SCALAR_TYPES = {"float32": 6, "int64": 4}  # ExecuTorch's numbers of the dtypes
 
 
 def export(program: str) -> None:
@@ -39,22 +36,6 @@ def export(program: str) -> None:
     partitioner = MLXPartitioner(allow_extensions=True)
     lowered = to_edge_transform_and_lower(torch.export.export(Sample(), tuple(inputs)), partitioner=[partitioner])
     Path(program).write_bytes(lowered.to_executorch().buffer)
-
-
-def write(path: Path, array: np.ndarray) -> None:
-    """Write the array as a file for `op_test_runner`."""
-    header = struct.pack(f"<8sii{array.ndim}q", b"MLXTNSR\0", SCALAR_TYPES[str(array.dtype)], array.ndim, *array.shape)
-    path.write_bytes(header + array.tobytes())
-
-
-def draw(program: str, inputs: list[Path], device: str, folder: Path) -> np.ndarray:
-    runner = Path(os.environ["EXECUTORCH_MLX_BUILD"]) / "op_test_runner"
-    command = [runner, program, "--outputs", folder / device]
-    for each in inputs:
-        command += ["--inputs", each]
-    subprocess.run(command, env=os.environ | {"EXECUTORCH_MLX_DEVICE": device}, check=True)
-    tokens = [(folder / device / str(i) / "0.tensor").read_bytes()[-8 * ROWS :] for i in range(len(inputs))]
-    return np.stack([np.frombuffer(each, np.int64) for each in tokens])
 
 
 def main() -> None:
@@ -77,7 +58,10 @@ def main() -> None:
             arrays = [np.array(values[n], np.int64 if n in ("seed", "top_k") else np.float32) for n in INPUTS]
             for i, array in enumerate([logits, *arrays]):
                 write(inputs[-1] / f"{i}.tensor", array)
-        tokens = {device: draw(sys.argv[1], inputs, device, folder) for device in ("cpu", "gpu")}
+        tokens = {
+            device: np.stack([results[0].numpy() for results in run(sys.argv[1], inputs, device, folder)])
+            for device in ("cpu", "gpu")
+        }
     equal = int((tokens["cpu"] == tokens["gpu"]).sum())
     print(f"sampler: {equal} of {tokens['cpu'].size} tokens on the GPU are those on the CPU")
 

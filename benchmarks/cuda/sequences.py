@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from sampler import write
+from op_runner import run, write
 
 DTYPES = {"float32": 1e-4, "bfloat16": 3e-2}  # dtype → limit of the error, relative to the largest element
 SIZE, CALLS = 128, 3
@@ -54,24 +52,6 @@ def export(folder: Path) -> None:
         (folder / f"sequences-{dtype}.pte").write_bytes(edge.to_executorch().buffer)
 
 
-def results(program: Path, inputs: list[Path], device: str, folder: Path) -> list[np.ndarray]:
-    """Return all results of all calls."""
-    runner = Path(os.environ["EXECUTORCH_MLX_BUILD"]) / "op_test_runner"
-    command = [runner, program, "--outputs", folder / device]
-    for each in inputs:
-        command += ["--inputs", each]
-    subprocess.run(command, env=os.environ | {"EXECUTORCH_MLX_DEVICE": device}, check=True)
-    arrays = []
-    for path in sorted((folder / device).glob("*/*.tensor")):
-        data = path.read_bytes()
-        if program.stem.endswith("bfloat16"):
-            bits = np.frombuffer(data[-2 * SIZE :], np.uint16).astype(np.uint32) << 16
-            arrays.append(bits.view(np.float32))
-        else:
-            arrays.append(np.frombuffer(data[-4 * SIZE :], np.float32))
-    return arrays
-
-
 def compare(dtype: str, limit: float, programs: Path) -> None:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as path:
@@ -81,8 +61,11 @@ def compare(dtype: str, limit: float, programs: Path) -> None:
             inputs.append(folder / f"in{call}")
             inputs[-1].mkdir()
             write(inputs[-1] / "0.tensor", rng.standard_normal((4, SIZE // 4), dtype=np.float32))
-        on_gpu, on_cpu = (results(programs / f"sequences-{dtype}.pte", inputs, d, folder) for d in ("gpu", "cpu"))
-    errors = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(on_gpu, on_cpu, strict=True)]
+        on_gpu, on_cpu = (
+            [x.float() for results in run(programs / f"sequences-{dtype}.pte", inputs, device, folder) for x in results]
+            for device in ("gpu", "cpu")
+        )
+    errors = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(on_gpu, on_cpu, strict=True)]
     print(f"sequences, {dtype}: largest error of {len(errors)} results {max(errors):.1e} (limit {limit:.0e})")
     assert max(errors) <= limit
 
