@@ -158,6 +158,7 @@ class MLXPartitioner(Partitioner):
         _keep_integer_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)
+        exported_program.graph_module.recompile()
         decompositions = REGISTRY.decompositions
         called = {n.target for n in _calls(exported_program) if n.target in decompositions}
         targets = self._targets_to_lower(exported_program, called)
@@ -193,7 +194,6 @@ def _keep_integer_dtypes(program: ExportedProgram) -> None:
                     tensor = graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
                 tensor.meta = dict(node.meta)
                 node.update_arg(index, tensor)
-    program.graph_module.recompile()
 
 
 def _is_small_integer(value: object) -> bool:
@@ -213,8 +213,7 @@ def _prepare_copies(program: ExportedProgram) -> None:
       written in place, and `a` would keep its old value.
     """
     graph = program.graph
-    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
-    for node in copies:
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
         target, source = node.args[:2]
         expected = target.meta["val"]
         if source.meta["val"].dtype != expected.dtype:
@@ -224,8 +223,6 @@ def _prepare_copies(program: ExportedProgram) -> None:
         elif _origin(source).op == "placeholder":
             source = _insert(node, aten.clone.default, source)
         node.args = (target, source, *node.args[2:])
-    if copies:
-        program.graph_module.recompile()
 
 
 def _clone_returned_buffers(program: ExportedProgram) -> None:
@@ -247,9 +244,7 @@ def _clone_returned_buffers(program: ExportedProgram) -> None:
     for index in returned:
         results[index] = _insert(output, aten.clone.default, results[index])
         specs[index].arg.name = results[index].name
-    if returned:
-        output.args = (tuple(results),)
-        program.graph_module.recompile()
+    output.args = (tuple(results),)
 
 
 def _insert(before: Node, target: torch._ops.OpOverload, x: Node, *args, **kwargs) -> Node:
