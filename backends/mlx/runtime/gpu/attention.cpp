@@ -32,7 +32,10 @@ constexpr int kPositionsOfPart = 512;
 constexpr int kMaxBlocksOfSmallParts = 128;  // about one for each multiprocessor
 constexpr int kMaxParts = 64;
 constexpr int kMaxGroups = kMaxBlocks / kMaxParts;  // of heads
-constexpr size_t kOffset = 5;  // among the inputs of attention_step_kernel()
+
+// Numbers of inputs of both kernels.
+constexpr int kKeys = 1, kValues = 2;  // of attention_kernel()
+constexpr int kStepOffset = 5, kStepKeys = 7, kStepValues = 8;  // of attention_step_kernel()
 
 // The kernels of attention. A block computes kPerBlock query heads for one part of the positions. Each group of kLanes
 // threads holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity,
@@ -369,11 +372,10 @@ std::optional<mx::array> attention_step(
       {operands[of_query], operands[of_query + 1], operands[of_key], operands[of_key + 1],
        transposed != nullptr ? *transposed : v, offset, operands[5], cached_keys, cached_values, workspace},
       {}, {q.shape()}, q.dtype(), {plan.length, plan.parts, keys.shape(2), rope.offset.value_or(0)}, plan.blocks,
-      kThreads, {7, 8}, {cached_keys, cached_values},
-      /*leaves_gpu_idle=*/true};
+      kThreads, {kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
   if (rope.offset) {
     // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
-    call.inputs[kOffset] = workspace;
+    call.inputs[kStepOffset] = workspace;
   }
   if (plan.parts > 1) {
     call.written.push_back(workspace);
@@ -416,7 +418,7 @@ std::optional<mx::array> attention_of_token(
   const mx::array workspace = workspace_of(stream, plan.work);
   SequenceKernel::Call call{
       {q, *keys, *values, workspace}, {}, {q.shape()}, q.dtype(), {plan.length, plan.parts, keys->shape(2)},
-      plan.blocks, kThreads, {1, 2}, {}, /*leaves_gpu_idle=*/true};
+      plan.blocks, kThreads, {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
   if (plan.parts > 1) {
     call.written.push_back(workspace);
   }

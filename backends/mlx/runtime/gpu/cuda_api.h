@@ -33,8 +33,8 @@ class KernelGraph {
       CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) = 0;
 
   // Say which memory the kernels use. The graph waits for kernels of MLX that write what it reads, and later kernels
-  // of MLX that read what it writes wait for the graph. keeps() is for constants. All this memory stays in use until
-  // the graph has run.
+  // of MLX that read what it writes wait for the graph. keeps() is for memory that no kernel of MLX writes in the same
+  // evaluation. All this memory stays in use until the graph has run.
   virtual void reads(const mx::array& x) = 0;
   virtual void writes(const mx::array& x) = 0;
   virtual void keeps(const mx::array& x) = 0;

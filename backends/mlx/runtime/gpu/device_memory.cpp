@@ -12,44 +12,44 @@ namespace {
 constexpr size_t kGranularity = 64 << 10;
 constexpr size_t kMaxFreeBytes = 64 << 20;
 
-// The memory of one stream. Each block is an evaluated array.
-class Blocks {
+// Memory of one stream that is free. Each piece is an evaluated array.
+class FreeMemory {
  public:
   mx::array take(size_t bytes, mx::Stream stream) {
     std::unique_lock lock(mutex_);
-    auto& blocks = free_[bytes];
-    if (!blocks.empty()) {
-      mx::array block = std::move(blocks.back());
-      blocks.pop_back();
-      free_bytes_ -= bytes;
-      return block;
+    auto& pieces = pieces_[bytes];
+    if (!pieces.empty()) {
+      mx::array piece = std::move(pieces.back());
+      pieces.pop_back();
+      bytes_ -= bytes;
+      return piece;
     }
-    if (free_bytes_ > kMaxFreeBytes) {
-      free_.clear();
-      free_bytes_ = 0;
+    if (bytes_ > kMaxFreeBytes) {
+      pieces_.clear();
+      bytes_ = 0;
     }
     lock.unlock();
-    mx::array block = mx::zeros({static_cast<int>(bytes)}, mx::uint8, stream);
-    block.eval();
-    return block;
+    mx::array piece = mx::zeros({static_cast<int>(bytes)}, mx::uint8, stream);
+    piece.eval();
+    return piece;
   }
 
-  void give_back(mx::array block) {
+  void give_back(mx::array piece) {
     std::lock_guard lock(mutex_);
-    free_bytes_ += block.nbytes();
-    free_[block.nbytes()].push_back(std::move(block));
+    bytes_ += piece.nbytes();
+    pieces_[piece.nbytes()].push_back(std::move(piece));
   }
 
  private:
   std::mutex mutex_;
-  std::map<size_t, std::vector<mx::array>> free_;  // by size
-  size_t free_bytes_ = 0;
+  std::map<size_t, std::vector<mx::array>> pieces_;  // by size
+  size_t bytes_ = 0;
 };
 
-Blocks& blocks_of(mx::Stream stream) {
+FreeMemory& free_memory(mx::Stream stream) {
   static std::mutex mutex;
   // Never destroyed: at the end of the process, MLX may be gone before.
-  static auto& all = *new std::map<int, Blocks>;
+  static auto& all = *new std::map<int, FreeMemory>;
   std::lock_guard lock(mutex);
   return all[stream.index];
 }
@@ -58,11 +58,11 @@ Blocks& blocks_of(mx::Stream stream) {
 
 mx::array allocate_on_gpu(size_t bytes, mx::Stream stream) {
   bytes = (bytes + kGranularity - 1) / kGranularity * kGranularity;
-  Blocks& blocks = blocks_of(stream);
-  mx::array block = blocks.take(bytes, stream);
-  const auto buffer = block.data_shared_ptr()->buffer();
-  mx::allocator::Data data(buffer, [&blocks, block = std::move(block)](mx::allocator::Buffer) mutable {
-    blocks.give_back(std::move(block));
+  FreeMemory& free = free_memory(stream);
+  mx::array piece = free.take(bytes, stream);
+  const auto buffer = piece.data_shared_ptr()->buffer();
+  mx::allocator::Data data(buffer, [&free, piece = std::move(piece)](mx::allocator::Buffer) mutable {
+    free.give_back(std::move(piece));
   });
   return mx::array(std::move(data), {static_cast<int>(bytes)}, mx::uint8);
 }

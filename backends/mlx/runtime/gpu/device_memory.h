@@ -1,5 +1,5 @@
-// Memory on an NVIDIA GPU for results of kernels that MLX does not run. Only operations of MLX can allocate such memory,
-// so their results provide it.
+// Memory on an NVIDIA GPU for the results of kernels that MLX does not run. Only operations of MLX can allocate such
+// memory, so their results provide it.
 #pragma once
 
 #include <mlx/mlx.h>

@@ -170,7 +170,7 @@ struct SequenceKernel::Launch {
   }
 
   // The launches that have to run for `last`, in the order of their creation.
-  static std::vector<std::shared_ptr<Launch>> open(const std::shared_ptr<Launch>& last);
+  static std::vector<std::shared_ptr<Launch>> required_by(const std::shared_ptr<Launch>& last);
 
   // Runs these launches.
   static void run(const std::vector<std::shared_ptr<Launch>>& launches, mx::Stream stream);
@@ -179,11 +179,10 @@ struct SequenceKernel::Launch {
   // Adds the kernel to a graph. `memory` is the memory of the sequence. `before` and `next` are the launches around
   // this one, or null.
   void add_to(
-      KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next,
-      mx::Stream stream) const;
+      KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next, mx::Stream stream) const;
 
-  // Whether the kernel reads a result of `before`, or memory that it writes, without waiting for it.
-  bool needs_early(const Launch& before) const;
+  // Whether the kernel reads a result of `before`, or memory that `before` writes, before it waits.
+  bool reads_early_from(const Launch& before) const;
 
   static void take_launches(std::vector<Input>& inputs, std::vector<std::shared_ptr<Launch>>& launches) {
     for (auto& input : inputs) {
@@ -224,7 +223,7 @@ class SequenceKernel::Result : public mx::Primitive {
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
     if (!launch->has_run()) {
-      Launch::run(Launch::open(launch), stream());
+      Launch::run(Launch::required_by(launch), stream());
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
       mx::array& y = outputs[i];
@@ -241,7 +240,8 @@ class SequenceKernel::Result : public mx::Primitive {
   static constexpr char kName[] = "SequenceKernel";
 };
 
-std::vector<std::shared_ptr<SequenceKernel::Launch>> SequenceKernel::Launch::open(const std::shared_ptr<Launch>& last) {
+std::vector<std::shared_ptr<SequenceKernel::Launch>> SequenceKernel::Launch::required_by(
+    const std::shared_ptr<Launch>& last) {
   std::vector<std::shared_ptr<Launch>> result{last};
   std::unordered_set<const Launch*> found{last.get()};
   for (size_t i = 0; i < result.size(); ++i) {
@@ -287,8 +287,7 @@ void SequenceKernel::Launch::run(const std::vector<std::shared_ptr<Launch>>& lau
 }
 
 void SequenceKernel::Launch::add_to(
-    KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next,
-    mx::Stream stream) const {
+    KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next, mx::Stream stream) const {
   std::vector<void*> addresses, arguments;
   const auto add_result = [&](const Launch& launch, size_t index) {
     const mx::array& at = launch.has_run() ? *launch.memory : memory;
@@ -332,11 +331,11 @@ void SequenceKernel::Launch::add_to(
   if (call.leaves_gpu_idle) {
     arguments.push_back(const_cast<int*>(&call.blocks));
   }
-  const bool starts_early = before != nullptr && !needs_early(*before);
+  const bool starts_early = before != nullptr && !reads_early_from(*before);
   graph.add(kernel->function(*this, stream), blocks, call.threads, arguments, starts_early);
 }
 
-bool SequenceKernel::Launch::needs_early(const Launch& before) const {
+bool SequenceKernel::Launch::reads_early_from(const Launch& before) const {
   return std::any_of(call.early.begin(), call.early.end(), [&](int number) {
     const Input& input = inputs[number];
     const auto is_same = [&](const mx::array& x) {

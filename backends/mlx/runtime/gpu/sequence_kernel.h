@@ -42,8 +42,8 @@ class SequenceKernel {
     std::vector<int> numbers;
     int blocks;
     int threads;
-    std::vector<int> early = {};  // those inputs, by number, that the kernel reads before wait_for_inputs()
-    std::vector<mx::array> written = {};  // those inputs that the kernel writes, too
+    std::vector<int> early = {};  // the numbers of the inputs that the kernel reads before wait_for_inputs()
+    std::vector<mx::array> written = {};  // the inputs that the kernel also writes
     bool leaves_gpu_idle = false;  // so that the L2 cache can load the beginning of the next kernel's weights
     std::optional<std::pair<mx::array, mx::array>> product = std::nullopt;  // x and w, if the result is x @ w.T
   };
