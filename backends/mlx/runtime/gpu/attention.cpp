@@ -329,7 +329,7 @@ mx::array workspace_of(mx::Stream stream, int work) {
 }
 
 // The constants of both kernels, for attention of q to k.
-SequenceKernel::Constants constants_of(const mx::array& q, const mx::array& k, const Plan& plan, float scale) {
+Constants constants_of(const mx::array& q, const mx::array& k, const Plan& plan, float scale) {
   return {
       {"kThreads", kThreads}, {"kDim", q.shape(3)}, {"kHeads", q.shape(1)}, {"kShared", q.shape(1) / k.shape(1)},
       {"kPerBlock", plan.heads_of_block}, {"kMaxGroups", kMaxGroups},
@@ -340,7 +340,7 @@ SequenceKernel::Constants constants_of(const mx::array& q, const mx::array& k, c
 // attention_of_token() of operands that attention_step_kernel() computes, too.
 std::optional<mx::array> attention_step(
     const mx::array& q, const mx::array& keys, const mx::array& values, const Plan& plan,
-    SequenceKernel::Constants constants, mx::Stream stream) {
+    Constants constants, mx::Stream stream) {
   const CacheUpdate* of_keys = open_update(keys);
   const CacheUpdate* of_values = open_update(values);
   if (!is_lazy(q, DeferredRope::kName) || of_keys == nullptr || of_values == nullptr || keys.id() == values.id()) {

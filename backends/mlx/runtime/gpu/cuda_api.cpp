@@ -172,7 +172,7 @@ class CudaGraph : public KernelGraph {
 
 } // namespace
 
-CUfunc_st* compile(const std::string& name, const std::string& source, mx::Stream stream) {
+std::string compile(const std::string& name, const std::string& source, mx::Stream stream) {
   _nvrtcProgram* program = nullptr;
   check(nvrtcCreateProgram(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr), "nvrtcCreateProgram");
   const std::string target = str("--gpu-architecture=sm_", known_architecture(stream));
@@ -191,11 +191,15 @@ CUfunc_st* compile(const std::string& name, const std::string& source, mx::Strea
   if (result != 0) {
     throw std::runtime_error(str("Failed to compile kernel ", name, ": ", output));
   }
+  return output;
+}
+
+CUfunc_st* load(const std::string& name, const std::string& binary, mx::Stream stream) {
   mx::cu::device(stream.device).make_current();
   CUmod_st* module;
   CUfunc_st* function;
-  check(cuModuleLoadData(&module, output.data()), "cuModuleLoadData");
-  check(cuModuleGetFunction(&function, module, "kernel"), "cuModuleGetFunction");
+  check(cuModuleLoadData(&module, binary.data()), "cuModuleLoadData");
+  check(cuModuleGetFunction(&function, module, name.c_str()), "cuModuleGetFunction");
   return function;
 }
 

@@ -1,4 +1,4 @@
-// What sequence_kernel.h needs of CUDA's driver, of its run-time compiler and of MLX's backend for CUDA.
+// What kernels need of CUDA's driver, of its run-time compiler and of MLX's backend for CUDA.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -13,9 +13,12 @@ namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
 
-// Compiles the function `kernel` of a CUDA source for the GPU of the stream. Throws std::runtime_error with the
-// compiler's messages if the source is invalid.
-CUfunc_st* compile(const std::string& name, const std::string& source, mx::Stream stream);
+// Compiles a CUDA source that includes no header for the GPU of the stream, and returns the binary. Throws
+// std::runtime_error with the compiler's messages if the source is invalid.
+std::string compile(const std::string& name, const std::string& source, mx::Stream stream);
+
+// The function `name` of a binary, on the GPU of the stream.
+CUfunc_st* load(const std::string& name, const std::string& binary, mx::Stream stream);
 
 // The address of the memory of x on the GPU. x is evaluated.
 void* address_on_gpu(const mx::array& x);

@@ -1,4 +1,5 @@
-// A CUDA kernel whose source is in this library. MLX compiles it at run time.
+// A CUDA kernel that runs as one operation of MLX's graph. Its source is in this library and is compiled at run time.
+// See sequence_kernel.h for kernels that run one after the other.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -7,38 +8,46 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
-namespace executorch_mlx::gpu {
+#include "kernel_source.h"
 
-namespace mx = mlx::core;
+namespace executorch_mlx::gpu {
 
 // Whether the stream is one of an NVIDIA GPU.
 bool is_cuda(mx::Stream stream);
 
 class CudaKernel {
  public:
-  // `body` is the source of the kernel, and `header` precedes it, as for mx::fast::cuda_kernel().
+  // `body` is the source of the body of a function. Its parameters are pointers with the names in `inputs` and
+  // `outputs`, and int32 numbers with the names in `numbers`. T is the dtype of the first input. `header` precedes the
+  // function.
   CudaKernel(
-      const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
-      const std::string& body, const std::string& header = "");
+      std::string name, std::vector<std::string> inputs, std::vector<std::string> outputs,
+      std::vector<std::string> numbers, std::string body, std::string header = "");
 
-  // The names and values of the compile-time constants of the source, such as {"kDim", 128}. A float is passed as an
-  // int with the same bits.
-  using Constants = std::vector<std::pair<std::string, int>>;
+  struct Call {
+    std::vector<mx::array> inputs;
+    std::vector<mx::Shape> shapes;  // of the results
+    std::vector<int> numbers;
+    int blocks;
+    int threads;
+    std::vector<mx::Dtype> dtypes = {};  // of the results; if empty, that of the first input
+  };
 
-  // Returns the results of the kernel, as lazy arrays. The kernel runs in `blocks` blocks of `threads` threads. The
-  // dtype of the first input is T in the source. It is also the dtype of all results, unless `dtypes` lists theirs.
-  std::vector<mx::array> operator()(
-      std::vector<mx::array> inputs, std::vector<mx::Shape> shapes, int blocks, int threads, const Constants& constants,
-      mx::Stream stream, std::vector<mx::Dtype> dtypes = {}) const;
+  // Returns the results, as lazy arrays. Inputs that are not contiguous are copied.
+  std::vector<mx::array> operator()(Call call, const Constants& constants, mx::Stream stream) const;
 
  private:
-  mx::fast::CustomKernelFunction make_;
-  // The primitives of earlier calls, by the properties that the source depends on. Each call of make_() writes the
-  // source anew, which takes longer than all other work of a call. A call that finds its primitive here skips this.
+  std::string source(const Call& call, const Constants& constants) const;
+
+  std::string name_;
+  std::vector<std::string> inputs_, outputs_, numbers_;
+  std::string body_, header_;
   mutable std::mutex mutex_;
+  mutable std::map<std::vector<int>, std::string> binaries_;  // by all that the source depends on
+  // The primitives of earlier calls, by the properties of these. To make one takes longer than all other work of a
+  // call.
   mutable std::map<std::vector<int>, std::shared_ptr<mx::Primitive>> primitives_;
 };
 

@@ -13,7 +13,11 @@ namespace {
 
 } // namespace
 
-CUfunc_st* compile(const std::string&, const std::string&, mx::Stream) {
+std::string compile(const std::string&, const std::string&, mx::Stream) {
+  fail_without_cuda();
+}
+
+CUfunc_st* load(const std::string&, const std::string&, mx::Stream) {
   fail_without_cuda();
 }
 

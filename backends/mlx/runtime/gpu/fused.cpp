@@ -32,11 +32,7 @@ const mx::array* operand_of_silu(const mx::array& y) {
 }
 
 const CudaKernel& silu_kernel() {
-  static const CudaKernel kernel("silu_multiply", {"gate", "up"}, {"y"}, R"(
-  uint32_t size = 1;
-  for (int axis = 0; axis < gate_ndim; ++axis) {
-    size *= gate_shape[axis];
-  }
+  static const CudaKernel kernel("silu_multiply", {"gate", "up"}, {"y"}, {"size"}, R"(
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < size) {
     const float x = static_cast<float>(gate[i]);
@@ -48,18 +44,17 @@ const CudaKernel& silu_kernel() {
 }
 
 const CudaKernel& add_rms_norm_kernel() {
-  static const CudaKernel kernel("add_rms_norm", {"a", "b", "weight"}, {"sum", "y"}, str(R"(
-  const uint32_t size = weight_shape[0];
+  static const CudaKernel kernel("add_rms_norm", {"a", "b", "weight"}, {"sum", "y"}, {"size"}, str(R"(
   const uint64_t row = uint64_t(blockIdx.x) * size;
   float squares = 0.0f;
-  for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
+  for (int i = threadIdx.x; i < size; i += kThreads) {
     const T x = static_cast<T>(static_cast<float>(a[row + i]) + static_cast<float>(b[row + i]));
     sum[row + i] = x;
     squares += static_cast<float>(x) * static_cast<float>(x);
   }
 )", kSumSquares, R"(
   const float scale = rsqrtf(squares / size + __int_as_float(kEps));
-  for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
+  for (int i = threadIdx.x; i < size; i += kThreads) {
     const T x = static_cast<T>(static_cast<float>(sum[row + i]) * scale);
     y[row + i] = static_cast<T>(static_cast<float>(weight[i]) * static_cast<float>(x));
   }
@@ -67,12 +62,10 @@ const CudaKernel& add_rms_norm_kernel() {
   return kernel;
 }
 
-// A warp computes a row of kDim elements. x0 is [B, S, kHeads0 * kDim], y0 is [B, kHeads0, S, kDim]; likewise x1 and
-// y1, which only the kernel for two arrays has.
+// A warp computes a row of kDim elements. x0 is [batches, length, kHeads0 * kDim], y0 is [batches, kHeads0, length,
+// kDim]; likewise x1 and y1, which only the kernel for two arrays has.
 std::string norm_rope_text(int arrays) {
   std::string text = str(kNormRope, R"(
-  const uint32_t length = x0_shape[1];
-  const uint32_t batches = x0_shape[0];
   uint64_t row = uint64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   const T* x = x0;
   const T* weight = weight0;
@@ -189,7 +182,10 @@ std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, m
   if (const auto y = gated_products(*gate, up, stream)) {
     return y;
   }
-  return silu_kernel()({*gate, up}, {a.shape()}, blocks_of(a.size(), kThreads), kThreads, {}, stream)[0];
+  return silu_kernel()(
+      {.inputs = {*gate, up}, .shapes = {a.shape()}, .numbers = {static_cast<int>(a.size())},
+       .blocks = blocks_of(a.size(), kThreads), .threads = kThreads},
+      {}, stream)[0];
 }
 
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
@@ -204,7 +200,8 @@ std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
     return std::nullopt;
   }
   auto results = add_rms_norm_kernel()(
-      {a, b, weight}, {x.shape(), x.shape()}, static_cast<int>(rows), kThreads,
+      {.inputs = {a, b, weight}, .shapes = {x.shape(), x.shape()}, .numbers = {x.shape(-1)},
+       .blocks = static_cast<int>(rows), .threads = kThreads},
       {{"kThreads", kThreads}, {"kEps", std::bit_cast<int>(eps)}}, stream);
   return std::pair(std::move(results[0]), std::move(results[1]));
 }
@@ -218,9 +215,10 @@ std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, f
 
 mx::array DeferredRope::compute(const std::vector<mx::array>& inputs) {
   static const CudaKernel one(
-      "norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"}, norm_rope_text(1));
+      "norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"}, {"batches", "length"}, norm_rope_text(1));
   static const CudaKernel two(
-      "norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"}, norm_rope_text(2));
+      "norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"}, {"batches", "length"},
+      norm_rope_text(2));
   const int batches = inputs[0].shape(0), length = inputs[0].shape(1);
   const mx::array& offset = inputs[inputs.size() - 2];
   std::vector<mx::Shape> shapes;
@@ -230,7 +228,8 @@ mx::array DeferredRope::compute(const std::vector<mx::array>& inputs) {
     rows += static_cast<size_t>(batches) * heads * length;
   }
   return (shapes.size() == 1 ? one : two)(
-      inputs, std::move(shapes), blocks_of(rows, kThreads / kWarp), kThreads,
+      {.inputs = inputs, .shapes = std::move(shapes), .numbers = {batches, length},
+       .blocks = blocks_of(rows, kThreads / kWarp), .threads = kThreads},
       {{"kThreads", kThreads}, {"kDim", options.dim}, {"kHeads0", options.heads.front()},
        {"kHeads1", options.heads.back()}, {"kNorm", options.has_norm}, {"kEps", std::bit_cast<int>(options.eps)},
        {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset.size() > 1}},

@@ -221,7 +221,7 @@ std::vector<mx::array> run(
     rows += matrices[i].shape(0);
   }
   call.blocks = blocks_of(rows, call.threads / kWarp);
-  SequenceKernel::Constants constants{
+  Constants constants{
       {"kThreads", call.threads}, {"kDepth", depth}, {"kNorm", norm != nullptr}, {"kEps", std::bit_cast<int>(eps)},
       {"kMaxEarly", int64_t{call.blocks} * call.threads > kManyThreads ? kFewEarlyLoads : kEarlyLoads}};
   for (size_t i = 0; i < count; ++i) {

@@ -80,6 +80,8 @@ inline uint32_t gpu_increment(threadgroup metal::atomic_uint* counter) {
 constexpr char kMetalPrologue[] = R"(
   const uint32_t group = threadgroup_position_in_grid.x;
   const uint32_t thread = thread_position_in_threadgroup.x;
+  const uint32_t rows = logits_shape[0];
+  const uint32_t vocabulary = logits_shape[1];
 #define GPU_GROUP_MEMORY threadgroup
 )";
 
@@ -87,8 +89,6 @@ constexpr char kPartsBody[] = R"(
   using namespace executorch_mlx_sample;
   GPU_GROUP_MEMORY float values[kThreads];
   GPU_GROUP_MEMORY uint32_t indices[kThreads];
-  const uint32_t rows = logits_shape[0];
-  const uint32_t vocabulary = logits_shape[1];
   const Parameters p = read_parameters(
       temperature, top_p, seed, top_k, min_p, kPerRow, group / parts_of(vocabulary), rows, vocabulary);
   sample_parts_group(
@@ -100,8 +100,6 @@ constexpr char kRowsBody[] = R"(
   GPU_GROUP_MEMORY uint32_t indices[kThreads];
   GPU_GROUP_MEMORY uint64_t keys[kSharedKeys];
   GPU_GROUP_MEMORY GPU_ATOMIC_UINT counter[2];
-  const uint32_t rows = logits_shape[0];
-  const uint32_t vocabulary = logits_shape[1];
   const Parameters p =
       read_parameters(temperature, top_p, seed, top_k, min_p, kPerRow, group, rows, vocabulary);
   sample_rows_group(
@@ -111,6 +109,7 @@ constexpr char kRowsBody[] = R"(
 
 // The names of the inputs of both kernels, and of the outputs of sample_parts.
 const std::vector<std::string> kInputNames = {"logits", "temperature", "top_p", "seed", "top_k", "min_p"};
+const std::vector<std::string> kNumberNames = {"rows", "vocabulary"};
 const std::vector<std::string> kPartNames = {"part_maximum", "part_argmax", "part_weight", "part_winner"};
 
 // Runs one of the kernels in `groups` groups of `threads` threads.
@@ -125,15 +124,20 @@ class SampleKernel {
           std::string(kMetalHeader) + kSampleKernelText);
     } else {
       cuda_.emplace(
-          name, inputs, outputs, std::string(kCudaPrologue) + body, std::string(kCudaHeader) + kSampleKernelText);
+          name, inputs, outputs, kNumberNames, std::string(kCudaPrologue) + body,
+          std::string(kCudaHeader) + kSampleKernelText);
     }
   }
 
   std::vector<mx::array> operator()(
       const std::vector<mx::array>& inputs, const std::vector<mx::Shape>& shapes, const std::vector<mx::Dtype>& dtypes,
-      int groups, int threads, const CudaKernel::Constants& constants, mx::Stream stream) const {
+      int groups, int threads, const Constants& constants, mx::Stream stream) const {
     if (cuda_) {
-      return (*cuda_)(inputs, shapes, groups, threads, constants, stream, dtypes);
+      const mx::Shape& sizes = inputs[0].shape();
+      return (*cuda_)(
+          {.inputs = inputs, .shapes = shapes, .numbers = {sizes.begin(), sizes.end()}, .blocks = groups,
+           .threads = threads, .dtypes = dtypes},
+          constants, stream);
     }
     std::vector<std::pair<std::string, mx::fast::TemplateArg>> arguments = {{"T", inputs[0].dtype()}};
     arguments.insert(arguments.end(), constants.begin(), constants.end());
@@ -177,7 +181,7 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
       inputs.logits, inputs.temperature, inputs.top_p, inputs.seed,
       inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
   const auto constants = [&](int threads) {
-    return CudaKernel::Constants{
+    return Constants{
         {"kPerRow", per_row_flags(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
   };
   // At least 8 elements, because Metal passes an array of fewer elements in another address space.

@@ -25,49 +25,8 @@ constexpr size_t kAlignment = 256;
 constexpr size_t kMaxAhead = 8 << 20;
 constexpr size_t kAheadOfThread = 4096;
 
-// What the source of a kernel can use, apart from what CUDA has.
-constexpr char kPrelude[] = R"(
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef long long int64_t;
-typedef unsigned long long uint64_t;
-#define INFINITY __int_as_float(0x7F800000)
-
-struct bfloat16 {
-  uint16_t bits;
-  bfloat16() = default;
-  __device__ explicit bfloat16(float x) {
-#if __CUDA_ARCH__ >= 900
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-#else
-    const uint32_t b = __float_as_uint(x);
-    bits = x != x ? 0x7FFF : (b + 0x7FFF + (b >> 16 & 1)) >> 16;
-#endif
-  }
-  __device__ explicit operator float() const {
-    float x;
-    asm("mov.b32 %0, {0, %1};" : "=f"(x) : "h"(bits));
-    return x;
-  }
-};
-
-struct float16 {
-  uint16_t bits;
-  float16() = default;
-  __device__ explicit float16(float x) {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  }
-  __device__ explicit operator float() const {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-  }
-};
-
+// What the source of a kernel can use, apart from what kernel_source.h lists.
+constexpr char kHeader[] = R"(
 __device__ inline void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -88,37 +47,6 @@ const std::string kLoadAhead = str(R"(
     return;
   }
 )");
-
-const char* name_of(mx::Dtype dtype) {
-  switch (dtype) {
-    case mx::bool_:
-      return "bool";
-    case mx::uint8:
-      return "uint8_t";
-    case mx::uint16:
-      return "uint16_t";
-    case mx::uint32:
-      return "uint32_t";
-    case mx::uint64:
-      return "uint64_t";
-    case mx::int8:
-      return "int8_t";
-    case mx::int16:
-      return "int16_t";
-    case mx::int32:
-      return "int32_t";
-    case mx::int64:
-      return "int64_t";
-    case mx::float16:
-      return "float16";
-    case mx::bfloat16:
-      return "bfloat16";
-    case mx::float32:
-      return "float";
-    default:
-      throw std::invalid_argument(str("a kernel of a sequence cannot read ", dtype));
-  }
-}
 
 } // namespace
 
@@ -397,38 +325,34 @@ CUfunc_st* SequenceKernel::function(const Launch& launch, mx::Stream stream) con
   std::lock_guard lock(mutex_);
   CUfunc_st*& function = functions_[key];
   if (function == nullptr) {
-    function = compile(name_, source(launch), stream);
+    function = load(name_, compile(name_, source(launch), stream), stream);
   }
   return function;
 }
 
 std::string SequenceKernel::source(const Launch& launch) const {
-  std::string text = str(kPrelude, "using T = ", name_of(launch.inputs[0].dtype), ";\n");
-  for (const auto& [name, value] : launch.constants) {
-    text += str("constexpr int ", name, " = ", value, ";\n");
-  }
-  text += "extern \"C\" __global__ void kernel(";
-  const char* separator = "";
-  const auto add = [&](const auto&... parts) { text += str(separator, parts...), separator = ", "; };
+  const mx::Dtype type = launch.inputs[0].dtype;
+  std::vector<std::string> parameters;
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    add("const ", name_of(launch.inputs[i].dtype), "* ", inputs_[i]);
+    parameters.push_back(input_parameter(launch.inputs[i].dtype, inputs_[i]));
   }
   for (const auto& weight : weights_) {
-    add("const T* ", weight);
+    parameters.push_back(input_parameter(type, weight));
   }
   for (const auto& output : outputs_) {
-    add(name_of(launch.call.dtype), "* ", output);
+    parameters.push_back(output_parameter(launch.call.dtype, output));
   }
   if (launch.call.leaves_gpu_idle) {
-    add("const char* next");
+    parameters.push_back("const char* next");
   }
   for (const auto& number : numbers_) {
-    add("int ", number);
+    parameters.push_back(number_parameter(number));
   }
   if (launch.call.leaves_gpu_idle) {
-    add("int own_blocks");
+    parameters.push_back(number_parameter("own_blocks"));
   }
-  return str(text, ") {\n", launch.call.leaves_gpu_idle ? kLoadAhead : "", body_, "}\n");
+  const std::string body = launch.call.leaves_gpu_idle ? kLoadAhead + body_ : body_;
+  return kernel_source(name_, type, launch.constants, parameters, body, kHeader);
 }
 
 const std::pair<mx::array, mx::array>* SequenceKernel::product(const mx::array& y) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cuda_api.h"
+#include "kernel_source.h"
 
 namespace executorch_mlx::gpu {
 
@@ -30,9 +31,6 @@ class SequenceKernel {
   SequenceKernel(
       std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
       std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body);
-
-  // The names and values of the compile-time constants of the source. A float is passed as an int with the same bits.
-  using Constants = std::vector<std::pair<const char*, int>>;
 
   struct Call {
     std::vector<mx::array> inputs;
