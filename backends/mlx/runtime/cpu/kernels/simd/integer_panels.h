@@ -14,12 +14,13 @@ constexpr int kBlocksOfPanel = kIntegerPanelRows / kLanes;
 constexpr int kPanelsForOneRow = 2;                              // in a tile with one row of x
 constexpr int kPanelsForManyRows = kBlocksOfPanel == 1 ? 2 : 1;  // otherwise the sums would not fit in the registers
 
-// The number of rows of x in a tile, for integers of this many digits.
-constexpr int integer_tile_rows(int digits) {
+// The number of rows of x in a tile, for weights of `bits` bits and integers of x of this many digits.
+constexpr int integer_tile_rows([[maybe_unused]] int bits, int digits) {
 #if defined(__AVX512F__)
   return digits == 1 ? 8 : 4;
 #else
-  return digits == 1 ? 4 : digits == 2 ? 2 : 1;
+  // With 4 bits, a sum takes two registers: see Sums<4>.
+  return digits == 1 ? (bits == 4 ? 3 : 4) : digits == 2 ? 2 : 1;
 #endif
 }
 
@@ -169,7 +170,7 @@ template <int Bits, int Digits>
 void multiply_integers_of(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
   m == 1 ? integer_bands<Bits, Digits, 1, kPanelsForOneRow>(panels, x, m, first, last, y, ldy)
-         : integer_bands<Bits, Digits, integer_tile_rows(Digits), kPanelsForManyRows>(
+         : integer_bands<Bits, Digits, integer_tile_rows(Bits, Digits), kPanelsForManyRows>(
                panels, x, m, first, last, y, ldy);
 }
 
