@@ -4,7 +4,7 @@
     python benchmarks/cuda/export.py FOLDER --shape llama-8b --processes 2
 
 writes FOLDER/qwen3-0.6b.pte. With --processes, it also writes the model in two parts, FOLDER/llama-8b-0-of-2.pte and
-FOLDER/llama-8b-1-of-2.pte. The weights are uninitialized, because run.py replaces them with random numbers. The shape
+FOLDER/llama-8b-1-of-2.pte. With --rows 8, it writes FOLDER/qwen3-0.6b-rows8.pte. The weights are uninitialized, because run.py replaces them with random numbers. The shape
 of 8B parameters needs about 18 GB of memory, and 16 GB on the disk for each whole model.
 """
 
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--portable", action="store_true", help="without extensions")
+    parser.add_argument("--rows", type=int, default=1, help="requests at once, for batch.py")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
     parser.add_argument(
         "--processes", type=int, default=1, help="number of parts of a second file, one for each process"
@@ -60,9 +61,10 @@ def main() -> None:
         exported = export_llm(
             empty_model(SHAPES[options.shape]), max_context_len=options.context, chunk=2048,
             allow_extensions=not options.portable, speculation=False, verify=False, tensor_parallel=parts,
-            progress=print,
+            batch=options.rows, progress=print,
         )  # fmt: skip
-        exported.save(options.folder / f"{options.shape}.pte")
+        name = options.shape if options.rows == 1 else f"{options.shape}-rows{options.rows}"
+        exported.save(options.folder / f"{name}.pte")
         del exported  # frees the memory before the next export
 
 

@@ -144,6 +144,7 @@ class Scheduler {
   const bool overlaps_;
   std::vector<PendingStep> pending_; // calls of one step, whose tokens are not read yet
   Clock::time_point finished_; // when the last pending call ended
+  std::optional<Clock::time_point> advanced_; // when advance_pending() ended, if nothing ran since
   ChunkTimes chunk_times_;
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none

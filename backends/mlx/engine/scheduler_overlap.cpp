@@ -47,7 +47,13 @@ bool Scheduler::may_follow_pending() {
 }
 
 // Submits the calls of the next step, and takes the tokens of the pending calls.
+//
+// Also records what a step costs: the time from the end of this function to its next end, if nothing else ran. A single
+// call says little, because the host submits one while the device computes another.
 void Scheduler::advance_pending() {
+  const auto begin = std::exchange(advanced_, std::nullopt);
+  const size_t calls = pending_.size();
+  const size_t running = pending_[0].requests.size();  // of the only call, or 1
   for (PendingStep& step : std::exchange(pending_, {})) {
     Requests requests;
     std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests), [this](const auto& request) {
@@ -76,6 +82,14 @@ void Scheduler::advance_pending() {
     } else if (next) {
       finish(std::move(*next));
     }
+  }
+  if (pending_.size() < calls || pending_[0].requests.size() < running) {
+    return; // a request has ended
+  }
+  advanced_ = Clock::now();
+  if (begin) {
+    const double seconds = std::chrono::duration<double>(*advanced_ - *begin).count() / static_cast<double>(calls);
+    running == 1 ? costs_.record_one_row(1, seconds) : costs_.record_rows(program_.decode_width(running), seconds);
   }
 }
 
@@ -113,8 +127,6 @@ void Scheduler::finish(PendingStep step) {
     // Calls run one after the other: this one began when it was submitted, or later, when the previous one ended.
     const double seconds = std::chrono::duration<double>(now - std::max(step.submitted, finished_)).count();
     finished_ = now;
-    const size_t running = step.requests.size();
-    running == 1 ? costs_.record_one_row(1, seconds) : costs_.record_rows(program_.decode_width(running), seconds);
     count_steps(1, 0, seconds);
     for (size_t i = 0; i < step.requests.size(); ++i) {
       const auto& request = step.requests[i];
@@ -127,6 +139,7 @@ void Scheduler::finish(PendingStep step) {
 }
 
 void Scheduler::finish_pending() {
+  advanced_.reset();
   for (PendingStep& step : std::exchange(pending_, {})) {
     finish(std::move(step));
   }

@@ -12,6 +12,9 @@ constexpr std::array<int64_t, 8> kDraftLengths = {1, 2, 3, 5, 7, 11, 19, StepCos
 constexpr double kMinGain = 1.03;
 // After this many steps of one kind, a step of the other kind measures its time.
 constexpr uint64_t kMeasureEvery = 64;
+// Of so many choices, the last ones are made to measure steps of several rows. Where steps overlap, a time is known only
+// after several steps of one kind.
+constexpr uint64_t kMeasuringChoices = 6;
 constexpr double kDecay = 0.95; // factor by which each new draft lowers the weight of all earlier drafts
 // Assumed times as factors of the time of a plain step, until the times are measured.
 constexpr double kDraftCost = 0.25; // of a token of a draft model
@@ -89,7 +92,7 @@ double StepCosts::rows_seconds(size_t width) const {
 
 bool StepCosts::prefers_single_steps(size_t count, size_t width) {
   const bool is_cheaper = one_row_[1] > 0 && one_row_[1] * static_cast<double>(count) < rows_seconds(width);
-  return is_cheaper && ++choices_ % kMeasureEvery != 0;
+  return is_cheaper && ++choices_ % kMeasureEvery < kMeasureEvery - kMeasuringChoices;
 }
 
 // Returns the seconds of a call for one row with this many tokens: measured, or estimated from a shorter call.

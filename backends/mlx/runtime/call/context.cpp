@@ -199,8 +199,10 @@ void Context::set_updated(
   if (allows_host_updates() && state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
     return set(tid, std::move(x));
   }
-  if (gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
-    if (auto updated = gpu::update_position(x, update, start, stop, stream)) {
+  const bool is_position = x.ndim() == 4 && start == mx::Shape{0, 0, start[2], 0} &&
+      stop == mx::Shape{x.shape(0), x.shape(1), start[2] + 1, x.shape(3)};
+  if (is_position && gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
+    if (auto updated = gpu::update_positions(x, update, {start[2]}, stream)) {
       return set(tid, std::move(*updated));
     }
   }
@@ -209,11 +211,17 @@ void Context::set_updated(
 
 bool Context::set_positions(
     const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions) {
-  if (!allows_host_updates() || !state_.update_positions_in_place(tid->idx(), x, update, positions)) {
-    return false;
+  if (allows_host_updates() && state_.update_positions_in_place(tid->idx(), x, update, positions)) {
+    set(tid, std::move(x));
+    return true;
   }
-  set(tid, std::move(x));
-  return true;
+  if (gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
+    if (auto updated = gpu::update_positions(x, update, {positions.begin(), positions.end()}, stream)) {
+      set(tid, std::move(*updated));
+      return true;
+    }
+  }
+  return false;
 }
 
 void Context::evaluate_slots() {

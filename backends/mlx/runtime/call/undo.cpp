@@ -17,28 +17,31 @@ namespace executorch_mlx {
 
 namespace {
 
-// The slice of its first input that a pending update overwrites.
+// A slice of its first input that a pending update overwrites.
 struct UpdatedSlice {
   mx::Shape start;
   mx::Shape stop;
   mx::Shape strides;
 };
 
-// Returns nullopt if x is no pending update.
-std::optional<UpdatedSlice> updated_slice(const mx::array& x) {
+// Returns no slices if x is no pending update.
+std::vector<UpdatedSlice> updated_slices(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled || !x.has_primitive()) {
-    return std::nullopt;
+    return {};
   }
   if (std::string_view(x.primitive().name()) == "SliceUpdate") {
     const auto [reduce, start, stop, strides] = static_cast<const mx::SliceUpdate&>(x.primitive()).state();
-    return UpdatedSlice{start, stop, strides};
+    return {{start, stop, strides}};
   }
-  if (const auto position = gpu::updated_position(x)) {
-    UpdatedSlice slice{{0, 0, *position, 0}, x.shape(), {1, 1, 1, 1}};
-    slice.stop[2] = *position + 1;
-    return slice;
+  std::vector<UpdatedSlice> slices;
+  if (const auto* positions = gpu::updated_positions(x)) {
+    for (const int position : *positions) {
+      UpdatedSlice slice{{0, 0, position, 0}, x.shape(), {1, 1, 1, 1}};
+      slice.stop[2] = position + 1;
+      slices.push_back(std::move(slice));
+    }
   }
-  return std::nullopt;
+  return slices;
 }
 
 } // namespace
@@ -71,7 +74,7 @@ bool can_update_in_place(const mx::array& x, std::optional<mx::array>* first, st
 
 const mx::array& array_before_updates(const mx::array& x) {
   const mx::array* base = &x;
-  while (updated_slice(*base)) {
+  while (!updated_slices(*base).empty()) {
     base = &base->inputs()[0];
   }
   return *base;
@@ -84,18 +87,20 @@ bool Undo::record(
   }
   std::vector<Slice> slices;
   size_t bytes = 0;
-  for (const mx::array* x = &now; const auto updated = updated_slice(*x); x = &x->inputs()[0]) {
-    const auto is_stored = [&updated](const Slice& slice) {
-      return slice.start == updated->start && slice.stop == updated->stop && slice.strides == updated->strides;
-    };
-    if (std::any_of(slices_.begin(), slices_.end(), is_stored)) {
-      continue;
+  for (const mx::array* x = &now; x->id() != before.id(); x = &x->inputs()[0]) {
+    for (const auto& updated : updated_slices(*x)) {
+      const auto is_stored = [&updated](const Slice& slice) {
+        return slice.start == updated.start && slice.stop == updated.stop && slice.strides == updated.strides;
+      };
+      if (std::any_of(slices_.begin(), slices_.end(), is_stored)) {
+        continue;
+      }
+      const auto slice = mx::slice(before, updated.start, updated.stop, updated.strides, stream);
+      // Unlike a copy or mx::contiguous, this never shares the memory of `before`.
+      const auto contents = mx::where(mx::array(true), slice, slice, stream);
+      slices.push_back({contents, updated.start, updated.stop, updated.strides});
+      bytes += slice.nbytes();
     }
-    const auto slice = mx::slice(before, updated->start, updated->stop, updated->strides, stream);
-    // Unlike a copy or mx::contiguous, this never shares the memory of `before`.
-    const auto contents = mx::where(mx::array(true), slice, slice, stream);
-    slices.push_back({contents, updated->start, updated->stop, updated->strides});
-    bytes += slice.nbytes();
   }
   if (bytes_ + bytes > before.nbytes()) {
     return false;

@@ -15,6 +15,7 @@
 #include "../sample_inputs.h"
 #include "kernels/elementwise_step.h"
 #include "kernels/float_type.h"
+#include "../span.h"
 
 namespace executorch_mlx {
 
@@ -281,12 +282,6 @@ std::optional<mx::array> attention(
     bool causal,
     const std::optional<mx::array>& mask,
     mx::Stream stream);
-
-// The indices [start, stop) of keys and values.
-struct Span {
-  int start;
-  int stop;
-};
 
 // attention() for each query of q [1, heads, N, width] by itself: query i sees the keys and values in spans[i], which
 // lie within k and v, with masks[i] if there are masks. The masks are bool or float32 and broadcast to

@@ -1,29 +1,95 @@
 // Updates of a KV cache that a kernel of attention can take over.
+#include <algorithm>
+#include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "../memory/host_memory.h"
+#include "../error.h"
+#include "cuda_api.h"
 #include "cuda_kernel.h"
 #include "fused.h"
+#include "kernel_source.h"
 #include "lazy.h"
 #include "sequence_kernel.h"
 
 namespace executorch_mlx::gpu {
 
-void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (is_taken_over_) {
-    return outputs[0].copy_shared_buffer(inputs[0]);
+namespace {
+
+constexpr char kName[] = "update_positions";
+
+// A thread writes an element. The strides are those of `update`.
+constexpr char kBody[] = R"(
+  const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= size) {
+    return;
   }
-  // MLX updates a cache in place only if nothing else refers to it, so compute() gets other arrays.
-  const auto placeholder = [](const mx::array& x) { return without_memory(x.shape(), x.dtype()); };
-  const mx::array y = compute({placeholder(inputs[0]), placeholder(inputs[1])});
-  y.primitive().eval_gpu(inputs, outputs);
+  const uint32_t column = at % width;
+  const uint32_t i = at / width % kPositions;
+  const uint32_t head = at / width / kPositions % heads;
+  const uint32_t batch = at / width / kPositions / heads;
+  cache[(uint64_t(batch * heads + head) * capacity + position) * width + column] =
+      update[batch * stride0 + head * stride1 + i * stride2 + column * stride3];
+)";
+
+// The kernel for so many positions.
+CUfunc_st* kernel(mx::Dtype dtype, size_t positions, mx::Stream stream) {
+  static std::mutex mutex;
+  static std::map<std::vector<int>, CUfunc_st*> functions;
+  const int count = static_cast<int>(positions);
+  std::lock_guard lock(mutex);
+  CUfunc_st*& function = functions[{stream.device.index, static_cast<int>(dtype.val()), count}];
+  if (function == nullptr) {
+    std::vector<std::string> parameters{input_parameter(dtype, "update"), output_parameter(dtype, "cache")};
+    for (const char* stride : {"stride0", "stride1", "stride2", "stride3"}) {
+      parameters.push_back(str("long long ", stride));
+    }
+    for (const char* number : {"size", "width", "heads", "capacity"}) {
+      parameters.push_back(number_parameter(number));
+    }
+    std::string body = kBody, choice = "  int position = position0;\n";
+    for (int i = 0; i < count; ++i) {
+      parameters.push_back(number_parameter(str("position", i)));
+      choice += i > 0 ? str("  position = i == ", i, " ? position", i, " : position;\n") : "";
+    }
+    body.insert(body.find("  cache["), choice);
+    const std::string source = kernel_source(kName, dtype, {{"kPositions", count}}, parameters, body);
+    function = load(kName, compile(kName, source, stream), stream);
+  }
+  return function;
 }
 
-mx::array CacheUpdate::compute(const std::vector<mx::array>& inputs) {
-  mx::Shape stop = inputs[0].shape();
-  stop[2] = position + 1;
-  return mx::slice_update(inputs[0], inputs[1], {0, 0, position, 0}, stop, stream());
+} // namespace
+
+void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  outputs[0].copy_shared_buffer(inputs[0]);
+  if (is_taken_over_) {
+    return;
+  }
+  const mx::array& update = inputs[1];
+  void* addresses[] = {address_on_gpu(update), address_on_gpu(outputs[0])};
+  std::vector<int64_t> strides(update.strides().begin(), update.strides().end());
+  std::vector<int> numbers{
+      static_cast<int>(update.size()), update.shape(3), update.shape(1), outputs[0].shape(2)};
+  numbers.insert(numbers.end(), positions.begin(), positions.end());
+  std::vector<void*> arguments{&addresses[0], &addresses[1]};
+  for (auto& stride : strides) {
+    arguments.push_back(&stride);
+  }
+  for (auto& number : numbers) {
+    arguments.push_back(&number);
+  }
+  const auto graph = KernelGraph::make(stream());
+  graph->reads(update);
+  graph->writes(outputs[0]);
+  graph->add(
+      kernel(update.dtype(), positions.size(), stream()), blocks_of(update.size(), kThreads), kThreads, arguments,
+      /*starts_early=*/false);
+  graph->submit();
 }
 
 void CacheUpdate::take_over(mx::array update, const mx::array& writer) {
@@ -46,26 +112,27 @@ void join_sequences(const std::vector<mx::array>& arrays) {
   SequenceKernel::replace_by_ends(writers);
 }
 
-std::optional<int> updated_position(const mx::array& x) {
-  return is_lazy(x, CacheUpdate::kName) ? std::optional(static_cast<const CacheUpdate&>(x.primitive()).position)
-                                        : std::nullopt;
+const std::vector<int>* updated_positions(const mx::array& x) {
+  return is_lazy(x, CacheUpdate::kName) ? &static_cast<const CacheUpdate&>(x.primitive()).positions : nullptr;
 }
 
-std::optional<mx::array> update_position(
-    const mx::array& cache, const mx::array& update, const mx::Shape& start, const mx::Shape& stop, mx::Stream stream) {
-  if (!is_cuda(stream) || cache.ndim() != 4 || update.dtype() != cache.dtype()) {
+std::optional<mx::array> update_positions(
+    const mx::array& cache, const mx::array& update, const std::vector<int>& positions, mx::Stream stream) {
+  if (!is_cuda(stream) || cache.ndim() != 4 || update.dtype() != cache.dtype() || positions.empty() ||
+      positions.size() > kMaxSpans || update.size() == 0 || !cache.flags().row_contiguous ||
+      update.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {
     return std::nullopt;
   }
-  const int position = start[2];
-  mx::Shape end = cache.shape();
-  end[2] = position + 1;
-  mx::Shape slice = cache.shape();
-  slice[2] = 1;
-  if (start != mx::Shape{0, 0, position, 0} || stop != end || update.shape() != slice) {
+  auto sorted = positions;
+  std::sort(sorted.begin(), sorted.end());
+  const bool differ = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+  mx::Shape expected = cache.shape();
+  expected[2] = static_cast<int>(positions.size());
+  if (!differ || sorted[0] < 0 || sorted.back() >= cache.shape(2) || update.shape() != expected) {
     return std::nullopt;
   }
   return mx::array(
-      cache.shape(), cache.dtype(), std::make_shared<CacheUpdate>(stream, position), std::vector{cache, update});
+      cache.shape(), cache.dtype(), std::make_shared<CacheUpdate>(stream, positions), std::vector{cache, update});
 }
 
 } // namespace executorch_mlx::gpu

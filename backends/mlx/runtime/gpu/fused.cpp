@@ -97,7 +97,7 @@ std::string norm_rope_text(int arrays) {
 
 // The operand of RoPE, before operations that the kernel takes over.
 struct RopeOperand {
-  mx::array x;  // [B, S, H, D] or [B, S, H * D]
+  mx::array x;  // the elements in the order [B, S, H, D]
   std::optional<mx::array> weight;  // of an RMSNorm
   float eps = 0.0f;
   int heads = 1;
@@ -117,11 +117,15 @@ std::optional<RopeOperand> rope_operand(const mx::array& x) {
     operand.eps = norm->eps;
     in = &in->inputs()[0];
   }
-  if (is_lazy(*in, "Reshape") && in->inputs()[0].shape() == mx::Shape{x.shape(0), x.shape(2), heads * dim}) {
-    in = &in->inputs()[0];
-  }
-  operand.x = *in;
+  operand.x = before_reshapes(*in);
   return operand;
+}
+
+// Whether the elements of y, the lazy result of a transposition, have the same order as before.
+bool keeps_order(const mx::array& y) {
+  auto axes = static_cast<const mx::Transpose&>(y.primitive()).state();
+  std::erase_if(axes, [&](int axis) { return y.inputs()[0].shape(axis) == 1; });
+  return std::is_sorted(axes.begin(), axes.end());
 }
 
 // The only element of x if the host can read it, and an axis of an array can have this size. Else nullopt.
@@ -143,13 +147,8 @@ const mx::array& before_reshapes(const mx::array& x) {
     return x;
   }
   const std::string_view name = x.primitive().name();
-  bool keeps_order = std::find(std::begin(kReshapes), std::end(kReshapes), name) != std::end(kReshapes);
-  if (name == "Transpose") {
-    auto axes = static_cast<const mx::Transpose&>(x.primitive()).state();
-    std::erase_if(axes, [&](int axis) { return x.inputs()[0].shape(axis) == 1; });
-    keeps_order = std::is_sorted(axes.begin(), axes.end());
-  }
-  return keeps_order ? before_reshapes(x.inputs()[0]) : x;
+  const bool is_reshape = std::find(std::begin(kReshapes), std::end(kReshapes), name) != std::end(kReshapes);
+  return is_reshape || (name == "Transpose" && keeps_order(x)) ? before_reshapes(x.inputs()[0]) : x;
 }
 
 const mx::array* operand_of_transposition(const mx::array& y) {
@@ -158,14 +157,12 @@ const mx::array* operand_of_transposition(const mx::array& y) {
     return nullptr;
   }
   const mx::array& x = y.inputs()[0];
-  const mx::Shape transposed{y.shape(0), y.shape(2), y.shape(1), y.shape(3)};
+  const bool has_order = y.shape(1) == 1 || y.shape(2) == 1;  // y has the elements in the order [B, S, H, D]
   if (is_transpose) {
     const auto axes = static_cast<const mx::Transpose&>(y.primitive()).state();
-    return axes == std::vector<int>{0, 2, 1, 3} ? &x : nullptr;
+    return axes == std::vector<int>{0, 2, 1, 3} || (has_order && keeps_order(y)) ? &x : nullptr;
   }
-  // The reshape may also replace an earlier one, which made x [B, S, H * D].
-  const bool is_flat = x.shape() == mx::Shape{y.shape(0), y.shape(2), y.shape(1) * y.shape(3)};
-  return (y.shape(1) == 1 || y.shape(2) == 1) && (x.shape() == transposed || is_flat) ? &x : nullptr;
+  return has_order ? &x : nullptr;
 }
 
 std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream) {
@@ -219,16 +216,15 @@ mx::array DeferredRope::compute(const std::vector<mx::array>& inputs) {
   static const CudaKernel two(
       "norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"}, {"batches", "length"},
       norm_rope_text(2));
-  const int batches = inputs[0].shape(0), length = inputs[0].shape(1);
   const mx::array& offset = inputs[inputs.size() - 2];
   std::vector<mx::Shape> shapes;
   size_t rows = 0;
   for (const int heads : options.heads) {
-    shapes.push_back({batches, heads, length, options.dim});
-    rows += static_cast<size_t>(batches) * heads * length;
+    shapes.push_back({options.batches, heads, options.length, options.dim});
+    rows += static_cast<size_t>(options.batches) * heads * options.length;
   }
   return (shapes.size() == 1 ? one : two)(
-      {.inputs = inputs, .shapes = std::move(shapes), .numbers = {batches, length},
+      {.inputs = inputs, .shapes = std::move(shapes), .numbers = {options.batches, options.length},
        .blocks = blocks_of(rows, kThreads / kWarp), .threads = kThreads},
       {{"kThreads", kThreads}, {"kDim", options.dim}, {"kHeads0", options.heads.front()},
        {"kHeads1", options.heads.back()}, {"kNorm", options.has_norm}, {"kEps", std::bit_cast<int>(options.eps)},
@@ -246,10 +242,11 @@ std::optional<std::vector<mx::array>> norm_rope(
   std::vector<mx::array> inputs;
   std::vector<mx::Shape> shapes;
   std::vector<RopeOperand> operands;
-  DeferredRope::Options options{{}, dim, false, 0.0f, scale, value_on_host(offset)};
+  const int batches = arrays[0].shape(0), length = arrays[0].shape(2);
+  DeferredRope::Options options{{}, dim, batches, length, false, 0.0f, scale, value_on_host(offset)};
   for (const auto& x : arrays) {
-    const bool matches = x.ndim() == 4 && x.dtype() == arrays[0].dtype() && x.shape(0) == arrays[0].shape(0) &&
-        x.shape(2) == arrays[0].shape(2) && x.shape(3) == dim;
+    const bool matches = x.ndim() == 4 && x.dtype() == arrays[0].dtype() && x.shape(0) == batches &&
+        x.shape(2) == length && x.shape(3) == dim;
     const auto operand = matches ? rope_operand(x) : std::nullopt;
     if (!operand || (!operands.empty() && (operand->weight.has_value() != operands[0].weight.has_value() ||
                                            operand->eps != operands[0].eps))) {
@@ -262,8 +259,8 @@ std::optional<std::vector<mx::array>> norm_rope(
   }
   options.has_norm = operands[0].weight.has_value();
   options.eps = operands[0].eps;
-  if (arrays.size() == 1 && !options.has_norm) {
-    return std::nullopt;  // MLX has a kernel for this
+  if (arrays.size() == 1 && !options.has_norm && length > 1) {
+    return std::nullopt;  // MLX has a kernel for this, and that of attention does not compute it
   }
   inputs.insert(inputs.end(), {offset, freqs});
   const std::vector<mx::Dtype> dtypes(arrays.size(), arrays[0].dtype());

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "../span.h"
+
 namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
@@ -35,32 +37,38 @@ std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
 std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::Stream stream);
 
 // rope(x) for each of one or two arrays x [B, H, S, D], over the whole last axis, not traditional. Each x must be
-// transposed from [B, S, H, D] and lazy. Both or none may be results of an RMSNorm before that; a single one must be.
+// transposed from [B, S, H, D] and lazy. Both or none may be results of an RMSNorm before that; a single one must be unless S is 1.
 // `offset` has one element or B.
 std::optional<std::vector<mx::array>> norm_rope(
     const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
     mx::Stream stream);
 
-// slice_update(cache, update, start, stop) if this writes all heads of one position of a KV cache [B, heads, capacity,
-// D]. Nothing else may refer to the cache or its memory until the result is evaluated: a kernel that takes over the
-// update writes to this memory.
-std::optional<mx::array> update_position(
-    const mx::array& cache, const mx::array& update, const mx::Shape& start, const mx::Shape& stop, mx::Stream stream);
+// A KV cache [B, heads, capacity, D] with update[:, :, i] at positions[i], for each i. The positions differ. Nothing else
+// may refer to the cache or its memory until the result is evaluated, because a kernel writes to this memory.
+std::optional<mx::array> update_positions(
+    const mx::array& cache, const mx::array& update, const std::vector<int>& positions, mx::Stream stream);
 
-// The position that x writes, if x is a lazy result of update_position().
-std::optional<int> updated_position(const mx::array& x);
+// The positions that x writes, if x is a lazy result of update_positions(), else null.
+const std::vector<int>* updated_positions(const mx::array& x);
 
 // Prepares arrays for their evaluation: the lazy updates that a kernel has taken over wait for all of its sequence, so
 // that MLX does not evaluate a part of the sequence first. See sequence_kernel.h.
 void join_sequences(const std::vector<mx::array>& arrays);
 
-// Attention of q [B, H, 1, D] to k and v [B, KV heads, positions, D], which are lazy slices of all positions of a KV
-// cache up to one. The kernel also computes norm_rope() and update_position() if q is a lazy result of norm_rope() for
-// two arrays, and the last position of k and v is a lazy update, that of k with the other result of norm_rope().
+// Attention of q [B, H, 1, D] to k and v [B, KV heads, positions, D], which are lazy slices of consecutive positions of
+// a KV cache. The kernel also computes norm_rope() and update_positions() if q is a lazy result of norm_rope(), and the
+// last position of k and v is a lazy update, that of k with another result of norm_rope().
 std::optional<mx::array> attention_of_token(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, mx::Stream stream);
 
-// The following functions multiply one row vector by matrices.
+// Attention of q [1, H, N, D], one query for each of N spans of positions, to these positions of the KV caches k and v
+// [1, KV heads, capacity, D]. The kernel computes the same operations as that of attention_of_token(). The result for a
+// span does not depend on the other spans.
+std::optional<mx::array> attention_of_rows(
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, const std::vector<Span>& spans,
+    mx::Stream stream);
+
+// The following functions multiply one row vector, or up to eight, by matrices.
 
 // x @ w.T for each of one to four matrices w [n, depth], which are available, row-major and of the dtype of x. If there
 // are several, and x is the lazy result of an RMSNorm, the kernel computes this, too.

@@ -19,6 +19,7 @@ namespace mx = mlx::core;
 
 constexpr int kThreads = 256;  // of a block
 constexpr int kWarp = 32;
+constexpr size_t kMaxSpans = 64;  // of positions, in a kernel for several rows of a KV cache
 constexpr int kMaxBlocks = 1 << 22;  // kMaxBlocks * kThreads fits in 32 bits
 
 inline int blocks_of(size_t rows, int per_block) {
@@ -83,6 +84,8 @@ class DeferredRope : public DeferredOperation {
   struct Options {
     std::vector<int> heads;  // of each array
     int dim;
+    int batches;  // B of the results [B, H, S, D]
+    int length;  // S
     bool has_norm;
     float eps;  // of the norm
     float scale;  // of the positions
@@ -102,13 +105,17 @@ class DeferredRope : public DeferredOperation {
   mx::array compute(const std::vector<mx::array>& inputs) override;
 };
 
-// cache[:, :, position] = update, of inputs cache and update: see update_position().
-class CacheUpdate : public DeferredOperation {
+// cache[:, :, positions[i]] = update[:, :, i] for each i, of inputs cache and update: see update_positions().
+class CacheUpdate : public mx::Primitive {
  public:
-  CacheUpdate(mx::Stream stream, int position) : DeferredOperation(stream), position(position) {}
+  CacheUpdate(mx::Stream stream, std::vector<int> positions) : Primitive(stream), positions(std::move(positions)) {}
 
   const char* name() const override {
     return kName;
+  }
+
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error(std::string(kName) + ": runs on GPU streams only");
   }
 
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -122,19 +129,17 @@ class CacheUpdate : public DeferredOperation {
   }
 
   static constexpr char kName[] = "CacheUpdate";
-  const int position;
+  const std::vector<int> positions;
 
  private:
-  mx::array compute(const std::vector<mx::array>& inputs) override;
-
   bool is_taken_over_ = false;  // then the inputs are the cache and `writer`
 };
 
 // The primitive of x if x is the lazy result of an update that no kernel has taken over, else null.
 const CacheUpdate* open_update(const mx::array& x);
 
-// The operand if y is the lazy result of a transposition [B, S, H, D] -> [B, H, S, D], else null. A reshape does the
-// same if S or H is 1.
+// The operand if y [B, H, S, D] is the lazy result of a transposition of it, else null. The operand has the elements in
+// the order [B, S, H, D], and perhaps another shape. If S or H is 1, it may be the operand of a reshape.
 const mx::array* operand_of_transposition(const mx::array& y);
 
 // The primitive of x if x is the lazy result of an RMSNorm over vectors of `size` elements, else null.

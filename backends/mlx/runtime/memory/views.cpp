@@ -102,9 +102,8 @@ std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::S
   return strides;
 }
 
-bool is_lazy_reshape(const mx::array& x) {
-  return x.status() == mx::array::Status::unscheduled && x.has_primitive() &&
-      std::string_view(x.primitive().name()) == "Reshape";
+bool is_lazy(const mx::array& x, std::string_view name) {
+  return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
 }
 
 mx::Shape shape_of(const mx::array& x, const std::vector<int>& axes) {
@@ -144,7 +143,7 @@ mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
     }
   }
   // On a GPU, each operation of the graph costs the host time, also one that computes nothing.
-  const bool skips = stream.device == mx::Device::gpu && is_lazy_reshape(x);
+  const bool skips = stream.device == mx::Device::gpu && is_lazy(x, "Reshape");
   return mx::reshape(skips ? x.inputs()[0] : x, shape, stream);
 }
 
@@ -154,6 +153,15 @@ mx::array scalar_for(const mx::array& other, const mx::array& x, mx::Stream stre
 
 mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
   if (!can_view(x)) {
+    // On a GPU, two transpositions become one, and one that keeps the order a reshape, which costs the host less.
+    if (stream.device == mx::Device::gpu && is_lazy(x, "Transpose")) {
+      const auto before = static_cast<const mx::Transpose&>(x.primitive()).state();
+      std::vector<int> both;
+      for (const int axis : axes) {
+        both.push_back(before[axis]);
+      }
+      return transpose(x.inputs()[0], both, stream);
+    }
     return stream.device == mx::Device::gpu && keeps_order(x, axes) ? reshape(x, shape_of(x, axes), stream)
                                                                     : mx::transpose(x, axes, stream);
   }

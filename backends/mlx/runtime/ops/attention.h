@@ -113,12 +113,12 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
 }
 
 // Reads the ranges of a RowSdpaNode. Each contains at least one of the `length` keys.
-inline std::vector<cpu::Span> checked_spans(const fb::RowSdpaParams& n, int length, Context& c) {
+inline std::vector<Span> checked_spans(const fb::RowSdpaParams& n, int length, Context& c) {
   const auto starts = c.sizes("starts", *n.starts());
   const auto stops = c.sizes("stops", *n.stops());
   check_program(
       starts.size() == stops.size(), "stops: got ", stops.size(), " numbers, expected ", starts.size());
-  std::vector<cpu::Span> spans;
+  std::vector<Span> spans;
   for (size_t i = 0; i < starts.size(); ++i) {
     check_argument(
         starts[i] < stops[i] && stops[i] <= length,
@@ -171,6 +171,9 @@ inline void row_sdpa(const fb::RowSdpaParams& n, Context& c) {
     c.count_operations(uint64_t(q.shape(1)) * v.shape(3), stop - start);
   }
   if (const auto y = cpu::attention_of_rows(q, k, v, n.scale(), spans, masks, c.stream)) {
+    return c.set(n.out(), *y);
+  }
+  if (const auto y = masks.empty() ? gpu::attention_of_rows(q, k, v, n.scale(), spans, c.stream) : std::nullopt) {
     return c.set(n.out(), *y);
   }
   std::vector<mx::array> results;

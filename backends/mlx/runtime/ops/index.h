@@ -1,6 +1,10 @@
 // Reading and writing parts of a tensor, by slices or by tensors of indices. See op_row.h.
 #pragma once
 
+#include <mlx/primitives.h>
+
+#include <string_view>
+
 #include "device.h"
 #include "memory/views.h"
 #include "ops/op_row.h"
@@ -40,6 +44,25 @@ inline mx::array bounded_indices(
     result = mx::maximum(result, views::scalar_for(result, mx::array(lowest, dtype), c.stream), c.stream);
   }
   return result;
+}
+
+// If x is a range of integers that is not evaluated, returns the elements at these indices, which must be within bounds,
+// as an array on the host. Else returns nullopt. The host can then read the elements at once. Exported programs check
+// positions and rows in this way: on a GPU, each check would make the host wait for the device.
+inline std::optional<mx::array> elements_of_range(
+    const mx::array& x, const std::vector<int64_t>& indices, const mx::Shape& shape) {
+  const bool is_range = x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.ndim() == 1 &&
+      std::string_view(x.primitive().name()) == "Arange" && (x.dtype() == mx::int32 || x.dtype() == mx::int64);
+  if (!is_range) {
+    return std::nullopt;
+  }
+  const auto [start, stop, step] = static_cast<const mx::Arange&>(x.primitive()).state();
+  std::vector<int64_t> elements;
+  for (const int64_t index : indices) {
+    const int64_t position = index < 0 ? index + x.shape(0) : index;
+    elements.push_back(static_cast<int64_t>(start) + position * static_cast<int64_t>(step));
+  }
+  return mx::array(elements.begin(), shape, x.dtype());
 }
 
 // The indices [start, stop) on an axis. Both bounds count from the front and are at most the length of the axis. In a
@@ -145,6 +168,9 @@ inline void take(const fb::TakeParams& n, Context& c) {
   check_argument(
       position >= -int64_t{length} && position < length,
       "index ", position, " is out of range [", -length, ", ", length, ")");
+  if (const auto y = elements_of_range(x, {position}, {})) {
+    return c.set(n.out(), *y);
+  }
   const auto at = static_cast<int>(position < 0 ? position + length : position);
   c.set(n.out(), views::take(x, at, axis, c.stream));
 }
@@ -187,6 +213,15 @@ inline void gather(const fb::GatherParams& n, Context& c) {
         c.in(n.indices()->Get(i)), x.shape(axis) - std::max(sizes[axis] - 1, 0), c, sizes[axis] <= 1));
   }
   check_program(!indices.empty(), "indices: expected at least one");
+  if (sizes == mx::Shape{1} && is_on_host(indices[0])) {
+    std::vector<int64_t> positions;
+    for_each_integer(indices[0], [&](int64_t index) { positions.push_back(index); });
+    mx::Shape shape = indices[0].shape();
+    shape.push_back(1);
+    if (const auto y = elements_of_range(x, positions, shape)) {
+      return c.set(n.out(), *y);
+    }
+  }
   c.set(n.out(), mx::gather(x, indices, std::vector<int>(checked.begin(), checked.end()), sizes, c.stream));
 }
 
