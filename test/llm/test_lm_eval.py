@@ -35,6 +35,11 @@ def evaluate(model, task: dict) -> tuple[dict, list]:
     return found["results"][name], found["samples"][name]
 
 
+def test_answer_that_the_chat_begins_is_continued(model):
+    chat = [{"role": "user", "content": "Why"}, {"role": "assistant", "content": "Because"}]
+    assert model.apply_chat_template(chat, add_generation_prompt=False) == "Why\nBecause"
+
+
 def test_multiple_choice(model, data):
     task = data | {
         "task": "choices", "output_type": "multiple_choice", "doc_to_text": "{{question}}",

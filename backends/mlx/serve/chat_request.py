@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -149,6 +150,17 @@ def template_message(message: Message) -> dict[str, Any]:
     return given
 
 
+def check_continued(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:
+    """Raise ApiError if the answer cannot continue the last of the messages."""
+    got = None
+    if add_generation_prompt:
+        got = "true together with add_generation_prompt, expected one of them"
+    elif getattr(messages[-1], "tool_calls", None):
+        got = "true, but the last message has tool_calls, expected only content"
+    if got is not None:
+        raise ApiError(f"continue_final_message: got {got}", param="continue_final_message")
+
+
 # Tools ---------------------------------------------------------------------------------
 
 
@@ -234,6 +246,9 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = True
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # Fields of vLLM's API.
+    add_generation_prompt: bool | None = None  # the default is true unless the last message is continued
+    continue_final_message: bool | None = False
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -293,6 +308,8 @@ class ChatRequest(GenerationRequest):
         if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
             message = "structured_outputs: got it together with response_format, expected one of them"
             raise ApiError(message, param="structured_outputs")
+        if self.continue_final_message:
+            check_continued(self.messages, self.add_generation_prompt)
         known = {tool.function.name for tool in self.tools or []}
         if not self.chosen_names <= known or self.tool_choice == "required" and not known:
             message = (
