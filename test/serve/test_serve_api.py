@@ -339,11 +339,19 @@ def test_http_1_0_needs_no_host_header(server):
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_path_may_end_with_a_slash(server):
-    response = httpx.post(f"{server.url}/v1/completions/", json={"model": NAME, "prompt": [5], "max_tokens": 1})
-    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 1
+def test_path_may_have_extra_slashes(server):
+    body = {"model": NAME, "prompt": [5], "max_tokens": 1}
+    for path in ("/v1/completions/", "//v1/completions", "/v1//completions"):
+        response = httpx.post(server.url + path, json=body)
+        assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 1
     assert httpx.get(f"{server.url}/v1/models/").json()["data"][0]["id"] == NAME
     assert httpx.get(f"{server.url}/page/").status_code == 404
+
+
+def test_body_may_begin_with_a_byte_order_mark(server):
+    body = "\ufeff" + json.dumps({"model": NAME, "prompt": [5], "max_tokens": 1})
+    headers = {"Content-Type": "application/json"}
+    assert httpx.post(f"{server.url}/v1/completions", content=body.encode(), headers=headers).status_code == 200
 
 
 def test_pages_of_allowed_origins(server, chat_program):
