@@ -42,7 +42,8 @@ BODIES = {
         "max_tokens": 2, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 2, "tools": [
             {"type": "function", "function": FUNCTION}], "tool_choice": "auto", "parallel_tool_calls": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
-        "chat_template_kwargs": {"hint": "x"}, "reasoning_effort": None,
+        "chat_template_kwargs": {"hint": "x"}, "reasoning_effort": None, "add_generation_prompt": None,
+        "continue_final_message": False,
     },
     "/v1/completions": COMMON | {
         "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None,
@@ -59,7 +60,8 @@ BODIES = {
         "truncation": "disabled",
     },
     "/tokenize": {"model": NAME, "prompt": "a", "messages": None, "tools": None, "add_special_tokens": True,
-                  "return_token_strs": True, "chat_template_kwargs": None},
+                  "return_token_strs": True, "chat_template_kwargs": None, "add_generation_prompt": None,
+                  "continue_final_message": False},
     "/detokenize": {"model": NAME, "tokens": [5, 6]},
 }  # fmt: skip
 VALUES = [
