@@ -116,6 +116,17 @@ def test_completions(client, llm):
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
 
 
+def test_stop_token_ids(client, llm):
+    """vLLM's field: the answer ends before such a token."""
+    tokens = llm.generate("Return the", max_new_tokens=16, temperature=1.0, seed=5).result().tokens
+    count = next(n for n in range(3, 16) if tokens[n] not in tokens[:n])
+    body = {"stop_token_ids": [99, tokens[count]]}
+    (choice,) = client.completions.create(model=NAME, prompt="Return the", seed=5, extra_body=body).choices
+    assert (choice.text, choice.finish_reason) == (llm.text(tokens[:count]), "stop")
+    with pytest.raises(openai.BadRequestError, match="stop_token_ids: id 99999 is outside the vocabulary"):
+        chat(client, extra_body={"stop_token_ids": [99999]})
+
+
 def test_temperature_defaults_to_one(client, llm):
     expected = llm.generate("Return", max_new_tokens=16, temperature=1.0, seed=5).result().text
     assert expected != llm.generate("Return", max_new_tokens=16).result().text

@@ -257,7 +257,8 @@ class ChatRequest(GenerationRequest):
     @property
     def argument_fields(self) -> dict[str, str]:
         length = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"max_new_tokens": length, "logprobs": "top_logprobs" if self.top_logprobs else "logprobs"}
+        logprobs = "top_logprobs" if self.top_logprobs else "logprobs"
+        return super().argument_fields | {"max_new_tokens": length, "logprobs": logprobs}
 
     @property
     def logprob_count(self) -> int | None:
