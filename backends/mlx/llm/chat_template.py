@@ -54,14 +54,17 @@ def render_unfinished(template: str, messages: Sequence[Mapping[str, Any]], vari
 
     Space at the end of the content is part of the text if the template keeps it.
 
-    Raises ValueError as `render`, and if the template leaves the content out.
+    Raises ValueError as `render`, if the last message is not only text, and if the template leaves this text out.
     """
-    *others, last = messages
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if not isinstance(content, str) or last.get("tool_calls"):
+        raise ValueError("messages: only a last message with text and without tool_calls can be continued")
 
     def text(content: str) -> str:
-        return render(template, [*others, {**last, "content": content}], variables, add_generation_prompt=False)
+        continued = [*messages[:-1], {**last, "content": content}]
+        return render(template, continued, variables, add_generation_prompt=False)
 
-    content = last.get("content") or ""
     own, longer = text(content), text(content + MARK)
     if own == longer:
         raise ValueError("messages: the chat template leaves out the content of the last message")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -148,17 +147,6 @@ def template_message(message: Message) -> dict[str, Any]:
     if calls := getattr(message, "tool_calls", None):
         given["tool_calls"] = [{"id": c.id, "type": "function", "function": c.function.as_dict()} for c in calls]
     return given
-
-
-def check_continued(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:
-    """Raise ApiError if the answer cannot continue the last of the messages."""
-    got = None
-    if add_generation_prompt:
-        got = "true together with add_generation_prompt, expected one of them"
-    elif getattr(messages[-1], "tool_calls", None):
-        got = "true, but the last message has tool_calls, expected only content"
-    if got is not None:
-        raise ApiError(f"continue_final_message: got {got}", param="continue_final_message")
 
 
 # Tools ---------------------------------------------------------------------------------
@@ -309,8 +297,9 @@ class ChatRequest(GenerationRequest):
         if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
             message = "structured_outputs: got it together with response_format, expected one of them"
             raise ApiError(message, param="structured_outputs")
-        if self.continue_final_message:
-            check_continued(self.messages, self.add_generation_prompt)
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message: got true together with add_generation_prompt, expected one of them"
+            raise ApiError(message, param="continue_final_message")
         known = {tool.function.name for tool in self.tools or []}
         if not self.chosen_names <= known or self.tool_choice == "required" and not known:
             message = (
