@@ -108,6 +108,21 @@ def test_text_is_that_of_transformers(template, options):
     assert len(texts) > 2
 
 
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("content", ["Yes", "Yes.", " Yes, ", "Yes\n", "<b>"])
+def test_last_message_is_continued_as_with_transformers(template, content):
+    theirs, ours = both(template)
+    chat = [USER, {"role": "assistant", "content": content}]
+    expected = theirs.apply_chat_template(chat, tokenize=False, continue_final_message=True)
+    assert ours.chat_text(chat, continue_final_message=True) == expected
+
+
+def test_continued_message_has_its_content_in_the_text():
+    _, ours = both("{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}")
+    with pytest.raises(ValueError, match="leaves out the content of the last message"):
+        ours.chat_text([USER, {"role": "assistant", "content": "Yes"}], continue_final_message=True)
+
+
 def test_tools_are_those_of_transformers():
     theirs, ours = both(TOOLS)
     tools = [{"type": "function", "function": {"name": "f", "description": "<é>", "parameters": {}}}]

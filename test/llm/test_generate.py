@@ -272,6 +272,15 @@ def test_template_options(llm):
         llm.chat(messages, template_options={"messages": []})
 
 
+def test_chat_continues_its_last_message(llm):
+    messages = [{"role": "user", "content": "Why"}, {"role": "assistant", "content": "Return"}]
+    answer = llm.chat(messages, continue_final_message=True, max_new_tokens=1)
+    assert answer.prompt == llm.encode("Why\nReturn", special=False)
+    for content in (None, [{"type": "text", "text": "Return"}]):
+        with pytest.raises(ValueError, match="only a last message with text and without tool_calls can be continued"):
+            llm.chat([messages[0], messages[1] | {"content": content}], continue_final_message=True)
+
+
 def test_unknown_and_invalid_arguments(llm):
     with pytest.raises(TypeError, match="temprature: unknown parameter, expected one of temperature, top_p"):
         llm.generate(PROMPT, temprature=1.0)

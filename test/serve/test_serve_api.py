@@ -116,6 +116,17 @@ def test_completions(client, llm):
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
 
 
+def test_stop_token_ids(client, llm):
+    """vLLM's field: the answer ends before such a token."""
+    tokens = llm.generate("Return the", max_new_tokens=16, temperature=1.0, seed=5).result().tokens
+    count = next(n for n in range(3, 16) if tokens[n] not in tokens[:n])
+    body = {"stop_token_ids": [99, tokens[count]]}
+    (choice,) = client.completions.create(model=NAME, prompt="Return the", seed=5, extra_body=body).choices
+    assert (choice.text, choice.finish_reason) == (llm.text(tokens[:count]), "stop")
+    with pytest.raises(openai.BadRequestError, match="stop_token_ids: id 99999 is outside the vocabulary"):
+        chat(client, extra_body={"stop_token_ids": [99999]})
+
+
 def test_temperature_defaults_to_one(client, llm):
     expected = llm.generate("Return", max_new_tokens=16, temperature=1.0, seed=5).result().text
     assert expected != llm.generate("Return", max_new_tokens=16).result().text
@@ -185,14 +196,15 @@ INVALID = [
     ({"seed": 2**70}, "seed", "expected an integer of 64 bits"),
     ({"seed": 2.5}, "seed", "got 2.5, expected a valid integer"),
     ({"max_tokens": 1e300}, "max_tokens", "less than 2147483648"),
-    ({"stop": ""}, "stop", "at least 1 character"),
-    ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
+    ({"stop": ""}, "stop", "got 0 characters, expected at least 1"),
+    ({"stop": ["a"] * 65}, "stop", "got 65 items, expected at most 64"),
+    ({"stop": ["a", ""]}, "stop.1", "got 0 characters, expected at least 1"),
     ({"stop": ["a\0"]}, "stop", "expected non-empty strings"),
     ({"logit_bias": {n: 1.0 for n in range(2000)}}, "logit_bias", "id 1536 is outside the vocabulary"),
     ({"logit_bias": {"x": 1.0}}, "logit_bias", "got the key 'x', expected token ids"),
     ({"stream_options": {"include": 1}, "stream": True}, "stream_options.include", "Extra inputs"),
     ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
-    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": []}, "messages", "got 0 items, expected at least 1"),
     ({"messages": [HELLO, {"role": "robot", "content": "x"}]}, "messages.1", "'robot' found using 'role'"),
     ({"messages": [{"content": "x"}]}, "messages.0", "role"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
@@ -232,7 +244,7 @@ def test_invalid_request_returns_400(client, fields, param, message):
         ({"prompt": [[5], [-1]], "n": 2}, "prompt", "prompt: id -1 is outside the vocabulary"),
         ({"prompt": [5, "a"]}, "prompt.1", "valid integer"),
         ({"prompt": ["a", []]}, "prompt", ""),
-        ({"prompt": {"a": 1}}, "prompt", "valid string"),
+        ({"prompt": {"a": 1}}, "prompt", "got an object, expected a valid string or a valid list"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "suffix is not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "best_of: got 3, expected n, which is 1"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt", "got 65 prompts with n = 2, expected at most 128 answers"),
@@ -339,11 +351,19 @@ def test_http_1_0_needs_no_host_header(server):
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_path_may_end_with_a_slash(server):
-    response = httpx.post(f"{server.url}/v1/completions/", json={"model": NAME, "prompt": [5], "max_tokens": 1})
-    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 1
+def test_path_may_have_extra_slashes(server):
+    body = {"model": NAME, "prompt": [5], "max_tokens": 1}
+    for path in ("/v1/completions/", "//v1/completions", "/v1//completions"):
+        response = httpx.post(server.url + path, json=body)
+        assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 1
     assert httpx.get(f"{server.url}/v1/models/").json()["data"][0]["id"] == NAME
     assert httpx.get(f"{server.url}/page/").status_code == 404
+
+
+def test_body_may_begin_with_a_byte_order_mark(server):
+    body = "\ufeff" + json.dumps({"model": NAME, "prompt": [5], "max_tokens": 1})
+    headers = {"Content-Type": "application/json"}
+    assert httpx.post(f"{server.url}/v1/completions", content=body.encode(), headers=headers).status_code == 200
 
 
 def test_pages_of_allowed_origins(server, chat_program):

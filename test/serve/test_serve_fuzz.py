@@ -30,6 +30,7 @@ COMMON = {
     "temperature": 1.0, "top_p": 0.9, "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1.0}, "user": "u", "stream_options": None,
     "store": True, "prompt_cache_options": {"mode": "implicit"}, "structured_outputs": None, "min_tokens": 0,
+    "stop_token_ids": [7],
 }  # fmt: skip
 BODIES = {
     "/v1/chat/completions": COMMON | {
@@ -42,7 +43,8 @@ BODIES = {
         "max_tokens": 2, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 2, "tools": [
             {"type": "function", "function": FUNCTION}], "tool_choice": "auto", "parallel_tool_calls": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
-        "chat_template_kwargs": {"hint": "x"}, "reasoning_effort": None,
+        "chat_template_kwargs": {"hint": "x"}, "reasoning_effort": None, "add_generation_prompt": None,
+        "continue_final_message": False,
     },
     "/v1/completions": COMMON | {
         "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None,
@@ -59,7 +61,8 @@ BODIES = {
         "truncation": "disabled",
     },
     "/tokenize": {"model": NAME, "prompt": "a", "messages": None, "tools": None, "add_special_tokens": True,
-                  "return_token_strs": True, "chat_template_kwargs": None},
+                  "return_token_strs": True, "chat_template_kwargs": None, "add_generation_prompt": None,
+                  "continue_final_message": False},
     "/detokenize": {"model": NAME, "tokens": [5, 6]},
 }  # fmt: skip
 VALUES = [

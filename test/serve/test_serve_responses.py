@@ -160,6 +160,17 @@ def test_length_schema_and_log_probabilities(client):
     assert isinstance(json.loads(answer.output_text)["ok"], bool)
 
 
+def test_log_probabilities_of_a_stop_string(client, server):
+    """Its tokens have no text, and come at the end of a stream."""
+    server.text = "Hello there."
+    fields = {"stop": ["there."]}
+    options = {"include": ["message.output_text.logprobs"], "extra_body": fields}
+    (whole,) = create(client, **options).output[0].content
+    *_, last = create(client, stream=True, **options)
+    assert last.response.output[0].content == [whole] and whole.text == "Hello "
+    assert "".join(entry.token for entry in whole.logprobs).startswith("Hello there.")
+
+
 def test_sampling_parameters_reach_the_model(client, server):
     """Those of the other endpoints, also where OpenAI's API has none here."""
     fields = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_p": 0.01, "seed": 3, "ignore_eos": True}
@@ -200,7 +211,7 @@ def test_reasoning_that_comes_back_reaches_the_template(chat_program):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"input": []}, "input"),
+        ({"input": []}, "input: got 0 items, expected at least 1"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
         ({"input": [{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}]}, "input.0.call_id"),
         ({"input": [{"type": "computer_call"}]}, "input.0"),
@@ -228,5 +239,5 @@ def test_invalid_request_names_the_field(client, fields, message):
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             create(client, stream=stream, **fields)
-        assert caught.value.param == message.split()[0] and "pydantic" not in caught.value.message
+        assert caught.value.param == message.split()[0].rstrip(":") and "pydantic" not in caught.value.message
         assert caught.value.body["message"].startswith(message)

@@ -396,9 +396,53 @@ def test_answer_may_continue_the_reasoning_of_the_last_message(chat_program):
     with scripted(chat_program, small_llm.TEMPLATE + "{# </think> #}") as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
             server.text = "It rains.</think>Rain."
-            begun = {"role": "assistant", "content": "<think>Hm. "}
-            message = chat(client, messages=[*MESSAGES, begun]).choices[0].message
-            assert (message.reasoning_content, message.content) == ("It rains.", "Rain.")
+            for content in ("<think>Hm. ", "<think>Hm."):
+                begun = {"role": "assistant", "content": content}
+                message = chat(client, messages=[*MESSAGES, begun]).choices[0].message
+                assert (message.reasoning_content, message.content) == ("It rains.", "Rain.")
+
+
+def test_answer_continues_the_final_message(client, server, says):
+    import httpx
+
+    begun = [*MESSAGES, {"role": "assistant", "content": "It will."}]
+    says(" Rain.")
+    fields = {"messages": begun, "tools": [], "extra_body": {"continue_final_message": True}}
+    for prompt in (None, False):  # vLLM's clients send false
+        fields["extra_body"] |= {"add_generation_prompt": prompt}
+        assert chat(client, **fields).choices[0].message.content == " Rain."
+    assert [prompt.partition("[assistant]")[2] for prompt in server.prompts[-2:]] == ["It will."] * 2
+    begun[-1]["content"] = "<think>Perhaps"
+    says(" not.</think>Rain.")
+    message = chat(client, **fields).choices[0].message
+    assert (message.reasoning_content, message.content) == (" not.", "Rain.")
+    body = {"model": NAME, "messages": begun, **fields["extra_body"]}
+    ids = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
+    assert server.llm.tokenizer.decode(ids) == server.prompts[-1]
+
+
+def test_chat_without_a_generation_prompt(client, server, says):
+    says("Rain.")
+    template = small_llm.TEMPLATE.replace("{{- hint -}}", "{% if add_generation_prompt %}:{% endif %}")
+    server.llm.tokenizer.chat_template, before = template, server.llm.tokenizer.chat_template
+    try:
+        chat(client, tools=[])
+        chat(client, tools=[], extra_body={"add_generation_prompt": False})
+    finally:
+        server.llm.tokenizer.chat_template = before
+    assert [prompt[-1] for prompt in server.prompts[-2:]] == [":", "\n"]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"add_generation_prompt": True}, "got true together with add_generation_prompt, expected one of them"),
+        ({"messages": [*MESSAGES, CALLED]}, "only a last message with text and without tool_calls can be continued"),
+    ],
+)
+def test_final_message_that_cannot_be_continued(client, fields, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        chat(client, tools=[], extra_body={"continue_final_message": True, **fields})
 
 
 def test_template_that_rejects_content_beside_calls(chat_program):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -16,6 +17,8 @@ from jinja2.utils import Namespace
 
 # The variables that every template gets. It also gets the special tokens and the options of the caller.
 VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Added to a message, it shows where the template writes the content: no template has this character for private use.
+MARK = "\uf8ff"
 # The exceptions that a template can raise: by itself, or by an operation on values of wrong types.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
@@ -44,6 +47,28 @@ def render(
         return _compile(template).render(chat)
     except _TEMPLATE_ERRORS as error:
         raise ValueError(f"messages: the chat template rejected them: {error}") from error
+
+
+def render_unfinished(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """Return the text of a chat up to the end of the last message's content, so that the answer continues this message.
+
+    Space at the end of the content is part of the text if the template keeps it.
+
+    Raises ValueError as `render`, if the last message is not only text, and if the template leaves this text out.
+    """
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if not isinstance(content, str) or last.get("tool_calls"):
+        raise ValueError("messages: only a last message with text and without tool_calls can be continued")
+
+    def text(content: str) -> str:
+        continued = [*messages[:-1], {**last, "content": content}]
+        return render(template, continued, variables, add_generation_prompt=False)
+
+    own, longer = text(content), text(content + MARK)
+    if own == longer:
+        raise ValueError("messages: the chat template leaves out the content of the last message")
+    return os.path.commonprefix([own, longer])
 
 
 @cache

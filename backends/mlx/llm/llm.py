@@ -194,11 +194,13 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         *,
         template_options: Mapping[str, Any] = {},
+        continue_final_message: bool = False,
         **options: Any,
     ) -> Generation:
         """Start to answer `messages`. Return an iterator over the tokens of the answer.
 
         - `messages`: mappings with `role` and `content`, which the chat template formats.
+        - `continue_final_message`: continue the last message, such as the beginning of an answer.
         - `template_options`: variables of the template, such as `enable_thinking` or `tools`.
         - `options`: the arguments of `generate`.
 
@@ -208,7 +210,7 @@ class LLM:
         _check_list("messages", messages)
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
-        text = self.tokenizer.chat_text(messages, template_options)
+        text = self.tokenizer.chat_text(messages, template_options, continue_final_message=continue_final_message)
         return self.generate(self.prompt_ids(text, special=False), **options)
 
     # Many prompts -----------------------------------------------------------------------

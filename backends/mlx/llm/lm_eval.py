@@ -77,7 +77,8 @@ class LMEvalModel(TemplateLM):
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        return self.tokenizer.chat_text(chat_history, add_generation_prompt=add_generation_prompt)
+        # Without the prompt, the last message is the beginning of an answer.
+        return self.tokenizer.chat_text(chat_history, continue_final_message=not add_generation_prompt)
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple], **_: Any) -> list[tuple[float, bool]]:
         results: dict[int, tuple[float, bool]] = {}

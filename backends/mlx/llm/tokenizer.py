@@ -115,10 +115,12 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any] = {},
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 
-        `options` are variables of the template.
+        `options` are variables of the template. With `continue_final_message`, the text ends with the content of the
+        last message instead, so that the answer continues it.
 
         Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in `options`
         is reserved.
@@ -129,9 +131,10 @@ class Tokenizer:
             raise ValueError("the tokenizer has no chat template; pass the prompt as text")
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
             raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
-        return chat_template.render(
-            self.chat_template, messages, {**self.special_tokens, **options}, add_generation_prompt
-        )
+        variables = {**self.special_tokens, **options}
+        if continue_final_message:
+            return chat_template.render_unfinished(self.chat_template, messages, variables)
+        return chat_template.render(self.chat_template, messages, variables, add_generation_prompt)
 
     def _special_texts(self) -> list[str]:
         extra = [token for name in EXTRA_TOKENS for token in _values(self._config.get(name))]

@@ -234,6 +234,9 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = True
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # Fields of vLLM's API.
+    add_generation_prompt: bool | None = None  # the default is true unless the last message is continued
+    continue_final_message: bool | None = False
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -242,7 +245,8 @@ class ChatRequest(GenerationRequest):
     @property
     def argument_fields(self) -> dict[str, str]:
         length = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"max_new_tokens": length, "logprobs": "top_logprobs" if self.top_logprobs else "logprobs"}
+        logprobs = "top_logprobs" if self.top_logprobs else "logprobs"
+        return super().argument_fields | {"max_new_tokens": length, "logprobs": logprobs}
 
     @property
     def logprob_count(self) -> int | None:
@@ -293,6 +297,9 @@ class ChatRequest(GenerationRequest):
         if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
             message = "structured_outputs: got it together with response_format, expected one of them"
             raise ApiError(message, param="structured_outputs")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message: got true together with add_generation_prompt, expected one of them"
+            raise ApiError(message, param="continue_final_message")
         known = {tool.function.name for tool in self.tools or []}
         if not self.chosen_names <= known or self.tool_choice == "required" and not known:
             message = (

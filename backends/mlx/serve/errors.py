@@ -104,26 +104,43 @@ def _path(error: Mapping[str, Any], body: Any) -> list[str]:
     return path
 
 
-def _message(error: Mapping[str, Any]) -> str:
-    """Return the message of one of pydantic's errors. It says what the field has and what it should have."""
+def _message(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Return the message of pydantic's errors about one value. It says what the field has and what it should have.
+
+    There are several errors if the value may have several types. If the value has one of them, its error is about
+    something else, and counts.
+    """
+    error = next((error for error in errors if not error["type"].endswith("_type")), errors[0])
     message, value = error["msg"].removeprefix("Value error, "), error["input"]
-    if message.startswith("Input should be "):
-        text = json.dumps(value, ensure_ascii=False, default=str)[:40]
-        got = {dict: "an object", list: "a list"}.get(type(value), text)
-        return f"got {got}, expected {message.removeprefix('Input should be ')}"
-    return message
+    if error["type"] in _LENGTHS:
+        unit, bound, limit = _LENGTHS[error["type"]]
+        return f"got {len(value)} {unit}, expected {bound} {error['ctx'][limit]}"
+    if not message.startswith("Input should be "):
+        return message
+    text = json.dumps(value, ensure_ascii=False, default=str)[:40]
+    got = {dict: "an object", list: "a list"}.get(type(value), text)
+    same = errors if error["type"].endswith("_type") else [error]
+    expected = " or ".join(dict.fromkeys(other["msg"].removeprefix("Input should be ") for other in same))
+    return f"got {got}, expected {expected}"
+
+
+# Pydantic's errors about the length of a value: what is counted, and the bound with its name in the error.
+_LENGTHS = {
+    "too_short": ("items", "at least", "min_length"),
+    "too_long": ("items", "at most", "max_length"),
+    "string_too_short": ("characters", "at least", "min_length"),
+    "string_too_long": ("characters", "at most", "max_length"),
+}
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """Return the error for pydantic's errors about a request body. Its message names a field, as `messages.0.role`."""
     if not isinstance(body, dict):
         return ApiError("the request body is not a JSON object, or its Content-Type is not application/json")
-    located = [(_path(error, body), _message(error)) for error in errors]
+    located = [(_path(error, body), error) for error in errors]
     # A value that may have several types has one error per type. The deepest error is that of the type that fits best.
-    path, message = max(
-        (entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0])
-    )
-    field = ".".join(path)
+    path, _ = max((entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0]))
+    field, message = ".".join(path), _message([error for other, error in located if other == path])
     return ApiError(f"{field}: {message}" if field else message, param=field or None)
 
 

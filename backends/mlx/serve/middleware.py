@@ -34,7 +34,7 @@ def is_loopback(host: str) -> bool:
 
 def add_middleware(app: FastAPI, settings: Settings) -> None:
     """Add the middleware to `app`. A request passes first the middleware that is added last."""
-    app.add_middleware(WithoutFinalSlash)
+    app.add_middleware(WithoutExtraSlashes)
     app.add_middleware(BodyLimits, settings=settings)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
@@ -92,15 +92,18 @@ class HeadAsGet:
         await self._app(scope | {"method": "GET"} if is_head else scope, receive, send)
 
 
-class WithoutFinalSlash:
-    """Gives a request whose path ends with a slash, such as `/v1/models/`, to the route without it."""
+class WithoutExtraSlashes:
+    """Gives a request whose path has extra slashes to the route without them: `/v1/models/` and `//v1/models`.
+
+    Clients make such paths from a base address that ends with a slash.
+    """
 
     def __init__(self, app):
         self._app = app
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] == "http" and not scope["path"].startswith("/page/"):
-            scope = scope | {"path": scope["path"].rstrip("/") or "/"}
+            scope = scope | {"path": "/" + "/".join(filter(None, scope["path"].split("/")))}
         await self._app(scope, receive, send)
 
 

@@ -46,7 +46,6 @@ UNSUPPORTED: dict[str, tuple] = {
     "prompt_logprobs": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -206,6 +205,7 @@ class GenerationRequest(SamplingFields):
     metadata: Metadata | None = None
     store: bool | None = None  # no effect: the server stores no answers
     prompt_cache_options: dict[str, Any] | None = None  # guides OpenAI's cache
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = False
     min_tokens: int | None = Field(0, ge=0, lt=2**31)
     priority: int | None = Field(0, ge=-(2**31), lt=2**31)
@@ -216,6 +216,7 @@ class GenerationRequest(SamplingFields):
         arguments = {name: getattr(self, name) for name in SamplingFields.model_fields}
         arguments |= {"ignore_eos": bool(self.ignore_eos), "priority": self.priority or 0}
         arguments["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        arguments["stop_ids"] = self.stop_token_ids or []
         arguments["temperature"] = 1.0 if self.temperature is None else self.temperature  # OpenAI's default
         arguments["max_new_tokens"] = self.max_new_tokens
         arguments["logprobs"] = self.logprob_count
@@ -235,7 +236,7 @@ class GenerationRequest(SamplingFields):
     @property
     def argument_fields(self) -> dict[str, str]:
         """The fields of the arguments of `LLM.generate` that have another name."""
-        return {"max_new_tokens": "max_tokens"}
+        return {"max_new_tokens": "max_tokens", "stop_ids": "stop_token_ids"}
 
     @property
     def logprob_count(self) -> int | None:
@@ -273,8 +274,10 @@ class GenerationRequest(SamplingFields):
             got = ", ".join(form.field.partition(".")[2] for form in self.structured_outputs.forms) or "none"
             message = f"structured_outputs: got {got}, expected one of json, json_object, regex, choice and grammar"
             raise ApiError(message, param="structured_outputs")
-        if self.min_tokens and (self.stop or not self.ignore_eos):
-            message = "min_tokens is not supported by this server without ignore_eos, or together with stop"
+        if self.min_tokens and (self.stop or self.stop_token_ids or not self.ignore_eos):
+            message = (
+                "min_tokens is not supported by this server without ignore_eos, or together with stop or stop_token_ids"
+            )
             raise ApiError(message, param="min_tokens", code="unsupported_parameter")
         longest = self.max_new_tokens
         if self.min_tokens and longest is not None and self.min_tokens > longest:

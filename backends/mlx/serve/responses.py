@@ -179,7 +179,7 @@ class ResponsesFormat:
             item = self._item(events, "reasoning")
             item.text += delta.text
             events.append(self._part_event("response.reasoning_text.delta", item, delta=delta.text))
-        elif delta.kind == CONTENT and delta.text:
+        elif delta.kind == CONTENT and (delta.text or delta.logprobs and self._is_open("message")):
             item = self._item(events, "message")
             logprobs = [logprob_object(entry) for entry in delta.logprobs]
             item.text += delta.text
@@ -196,10 +196,13 @@ class ResponsesFormat:
 
     def _item(self, events: list[dict[str, Any]], kind: str) -> Item:
         """Return the open item if it is of this kind. Otherwise end the open item and begin one of this kind."""
-        if self._open is not None and self._open.kind == kind:
+        if self._is_open(kind):
             return self._open
         self._close(events)
         return self._begin(events, kind)
+
+    def _is_open(self, kind: str) -> bool:
+        return self._open is not None and self._open.kind == kind
 
     def _begin(self, events: list[dict[str, Any]], kind: str, call: Call | None = None) -> Item:
         self._open = item = Item(kind, len(self._items), call, self._names[call.name] if call else None)

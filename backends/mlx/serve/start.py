@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ..llm import BusyError, Generation
+from ..llm.chat_template import MARK
 from ..llm.scoring import can_score
 from .answer import Answer, Choice, NoTokens
 from .chat_request import ChatRequest, template_message
@@ -151,12 +152,12 @@ class ChatPrompt:
         """The end of the text that begins the answer. It may open a section of the answer, such as `<think>`.
 
         It is the text that the template writes after the last message: what stays when this message gets longer. If
-        the template writes nothing after a message of the assistant, the answer continues this message, and `opening`
-        is its content.
+        nothing is written after a message of the assistant, the answer continues this message, and `opening` is its
+        content.
         """
         last = self.messages[-1]
         try:
-            other = self.render([*self.messages[:-1], last | {"content": last["content"] + "."}])
+            other = self.render([*self.messages[:-1], last | {"content": last["content"] + MARK}])
         except ValueError:  # some templates reject tool calls beside content
             return self.text
         opening = os.path.commonprefix([self.text[::-1], other[::-1]])[::-1]
@@ -187,7 +188,12 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     if "developer" not in model.template:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    render = partial(model.llm.tokenizer.chat_text, options=options)
+    render = partial(
+        model.llm.tokenizer.chat_text,
+        options=options,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+    )
     try:
         return ChatPrompt(render(messages), messages, render)
     except ValueError as error:

@@ -18,9 +18,12 @@ MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # a seed may be signed or unsign
 
 
 def parse(body: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8. Raises ApiError, which names the field, for anything else."""
+    """Return the value of a JSON text in UTF-8. Raises ApiError, which names the field, for anything else.
+
+    The text may begin with a byte order mark, as in files that Windows PowerShell writes.
+    """
     try:
-        value = json.loads(body.decode("utf-8"))
+        value = json.loads(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ApiError(f"the request body is not valid JSON: byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:

@@ -23,6 +23,7 @@ class TokenizeRequest(Strict):
 
     - `add_special_tokens`: add the special tokens that the model expects around a text.
     - `return_token_strs`: also return the text of each token.
+    - `add_generation_prompt`, `continue_final_message`: as in a chat.
     """
 
     model: str | None = None
@@ -30,6 +31,8 @@ class TokenizeRequest(Strict):
     messages: Several[Message] | None = Field(None, min_length=1)
     tools: Several[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -48,8 +51,9 @@ class DetokenizeRequest(Strict):
 def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
     """Return the response of `/tokenize`. Raises ApiError and ValueError."""
     if body.messages is not None:
-        options = {"tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
-        chat = ChatRequest(model=model.name, messages=body.messages, **options)
+        names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        chat = ChatRequest(model=model.name, **{name: getattr(body, name) for name in names})
+        chat.check_fields()
         ids = model.llm.encode(chat_prompt(model, chat).text, special=False)
     else:
         ids = model.llm.encode(body.prompt, special=body.add_special_tokens)

@@ -54,6 +54,7 @@ class SectionParser(Parser):
     - `is_bare`: tells from the beginning of the content whether the rest of the answer may be calls without a tag. It
       returns None if it needs more text.
     - `inside`: the section in which the answer begins, because the prompt opened it.
+    - `has_begun`: whether the prompt has text of this section.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class SectionParser(Parser):
         call_reader: Callable[[Section], CallReader],
         is_bare: Callable[[str], bool | None] | None = None,
         inside: Section | None = None,
+        has_begun: bool = False,
     ):
         self._sections, self._call_reader, self._is_bare = sections, call_reader, is_bare
         self._inside, self._calls = inside, None  # the open section, and its reader if it has calls
         self._buffer = ""
         self._has_content = False  # besides space
-        self._drops_space = inside is not None  # space after a section is not content
+        self._drops_space = inside is not None and not has_begun  # space around the text of a section is dropped
 
     @property
     def kind(self) -> str:
@@ -207,7 +209,9 @@ class AnswerFormat:
         def call_reader(section: Section) -> CallReader:
             return CallReader(functions, partial(self.read_calls, section=section), section.open)
 
-        return SectionParser(sections, call_reader, bare, self.opened(opening))
+        inside = self.opened(opening)
+        has_begun = inside is not None and bool(opening.rpartition(inside.open)[2].strip())
+        return SectionParser(sections, call_reader, bare, inside, has_begun)
 
     def opened(self, opening: str) -> Section | None:
         """Return the section of reasoning that `opening`, the end of the prompt, opens and does not close, or None."""
