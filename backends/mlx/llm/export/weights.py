@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from ...custom_ops.packing import FLOAT_MODES
 from .checkpoints.load_checks import check_loaded, check_quantization, shortened
+from .experts import use_gathered_experts
 from .language_part import LANGUAGE_MODEL_NAMES, config_to_load, existing_class, is_tied, remove_other_media
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
@@ -213,7 +214,8 @@ def load_floats(
 def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedModel, PretrainedConfig]:
     """Return a model without weights, and its config without the quantization.
 
-    With `text_only`, this is the language model of a model for text and other media.
+    Experts of the model use `use_gathered_experts`, so that all of them can have packed weights. With `text_only`, this
+    is the language model of a model for text and other media.
     """
     config = config_to_load(AutoConfig.from_pretrained(folder), text_only=text_only)
     for part in (config, config.get_text_config()):
@@ -221,7 +223,8 @@ def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedMod
             if hasattr(part, name):
                 delattr(part, name)
     with torch.device("meta"):
-        return existing_class(config, folder).from_config(config), config
+        model = existing_class(config, folder).from_config(config)
+    return use_gathered_experts(model), config
 
 
 def _load_mxfp4(folder: Path) -> PreTrainedModel:
