@@ -55,10 +55,19 @@ MORE_MODELS = {
     "arcee": (hf.ArceeForCausalLM, hf.ArceeConfig(**SMALL), {}),
     "cohere2": (hf.Cohere2ForCausalLM, hf.Cohere2Config(**SMALL_16 | WINDOWS, logit_scale=0.5),
                 {"logit_scale": 0.5, "attention.sliding_window": 8}),
+    "cohere2, with a number for the pattern of windows": (
+        hf.Cohere2ForCausalLM,
+        hf.Cohere2Config(**SMALL_16 | WINDOWS, logit_scale=0.5,
+                         layer_types=["sliding_attention", "full_attention"] * 2),
+        {"logit_scale": 0.5, "attention.sliding_window": 8, "attention.sliding_window_pattern": 2}),
     "command-r": (hf.CohereForCausalLM, hf.CohereConfig(**SMALL_16, logit_scale=0.5), {"logit_scale": 0.5}),
     "ernie4_5": (hf.Ernie4_5ForCausalLM, hf.Ernie4_5Config(**SMALL, use_bias=True), {}),
     "exaone4": (hf.Exaone4ForCausalLM, hf.Exaone4Config(**SMALL | WINDOWS, sliding_window_pattern=2),
                 {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2}),
+    "exaone4, without windows": (
+        hf.Exaone4ForCausalLM,
+        hf.Exaone4Config(**SMALL | dict(num_hidden_layers=4), sliding_window=None, layer_types=["full_attention"] * 4),
+        {}),
     "gemma": (hf.GemmaForCausalLM, hf.GemmaConfig(**SMALL), {}),
     "glm4": (hf.Glm4ForCausalLM, hf.Glm4Config(**SMALL, partial_rotary_factor=0.25), {"rope.dimension_count": 8}),
     "gpt-oss": (hf.GptOssForCausalLM,
@@ -80,6 +89,12 @@ MORE_MODELS = {
     "nemotron": (hf.NemotronForCausalLM, hf.NemotronConfig(**SMALL, partial_rotary_factor=0.25),
                  {"rope.dimension_count": 8}),
     "olmo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**SMALL_16), {}),
+    "olmo2, with windows": (
+        hf.Olmo3ForCausalLM,
+        hf.Olmo3Config(**SMALL_16 | WINDOWS, layer_types=["sliding_attention", "full_attention"] * 2,
+                       rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=10000.0),
+                                        "full_attention": YARN}),
+        YARN_KEYS | {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2}),
     "olmoe": (hf.OlmoeForCausalLM, hf.OlmoeConfig(**SMALL_16, num_experts=4, num_experts_per_tok=2), EXPERT_KEYS),
     "phi2": (hf.PhiForCausalLM, hf.PhiConfig(**SMALL_16, partial_rotary_factor=0.5), {"rope.dimension_count": 8}),
     "phi3, two kinds of factors": (
