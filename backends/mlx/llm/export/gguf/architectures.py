@@ -278,6 +278,7 @@ ARCHITECTURES = {
     "nemotron": Architecture(
         "nemotron", has_offset_norms=True, rotates_part=True, keys={_EPSILON: "norm_eps"}, biases=_ATTENTION_BIAS
     ),
+    "olmo": Architecture("olmo", is_permuted=True, keys={"attention.clamp_kqv": "clip_qkv"}, biases=_ATTENTION_BIAS),
     "olmo2": Architecture("olmo2", settings=_olmo),
     "olmoe": Architecture("olmoe"),
     "phi2": Architecture("phi", rotates_part=True, keys={_EPSILON: "layer_norm_eps"}),

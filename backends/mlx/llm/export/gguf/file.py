@@ -217,6 +217,7 @@ class GGUFFile:
             scaling["attention_factor"] = self.get("rope.scaling.attn_factor", 1.0)
         elif kind == "yarn":
             scaling |= {name: self.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+            scaling["attention_factor"] = self.get("rope.scaling.yarn_attn_factor")
             multiplier = self.get("rope.scaling.yarn_log_multiplier")
             if multiplier and self.architecture == "deepseek2":  # its files have the product with 0.1
                 multiplier *= 10
