@@ -76,7 +76,7 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
 
 
 def _has_experts_without_conversion(model: PreTrainedModel) -> bool:
-    """Whether transformers cannot stack the experts of `model`, as for Llama 4: its own checkpoints have them stacked."""
+    """Whether transformers cannot stack the experts of `model`. Those of Llama 4 are stacked in its own checkpoints."""
     conversions = get_model_conversion_mapping(model)
     return any(map(is_experts, model.modules())) and not any(isinstance(c, WeightConverter) for c in conversions)
 
