@@ -9,6 +9,7 @@ from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from row_programs import RowProgram
+from tokenizers import Tokenizer, models
 from torch.export import ExportedProgram
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -97,6 +98,17 @@ def test_metadata(llm):
     assert (program.has_head, program.has_logits, program.has_verify) == (True, False, True)
     assert [program.get(name) for name in ("get_bos_id", "use_kv_cache", "sampling_head")] == [0, 1, 1]
     assert program.get("get_nothing", 5) == 5 and program.data("token_bytes") is None
+
+
+def test_stop_ids_outside_the_vocabulary_have_no_effect(llm, tmp_path):
+    """The config of a small model may keep the default ids of its family, which belong to a larger vocabulary."""
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [299, 151336]}')
+    Tokenizer(models.WordLevel({"</s>": 151329})).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    loaded = LLM.load(llm.program.path, tokenizer=tmp_path)
+    assert loaded.eos_ids == {298, 299}
+    answers = [model.generate(PROMPT, max_new_tokens=4).result().tokens for model in (llm, loaded)]
+    assert answers[0] == answers[1]
 
 
 def test_an_answer_ends_when_the_context_is_full(llm):

@@ -55,10 +55,19 @@ MORE_MODELS = {
     "arcee": (hf.ArceeForCausalLM, hf.ArceeConfig(**SMALL), {}),
     "cohere2": (hf.Cohere2ForCausalLM, hf.Cohere2Config(**SMALL_16 | WINDOWS, logit_scale=0.5),
                 {"logit_scale": 0.5, "attention.sliding_window": 8}),
+    "cohere2, with a number for the pattern of windows": (
+        hf.Cohere2ForCausalLM,
+        hf.Cohere2Config(**SMALL_16 | WINDOWS, logit_scale=0.5,
+                         layer_types=["sliding_attention", "full_attention"] * 2),
+        {"logit_scale": 0.5, "attention.sliding_window": 8, "attention.sliding_window_pattern": 2}),
     "command-r": (hf.CohereForCausalLM, hf.CohereConfig(**SMALL_16, logit_scale=0.5), {"logit_scale": 0.5}),
     "ernie4_5": (hf.Ernie4_5ForCausalLM, hf.Ernie4_5Config(**SMALL, use_bias=True), {}),
     "exaone4": (hf.Exaone4ForCausalLM, hf.Exaone4Config(**SMALL | WINDOWS, sliding_window_pattern=2),
                 {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2}),
+    "exaone4, without windows": (
+        hf.Exaone4ForCausalLM,
+        hf.Exaone4Config(**SMALL | dict(num_hidden_layers=4), sliding_window=None, layer_types=["full_attention"] * 4),
+        {}),
     "gemma": (hf.GemmaForCausalLM, hf.GemmaConfig(**SMALL), {}),
     "glm4": (hf.Glm4ForCausalLM, hf.Glm4Config(**SMALL, partial_rotary_factor=0.25), {"rope.dimension_count": 8}),
     "gpt-oss": (hf.GptOssForCausalLM,
@@ -79,7 +88,15 @@ MORE_MODELS = {
                  YARN_KEYS | {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1}),
     "nemotron": (hf.NemotronForCausalLM, hf.NemotronConfig(**SMALL, partial_rotary_factor=0.25),
                  {"rope.dimension_count": 8}),
+    "olmo": (hf.OlmoForCausalLM, hf.OlmoConfig(**SMALL_16, clip_qkv=0.5), {"attention.clamp_kqv": 0.5}),
     "olmo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**SMALL_16), {}),
+    "olmo2, with windows": (
+        hf.Olmo3ForCausalLM,
+        hf.Olmo3Config(**SMALL_16 | WINDOWS, layer_types=["sliding_attention", "full_attention"] * 2,
+                       rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=10000.0),
+                                        "full_attention": YARN | dict(attention_factor=1.5)}),
+        YARN_KEYS | {"rope.scaling.yarn_attn_factor": 1.5,
+                     "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2}),
     "olmoe": (hf.OlmoeForCausalLM, hf.OlmoeConfig(**SMALL_16, num_experts=4, num_experts_per_tok=2), EXPERT_KEYS),
     "phi2": (hf.PhiForCausalLM, hf.PhiConfig(**SMALL_16, partial_rotary_factor=0.5), {"rope.dimension_count": 8}),
     "phi3, two kinds of factors": (
@@ -100,7 +117,7 @@ MORE_MODELS = {
     "starcoder2": (hf.Starcoder2ForCausalLM, hf.Starcoder2Config(**SMALL_16), {}),
 }
 # Architectures for which llama.cpp reorders rows of the query and key projections, or adds 1 to the weights of norms.
-PERMUTED = ("llama", "arcee", "granite", "granitemoe", "mistral3", "smollm3")
+PERMUTED = ("llama", "arcee", "granite", "granitemoe", "mistral3", "olmo", "smollm3")
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3", "nemotron")
 # Parts of names in transformers → the parts that the package `gguf` knows.
 KNOWN_NAMES = {"block_sparse_moe.router": "mlp.gate", "mlp.router": "mlp.gate"}
@@ -127,7 +144,8 @@ def write_gguf(path, architecture, type_, parts=1, **metadata):
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
-        epsilon = next(getattr(config, n) for n in ("layer_norm_eps", "norm_epsilon", "norm_eps") if hasattr(config, n))
+        settings = ("layer_norm_eps", "norm_epsilon", "norm_eps")
+        epsilon = next((getattr(config, name) for name in settings if hasattr(config, name)), 1e-5)  # that of OLMo
         writer.add_layer_norm_eps(epsilon)
     writer.add_key_length(config.head_dim)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)

@@ -52,9 +52,17 @@ FOLDERS = {
     "ernie4_5_moe": (hf.Ernie4_5_MoeForCausalLM, hf.Ernie4_5_MoeConfig,
                      dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=64, moe_num_shared_experts=1,
                           moe_layer_start_index=1, moe_layer_end_index=1, head_dim=16), "affine,8,32"),
+    # The numbers of its activation are tensors without axes.
+    "apertus": (hf.ApertusForCausalLM, hf.ApertusConfig,
+                dict(rope_parameters=dict(rope_type="default", rope_theta=1e4), mlp_bias=False, post_norm=False,
+                     qk_norm=True), "affine,4,32"),
     "mistral3": (hf.MistralForCausalLM, hf.MistralConfig, dict(sliding_window=None), "affine,4,32"),
+    # transformers computes its experts without the experts interface.
+    "llama4": (hf.Llama4ForCausalLM, hf.Llama4TextConfig,
+               dict(num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], head_dim=16, attention_chunk_size=64,
+                    num_local_experts=4, intermediate_size_mlp=128, interleave_moe_layer_step=2), "affine,8,32"),
 }
-MEDIA = {"mistral3"}  # models for text and other media, of which mlx-lm keeps the language model
+MEDIA = {"mistral3", "llama4"}  # models for text and other media, of which mlx-lm keeps the language model
 PROMPT, STEPS = [5, 17, 100, 3, 77, 9], 64
 
 
@@ -83,7 +91,7 @@ def write_model(folder, model_class, config):
     model.save_pretrained(folder)
     # mlx-lm reads the names that checkpoints on the hub have.
     written = json.loads((folder / "config.json").read_text())
-    written["rope_theta"] = config.rope_parameters["rope_theta"]
+    written |= {"rope_theta": config.rope_parameters["rope_theta"], "rope_scaling": None}
     if "partial_rotary_factor" in config.rope_parameters:
         written["partial_rotary_factor"] = config.rope_parameters["partial_rotary_factor"]
     for experts in {"num_experts", "n_routed_experts"} & {*dir(config)}:

@@ -283,6 +283,34 @@ def test_other_layouts(config, changes, pattern, tmp_path):
     assert check_logits(tmp_path / "floats", gptq, tmp_path, pattern, config is hf.GPT2Config) == {MLXLinear}
 
 
+@pytest.mark.parametrize("quantize", [gptq, compressed_float8])
+def test_experts_that_transformers_cannot_stack(quantize, tmp_path):
+    """Tools that quantize Llama 4 store each expert on its own. transformers has no conversion of such experts."""
+    torch.manual_seed(0)
+    config = hf.Llama4TextConfig(
+        hidden_size=64, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=200, num_local_experts=2, interleave_moe_layer_step=1,
+        initializer_range=0.15,
+    )  # fmt: skip
+    hf.Llama4ForCausalLM(config).save_pretrained(tmp_path / "floats")
+    dequantized = load_file(tmp_path / "floats" / "model.safetensors")
+    stored, path = dict(dequantized), "model.layers.0.feed_forward.experts"
+    for name, projections in {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.items():
+        for expert, transposed in enumerate(stored.pop(f"{path}.{name}")):
+            for projection, columns in zip(projections, transposed.chunk(len(projections), 1)):
+                parts, values = quantize(columns.T.contiguous())
+                stored |= {f"{path}.{expert}.{projection}.{leaf}": part for leaf, part in parts.items()}
+                columns.copy_(values.T)  # a view of the tensor in `dequantized`
+    expected = load_causal_lm(write(tmp_path / "dequantized", dequantized, tmp_path / "floats"))
+    settings = FORMATS[quantize][0]
+    got = load_causal_lm(
+        write(tmp_path / "stored", stored, tmp_path / "floats", quantization_config=settings), dtype=torch.float32
+    )
+    with torch.no_grad():
+        logits, of_values = (use_gathered_experts(model)(PROMPT).logits for model in (got, expected))
+    torch.testing.assert_close(logits, of_values, rtol=1e-4, atol=1e-4)
+
+
 def test_a_bias_of_the_checkpoint_alone_is_kept(floats, tmp_path):
     tensors, bias = load_file(floats / "model.safetensors"), torch.arange(64.0)
     path = "model.layers.0.self_attn.q_proj"

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.llm.export import export_llm
+from executorch_mlx.llm.export.survey import survey
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
@@ -125,10 +126,22 @@ def break_the_config(folder):
     (folder / "config.json").write_text("{")
 
 
-def set_an_unknown_quantization(folder):
+def leave_out_a_factor(folder):
+    set_in_config(folder, rope_parameters={"rope_type": "linear"})
+
+
+def set_a_number_as_text(folder):
+    set_in_config(folder, hidden_size="32")
+
+
+def set_in_config(folder, **settings):
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "awq", "version": "gemv", "bits": 4, "group_size": 32}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | settings))
+
+
+def set_an_unknown_quantization(folder):
+    settings = {"quant_method": "awq", "version": "gemv", "bits": 4, "group_size": 32}
+    set_in_config(folder, quantization_config=settings)
 
 
 def break_the_tokenizer(folder):
@@ -141,6 +154,8 @@ DAMAGES = {
     change_a_shape: r"model.layers.0.mlp.up_proj.weight: got \[3, 5\], expected \[32, 32\]",
     truncate: "Error while deserializing header",
     break_the_config: "config.json: invalid JSON: Expecting property name",
+    leave_out_a_factor: "model: transformers cannot read config.json: .*Missing required keys",
+    set_a_number_as_text: "model: transformers cannot read config.json: .*field 'hidden_size'",
     set_an_unknown_quantization: "AWQ",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
     shutil.rmtree: "model: .*model is not a folder or a GGUF file, and the hub did not provide it",
@@ -153,6 +168,11 @@ def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
     damage(folder)
     with pytest.raises(ValueError, match=DAMAGES[damage]):
         export_llm(folder)
+
+
+def test_a_survey_names_what_transformers_cannot_read(folder):
+    set_a_number_as_text(folder)
+    assert "field 'hidden_size'" in survey(folder).obstacle
 
 
 def test_an_adapter_that_does_not_fit_is_refused(folder, tmp_path):

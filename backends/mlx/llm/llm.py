@@ -157,7 +157,9 @@ class LLM:
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        return self.program.eos_ids | self._folder_eos_ids | ({eos} if eos is not None else set())
+        ids = self.program.eos_ids | self._folder_eos_ids | ({eos} if eos is not None else set())
+        # The model never draws the others. Configs of small models keep the default ids of their family.
+        return frozenset(id for id in ids if 0 <= id < self.program.vocab_size)
 
     # One answer -------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightConverter
@@ -28,6 +29,18 @@ _TWINS = {
     "qwen3_vl_moe_text": {"model_type": "qwen3_moe", "norm_topk_prob": True},
     "qwen3_vl_text": {"model_type": "qwen3"},
 }
+
+
+# What transformers raises, besides ValueError, if it cannot read a config.
+CONFIG_ERRORS = (AttributeError, ImportError, KeyError, StrictDataclassError, TypeError, ZeroDivisionError)
+
+
+def load_config(folder: Path) -> PretrainedConfig:
+    """Return the config of the checkpoint in `folder`. Raises ValueError if transformers cannot read it."""
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except CONFIG_ERRORS as error:
+        raise ValueError(f"load_causal_lm: {folder}: transformers cannot read config.json: {error}") from error
 
 
 def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:

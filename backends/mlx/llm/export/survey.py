@@ -17,7 +17,7 @@ from .attention.all_keys import all_keys_limit
 from .attention.cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .language_part import language_class, language_config, remove_other_media
+from .language_part import CONFIG_ERRORS, language_class, language_config, remove_other_media
 
 _DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
 
@@ -55,7 +55,7 @@ def survey(folder: str | Path) -> Survey:
         with torch.device("meta"):
             language = language_class(config) or AutoModelForCausalLM  # the error of the latter names the config
             model = language.from_config(config).eval().requires_grad_(False)
-    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
+    except (*CONFIG_ERRORS, OSError, ValueError) as error:
         return Survey(names[0], obstacle=f"transformers cannot build a causal language model from this config: {error}")
     remove_other_media(model)
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))

@@ -9,11 +9,14 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
 from .checkpoints.load_checks import check_loaded, check_quantization, shortened
-from .language_part import LANGUAGE_MODEL_NAMES, config_to_load, existing_class, is_tied, remove_other_media
+from .experts import use_gathered_experts
+from .language_part import (
+    LANGUAGE_MODEL_NAMES, config_to_load, existing_class, is_tied, load_config, remove_other_media,
+)  # fmt: skip
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
@@ -180,7 +183,7 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     """
     check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
     options = {}
-    whole = AutoConfig.from_pretrained(folder)
+    whole = load_config(folder)
     config = config_to_load(whole)
     language = existing_class(config, folder)
     if config is not whole:
@@ -213,15 +216,17 @@ def load_floats(
 def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedModel, PretrainedConfig]:
     """Return a model without weights, and its config without the quantization.
 
-    With `text_only`, this is the language model of a model for text and other media.
+    Experts of the model use `use_gathered_experts`, so that all of them can have packed weights. With `text_only`, this
+    is the language model of a model for text and other media.
     """
-    config = config_to_load(AutoConfig.from_pretrained(folder), text_only=text_only)
+    config = config_to_load(load_config(folder), text_only=text_only)
     for part in (config, config.get_text_config()):
         for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
             if hasattr(part, name):
                 delattr(part, name)
     with torch.device("meta"):
-        return existing_class(config, folder).from_config(config), config
+        model = existing_class(config, folder).from_config(config)
+    return use_gathered_experts(model), config
 
 
 def _load_mxfp4(folder: Path) -> PreTrainedModel:

@@ -67,6 +67,9 @@ def load_mlx(folder: Path) -> PreTrainedModel:
     for path, module in model.named_modules():
         if f"{path}.weight" in tensors:
             _change_layout(module, f"{path}.weight", tensors)
+    for name, expected in model.state_dict().items():
+        if expected.numel() == 1 and name in tensors and tensors[name].dim() == 0:  # such as Apertus' activation
+            tensors[name] = tensors[name].reshape(expected.shape)
     return install_all(model, config, tensors, folder)
 
 

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter
 
 from ....custom_ops.packing import pack, unpack
 from ..language_part import language_tensors
+from ..packed import is_experts
 from ..quantize import GROUP_SIZES
 from ..weights import empty_model, load_floats, read_config, read_tensors
 from .mlx_folder import install_all, renamed, stack_experts
@@ -62,7 +65,7 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
             parts["weight"] = parts["weight"].to(dtype)
         tensors |= {f"{path}.{leaf}": tensor for leaf, tensor in parts.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in _UNUSED}
-    if not any(name.endswith(".scales") for name in tensors):
+    if not any(name.endswith(".scales") for name in tensors) and not _has_experts_without_conversion(model):
         return load_floats(model, tensors, dtype, folder)
     tensors = renamed(tensors, model)
     stack_experts(model, tensors)
@@ -70,6 +73,12 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
     expected = model.state_dict()
     tensors = {n: t for n, t in tensors.items() if n in expected or not n.endswith(".bias") or t.any()}
     return install_all(model, config, tensors, folder)
+
+
+def _has_experts_without_conversion(model: PreTrainedModel) -> bool:
+    """Whether transformers cannot stack the experts of `model`. Those of Llama 4 are stacked in its own checkpoints."""
+    conversions = get_model_conversion_mapping(model)
+    return any(map(is_experts, model.modules())) and not any(isinstance(c, WeightConverter) for c in conversions)
 
 
 # The tensors of a weight that is kept, in all formats.

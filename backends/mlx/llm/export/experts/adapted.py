@@ -37,7 +37,7 @@ def _has_stacked_weights(experts) -> bool:
 
 def _add_experts_attributes(experts: torch.nn.Module, *, is_transposed: bool) -> None:
     """Give `experts` the attributes that the experts interface reads."""
-    experts.is_transposed, experts.has_gate = is_transposed, True
+    experts.is_transposed, experts.has_gate, experts.is_concatenated = is_transposed, True, True
     experts.has_bias = experts.has_post_expert_norm = False
 
     def apply_gate(x: torch.Tensor) -> torch.Tensor:

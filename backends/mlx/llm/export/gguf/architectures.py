@@ -105,10 +105,33 @@ def _layer_types(file: GGUFFile, tensor: str, kind: str, other: str) -> dict[str
     return {"layer_types": [kind if file.has(f"blk.{i}.{tensor}") else other for i in range(file.layer_count)]}
 
 
-def _windows(file: GGUFFile) -> list[bool]:
-    """Return for each layer whether it has a sliding window."""
-    pattern = file.require("attention.sliding_window_pattern")
-    return pattern if isinstance(pattern, list) else [(i + 1) % pattern != 0 for i in range(file.layer_count)]
+def windows(file: GGUFFile) -> list[bool] | None:
+    """Return for each layer whether it has a sliding window, or None if the file does not say it.
+
+    The file may have a number N instead: each Nth layer has no window. If N is 0, all layers have one.
+    """
+    pattern = file.get("attention.sliding_window_pattern")
+    if pattern is None or isinstance(pattern, list):
+        return pattern
+    return [pattern == 0 or (i + 1) % pattern != 0 for i in range(file.layer_count)]
+
+
+def _exaone4(file: GGUFFile) -> dict[str, Any]:
+    """Small models have no windows, and rotate the queries and keys of all layers."""
+    if file.get("attention.sliding_window"):
+        return {}
+    return {"sliding_window": None, "layer_types": ["full_attention"] * file.layer_count}
+
+
+def _olmo(file: GGUFFile) -> dict[str, Any]:
+    """Files of Olmo 3 differ from those of Olmo 2 by their windows. Their layers with windows have no scaling."""
+    if not file.get("attention.sliding_window"):
+        return {}
+    rope = {"rope_type": "default", "rope_theta": file.require("rope.freq_base")}
+    return {
+        "model_type": "olmo3",
+        "rope_parameters": {kind: dict(rope) for kind in ("sliding_attention", "full_attention")},
+    }
 
 
 def _short_convolutions(file: GGUFFile) -> dict[str, Any]:
@@ -167,11 +190,12 @@ def _gemma3n(file: GGUFFile) -> dict[str, Any]:
 
 
 def _gemma4(file: GGUFFile) -> dict[str, Any]:
-    windows = _windows(file)
-    with_window, without = (windows.index(kind) for kind in (True, False))
+    file.require("attention.sliding_window_pattern")
+    has_window = windows(file)
+    with_window, without = (has_window.index(kind) for kind in (True, False))
     heads, sizes = file.require("attention.head_count_kv"), file.get("feed_forward_length")
-    heads = heads if isinstance(heads, list) else [heads] * len(windows)
-    sizes = sizes if isinstance(sizes, list) else [sizes] * len(windows)
+    heads = heads if isinstance(heads, list) else [heads] * len(has_window)
+    sizes = sizes if isinstance(sizes, list) else [sizes] * len(has_window)
     per_layer = file.get("embedding_length_per_layer_input", 0)
     experts = file.get("expert_count", 0)
     return {
@@ -208,7 +232,7 @@ ARCHITECTURES = {
         },
         names={"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction.bias"},
     ),
-    "exaone4": Architecture("exaone4"),
+    "exaone4": Architecture("exaone4", settings=_exaone4),
     "gemma": Architecture("gemma", has_offset_norms=True),
     "gemma2": Architecture("gemma2", has_offset_norms=True),
     "gemma3": Architecture("gemma3_text", has_offset_norms=True),
@@ -254,7 +278,8 @@ ARCHITECTURES = {
     "nemotron": Architecture(
         "nemotron", has_offset_norms=True, rotates_part=True, keys={_EPSILON: "norm_eps"}, biases=_ATTENTION_BIAS
     ),
-    "olmo2": Architecture("olmo2"),
+    "olmo": Architecture("olmo", is_permuted=True, keys={"attention.clamp_kqv": "clip_qkv"}, biases=_ATTENTION_BIAS),
+    "olmo2": Architecture("olmo2", settings=_olmo),
     "olmoe": Architecture("olmoe"),
     "phi2": Architecture("phi", rotates_part=True, keys={_EPSILON: "layer_norm_eps"}),
     "phi3": Architecture("phi3", rotates_part=True),

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from ..checkpoints.load_checks import shortened
 from ..packed import MLXEmbedding, install, is_experts, packable_weights
 from ..weights import compute_buffers, load_unpacked, tie
-from .architectures import ARCHITECTURES, KEYS, WITH_EXPERTS
+from .architectures import ARCHITECTURES, KEYS, WITH_EXPERTS, windows
 from .blocks import EXACT, FLOATS, GROUP_SIZE, float_tensor, packed_tensor
 from .recipes import Recipe, has_whole_groups, in_columns
 from .tokenizer import load_tokenizer
@@ -169,9 +169,8 @@ class GGUFFile:
             values["query_pre_attn_scalar"] = values["head_dim"]
             if values["num_hidden_layers"] == _SCALED_BY_WIDTH[self.architecture]:
                 values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
-        pattern = self.get("attention.sliding_window_pattern")
-        if isinstance(pattern, list):  # for each layer, whether it has a window
-            values["layer_types"] = ["sliding_attention" if has_window else "full_attention" for has_window in pattern]
+        if (has_window := windows(self)) is not None:
+            values["layer_types"] = ["sliding_attention" if has else "full_attention" for has in has_window]
         values = {name: value for name, value in values.items() if value is not None} | settings
         width = values.get("global_head_dim") or values.get("head_dim")
         if not known.rotates_part and rotated not in (None, width):
@@ -218,6 +217,7 @@ class GGUFFile:
             scaling["attention_factor"] = self.get("rope.scaling.attn_factor", 1.0)
         elif kind == "yarn":
             scaling |= {name: self.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+            scaling["attention_factor"] = self.get("rope.scaling.yarn_attn_factor")
             multiplier = self.get("rope.scaling.yarn_log_multiplier")
             if multiplier and self.architecture == "deepseek2":  # its files have the product with 0.1
                 multiplier *= 10
