@@ -54,7 +54,9 @@ ROWS = [
       )),
     row("upsample_nearest2d.vec/another size", lambda x, y: F.interpolate(x, size=y.shape[2:]),
         floats(1, 2, Dyn("n", 5, also=(3, 10)), 4), floats(1, 1, Dyn("m", 7, also=(3, 9)), 3)),
-    row("upsample_nearest2d", lambda x: torch.ops.aten.upsample_nearest2d(x, [5, 6]), floats(1, 2, 3, 4)),
+    *(row(f"{name}{axes}d", lambda x, op=getattr(torch.ops.aten, f"{name}{axes}d"), n=axes: op(x, [5, 6, 3][:n]),
+          floats(1, 2, *(3, 4, 2)[:axes]))
+      for name in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
     row("_upsample_bilinear2d_aa", resampled("bilinear", size=(3, 11)), floats(2, 3, 6, 8), **ANTIALIASED,
         dtypes=(f32,)),
     row("_upsample_bilinear2d_aa/scale", resampled("bilinear", scale_factor=0.4), floats(1, 2, 9, 7), **ANTIALIASED,
