@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 
 def expressions(shape: Iterable[int | torch.SymInt]) -> list[Any]:
@@ -37,11 +38,18 @@ def bounds(extent: int | torch.SymInt) -> tuple[int, int | None]:
     """
     if isinstance(extent, int):
         return extent, extent
-    return range_of(extent.node.shape_env.bound_sympy(extent.node.expr))
+    expression, ranges = extent.node.expr, extent.node.shape_env.var_to_range
+    symbols = {symbol: _with_small_sizes(ranges[symbol]) for symbol in expression.free_symbols}
+    return range_of(bound_sympy(expression, symbols))
 
 
-def range_of(values) -> tuple[int, int | None]:
-    """Returns the bounds of `values`, a ValueRanges of torch, as `bounds` does.
+def _with_small_sizes(values: ValueRanges) -> ValueRanges:
+    """Returns the range of a symbol, extended to 0 if it begins at 1 or 2: see `range_of`."""
+    return ValueRanges(0, values.upper) if 0 <= values.lower <= 2 else values
+
+
+def range_of(values: ValueRanges) -> tuple[int, int | None]:
+    """Returns the bounds of `values` as `bounds` does.
 
     torch assumes that a dynamic dimension is at least 2, so that a lower bound of 2 may stand for 0 or 1. A lower bound
     of 2 or less is therefore returned as 0.

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from . import nonzero
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target
@@ -100,6 +101,7 @@ class MLXPartitioner(Partitioner):
         """
         register_return_types()
         reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
+        _refuse_users_of_nonzero(reasons)
         partitions = _decide_partitions(exported_program.graph_module, reasons)
         decisions = (Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
         self._reports.append(Report(tuple(decisions)))
@@ -149,7 +151,7 @@ class MLXPartitioner(Partitioner):
         return {n.target for body in bodies if isinstance(body, GraphModule) for n in _calls_in(body)} & targets
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node.
+        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, and those of `nonzero`.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:
@@ -161,10 +163,10 @@ class MLXPartitioner(Partitioner):
         exported_program.graph_module.recompile()
         decompositions = REGISTRY.decompositions
         called = {n.target for n in _calls(exported_program) if n.target in decompositions}
-        targets = self._targets_to_lower(exported_program, called)
-        if not targets:
-            return exported_program
-        return exported_program.run_decompositions({target: decompositions[target] for target in targets})
+        table = {target: decompositions[target] for target in self._targets_to_lower(exported_program, called)}
+        if any(n.target in nonzero.DECOMPOSITIONS for n in _calls(exported_program)):
+            table |= nonzero.DECOMPOSITIONS
+        return exported_program.run_decompositions(table) if table else exported_program
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
         """Returns the members of `targets` for which the builder can lower every call in the program."""
@@ -276,6 +278,18 @@ def _calls_in(module: GraphModule) -> Iterator[Node]:
     for inner in module.modules():
         if isinstance(inner, GraphModule):
             yield from (n for n in inner.graph.nodes if n.op == "call_function")
+
+
+def _refuse_users_of_nonzero(reasons: dict[Node, str | None]) -> None:
+    """Add a reason for each node that reads a result of `nonzero` that is not in the order that ExecuTorch says.
+
+    There are such results only if `transform_for_pre_decomposition` has not run.
+    """
+    reason = "ExecuTorch writes the result of nonzero in another order than it says; use to_edge_transform_and_lower"
+    for node in reasons:
+        operands = (n for n in node.all_input_nodes if aten_target(n.target) is aten.nonzero.default)
+        if not _computes_no_tensor(node) and any(operand.meta["val"].shape[1] > 1 for operand in operands):
+            reasons[node] = reason
 
 
 def _decide_partitions(module: GraphModule, reasons: dict[Node, str | None]) -> list[Iterable[Node]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import (
@@ -11,6 +12,8 @@ from executorch.exir.backend.backend_details import (
     PreprocessResult,
 )
 from executorch.exir.backend.compile_spec_schema import CompileSpec
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.assemble import assemble
@@ -91,7 +94,27 @@ def _compile(
         if key not in stored:
             stored.add(key)
             store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT)
+    _add_no_guards(edge_program, builder.shape_env)
     return PreprocessResult(
         processed_bytes=pack_payload(program.graph),
         data_store_output=store.get_named_data_store_output(),
     )
+
+
+def _add_no_guards(program: ExportedProgram, shape_env: ShapeEnv | None) -> None:
+    """Let runs of `program` over fake tensors restrict no dynamic size.
+
+    `to_executorch` runs the graph of a delegate over fake tensors, and torch then selects a kernel for each
+    convolution. The selection depends on whether the batch is less than 16. The guard of this condition would become
+    the largest batch of the method.
+    """
+    if shape_env is None:
+        return
+    new_module = program.module
+
+    def unguarded_module(*args: Any, **kwargs: Any) -> GraphModule:
+        module = new_module(*args, **kwargs)
+        module.forward = shape_env.suppress_guards()(module.forward)
+        return module
+
+    program.module = unguarded_module

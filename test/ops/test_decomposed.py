@@ -36,7 +36,6 @@ BY_TORCH = [
         dtypes=F32_ONLY, loose=10),
     row("grid_sampler_2d", lambda x, g: F.grid_sample(x, g, align_corners=False), floats(1, 2, 4, 4),
         floats(1, 3, 3, 2, low=-0.9, high=0.9), dtypes=F32_ONLY, loose=10),
-    row("upsample_nearest2d.vec", lambda x: F.interpolate(x, size=(6, 5)), floats(1, 2, 3, 4), dtypes=F32_ONLY),
 ]
 
 # The operators that handlers of this project lower or decompose.

@@ -24,6 +24,10 @@ READ = [
         floats(5, 4, 6), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=F32_ONLY),
     row("index.Tensor/empty", lambda x: (x[:, 0], x[:, [-1, 1]], x[:, [[0, 3]]]),
         floats(Dyn("n", 3, also=(0, 1), min=0), 4), dtypes=F32_ONLY),
+    row("index.Tensor/axes, empty", lambda x, i: (x[:, i, i], x[:, i[:, None], i]),
+        floats(Dyn("b", 3, also=(0, 1), min=0), 4, 5), indices(2, below=4), dtypes=F32_ONLY),
+    row("index.Tensor/axes, dynamic", lambda x, i: (x[:, i, i] + 1, x[i, i]),
+        floats(Dyn("b", 4, also=(5,)), Dyn("h", 5, also=(4,)), 4), indices(2, below=4), dtypes=F32_ONLY),
     row("index.Tensor/dynamic", lambda x, i: (x[:, i], x[i, i]), floats(5, 4, 2), indices(N, below=4), dtypes=F32_ONLY),
 ]
 

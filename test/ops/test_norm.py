@@ -49,6 +49,7 @@ ROWS = [
     row("_native_batch_norm_legit_functional", StatisticsOfInput(), floats(4, 3, 5), dtypes=F32_ONLY, loose=10,
         calls=3, edge_verified=False),
     row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=F32_ONLY, loose=2),
+    row("native_group_norm/empty", torch.nn.GroupNorm(2, 4), floats(0, 4, 3), dtypes=F32_ONLY),
     row("linalg_vector_norm/of large numbers", lambda x: torch.linalg.vector_norm(1000 * x, 2, -1), floats(2, 3),
         dtypes=(torch.float16,), traced=True),
     row("linalg_vector_norm", torch.linalg.vector_norm,

@@ -14,6 +14,7 @@ from executorch_mlx.custom_ops.packing import pack, quantize, unpack
 from executorch_mlx.serialization.read import read_payload
 from oprows import Dyn, bf16, data, f16, f32, floats, indices, ints, pytest_function, row
 from torchao.quantization import (
+    Float8WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
     Int8WeightOnlyConfig,
@@ -157,19 +158,20 @@ MAPPINGS = {"symmetric": MappingType.SYMMETRIC, "zero_points": MappingType.ASYMM
 WIDTHS = (torch.int2, torch.int3, torch.int4, torch.int5, torch.int6, torch.int8)
 
 
-def lowered(layer, config, dtype, x):
+def lowered(layer, config, dtype, x, compile_config=None):
     """Quantize, export and lower a model of one layer. Returns the lowered program and the partitioner's report."""
     model = torch.nn.Sequential(layer).to(dtype).eval()
     quantize_(model, config, lambda module, name: module is layer)
     partitioner = MLXPartitioner()
-    manager = to_edge_transform_and_lower(torch.export.export(model, (x,)), partitioner=[partitioner])
+    exported = torch.export.export(model, (x,))
+    manager = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=compile_config)
     return manager, partitioner.explain()
 
 
-def check(layer, config, dtype, x):
+def check(layer, config, dtype, x, compile_config=None):
     """Check that the quantized layer is fully delegated and accurate. Returns the IR nodes of the payload."""
     torch.manual_seed(0)
-    manager, report = lowered(layer, config, dtype, x)
+    manager, report = lowered(layer, config, dtype, x, compile_config)
     assert not report.refused, report
     program = manager.to_executorch()
     method = Runtime.get().load_program(program.buffer).load_method("forward")
@@ -229,6 +231,14 @@ def test_each_number_of_bits(delegate, width):
 def test_int8_weight_only(delegate, dtype):
     ops = check(torch.nn.Linear(256, 48), Int8WeightOnlyConfig(), dtype, torch.randn(3, 256).to(dtype))
     assert "QuantizedMatmulNode" in names(ops) and "AddmmNode" not in names(ops)
+
+
+@pytest.mark.parametrize("dtype", (f32, bf16), ids=str)
+def test_float8_weight_only(delegate, dtype):
+    """The weights become floats of the dtype of the activations, because MLX has no dtype of 8-bit floats."""
+    x, layer = torch.randn(3, 256).to(dtype), torch.nn.Linear(256, 48)
+    ops = check(layer, Float8WeightOnlyConfig(), dtype, x, EdgeCompileConfig(_check_ir_validity=False))
+    assert names(ops)[0] == "AddmmNode" and "TransposeNode" not in names(ops)
 
 
 @pytest.mark.parametrize("dtype", (f32, bf16), ids=str)

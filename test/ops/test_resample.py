@@ -1,4 +1,4 @@
-"""Linear interpolation and antialiased resampling."""
+"""Linear interpolation, nearest elements, and antialiased resampling."""
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,19 @@ ROWS = [
     row("upsample_trilinear3d.vec", interpolated("trilinear", scale_factor=2), floats(1, 2, 3, 4, 2), loose=10),
     row("upsample_trilinear3d.vec/size", interpolated("trilinear", size=(2, 7, 3), align_corners=True),
         floats(1, 2, 3, 4, 2), loose=10),
+    *(row(f"{name}{axes}d.vec{case}", interpolated(mode, **options), floats(1, 2, *shape))
+      for name, mode in (("upsample_nearest", "nearest"), ("_upsample_nearest_exact", "nearest-exact"))
+      for axes, case, options, shape in (
+          (1, "", {"size": 7}, (5,)), (1, "/same size", {"scale_factor": 1.1}, (5,)),
+          (1, "/dynamic", {"scale_factor": 2}, (Dyn("n", 5, also=(1,)),)), (2, "", {"size": (6, 5)}, (3, 4)),
+          (2, "/same size", {"scale_factor": 1.1}, (5, 3)), (2, "/twice the size", {"scale_factor": 2.1}, (4, 3)),
+          (3, "", {"scale_factor": (1.7, 0.6, 3)}, (5, 7, 2)),
+      )),
+    row("upsample_nearest2d.vec/another size", lambda x, y: F.interpolate(x, size=y.shape[2:]),
+        floats(1, 2, Dyn("n", 5, also=(3, 10)), 4), floats(1, 1, Dyn("m", 7, also=(3, 9)), 3)),
+    *(row(f"{name}{axes}d", lambda x, op=getattr(torch.ops.aten, f"{name}{axes}d"), n=axes: op(x, [5, 6, 3][:n]),
+          floats(1, 2, *(3, 4, 2)[:axes]))
+      for name in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
     row("_upsample_bilinear2d_aa", resampled("bilinear", size=(3, 11)), floats(2, 3, 6, 8), **ANTIALIASED,
         dtypes=(f32,)),
     row("_upsample_bilinear2d_aa/scale", resampled("bilinear", scale_factor=0.4), floats(1, 2, 9, 7), **ANTIALIASED,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from executorch_mlx import MLXPartitioner, Runtime
 from torch.nn import functional as F
@@ -34,7 +34,7 @@ class Lowered:
         for inputs in calls:
             with torch.no_grad():
                 expected = self.module(*inputs)
-            expected = expected if isinstance(expected, tuple) else (expected,)
+            expected = tuple(expected) if isinstance(expected, (tuple, list)) else (expected,)
             torch.testing.assert_close(tuple(method.execute(list(inputs))), expected, equal_nan=True)
 
 
@@ -101,6 +101,31 @@ def test_nonzero_is_not_delegated(delegate):
     lowered.assert_matches_eager((x,), (x + 1,), (torch.zeros(4),))
 
 
+MATRIX = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 5.0], [0.0, 0.0, 3.0], [0.0, 4.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    "function", [torch.nonzero, torch.argwhere, torch.where, lambda x: x.nonzero(as_tuple=True)[1]]
+)
+@pytest.mark.parametrize("shape", [(4, 3), (2, 2, 3)], ids=str)
+def test_indices_of_nonzero_elements(delegate, function, shape):
+    """ExecuTorch's kernel writes row after row, but torch.export records that the result is column-major."""
+    x = MATRIX.reshape(shape)
+    lowered = lower(function, x, dynamic_shapes=(({0: torch.export.Dim("rows", min=0, max=4)},),))
+    assert lowered.refused.keys() == {"aten.nonzero.default"}
+    lowered.assert_matches_eager((x,), (x[1:],), (x * 0,), (x + 1,), (x[:0],))
+
+
+def test_indices_that_executorch_misreads_are_not_delegated(delegate):
+    """`to_edge` decomposes the program before the partitioner could change it."""
+    partitioner = MLXPartitioner()
+    edge = to_edge(torch.export.export(Function(lambda x: torch.nonzero(x)[:, 1] * 2), (MATRIX,)))
+    edge.to_backend(partitioner)
+    reasons = {d.target: d.reason for d in partitioner.explain().refused}
+    assert reasons.keys() == {"aten.nonzero.default", "aten.select_copy.int"}
+    assert "to_edge_transform_and_lower" in reasons["aten.select_copy.int"]
+
+
 def test_boolean_index_is_not_delegated(delegate):
     x, mask = torch.randn(5), torch.tensor([True, False, True, True, False])
     lowered = lower(lambda x, mask: (x + 1)[mask] * 2, x, mask)
@@ -121,6 +146,23 @@ def test_dynamic_shape_between_delegates(delegate):
     lowered = lower(lambda x: (x.exp().double() * 2).float().reshape(-1) + 1, x, dynamic_shapes=(({0: n},),))
     assert lowered.delegates == 2
     lowered.assert_matches_eager((x,), (torch.randn(1, 3),), (torch.randn(9, 3),))
+
+
+def test_batch_of_convolutions_may_have_the_declared_size(delegate):
+    """torch selects a kernel for a convolution by whether the batch is less than 16."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU(), torch.nn.Conv2d(3, 2, 1)).eval()
+    lowered = Lowered(model, (torch.randn(4, 2, 3, 5),), ({0: torch.export.Dim("batch", min=1, max=20)},))
+    assert lowered.delegates == 1 and not lowered.refused
+    lowered.assert_matches_eager(*((torch.randn(batch, 2, 3, 5),) for batch in (1, 4, 16, 20)))
+
+
+def test_extents_that_follow_from_a_dynamic_size_of_1(delegate):
+    """torch assumes that the dynamic size n is at least 2, and therefore that 2 * n is at least 4."""
+    n = torch.export.Dim("n", min=1, max=5)
+    x, y = torch.randn(6, 2), torch.randn(4, 2)
+    lowered = lower(lambda x, y: (x.reshape(-1, 4) + 1, y * 2), x, y, dynamic_shapes=(({0: 2 * n}, {0: n + 1}),))
+    assert lowered.delegates == 1
+    lowered.assert_matches_eager((x, y), (x[:2], y[:2]), (torch.randn(10, 2), torch.randn(6, 2)))
 
 
 # Data that nodes of both MLX and ExecuTorch use -------------------------------------------

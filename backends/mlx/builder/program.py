@@ -15,6 +15,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import dtypes
 from .bind import bind_arguments
@@ -169,6 +170,11 @@ class ProgramBuilder(Emitter):
         return value  # the graph module of a branch or a loop body
 
     # FX nodes and their values ---------------------------------------------------------------
+
+    @property
+    def shape_env(self) -> ShapeEnv | None:
+        """The symbols and guards of the program's dynamic sizes, or None if all sizes are static."""
+        return self._fake_mode.shape_env
 
     @property
     def node(self) -> Node:

@@ -261,7 +261,6 @@ BY_TORCH = [
     aten.replication_pad1d.default,
     aten.replication_pad2d.default,
     aten.replication_pad3d.default,
-    aten.upsample_nearest2d.vec,
 ]
 
 for _target, _function in DECOMPOSITIONS.items():

@@ -7,6 +7,8 @@ index_put, masked_scatter) are in `scatter.py`.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ..builder.flat_index import flat_index
@@ -63,8 +65,15 @@ def index(P, self, indices):
         self.shape = shape
     (flat,) = P.trace(flat_index, self, axes, [i for _, i in used])
     shape = [P.size(self, a) for a in range(self.ndim)]
-    shape[axes[0] : axes[-1] + 1] = [-1]
+    indexed = slice(axes[0], axes[-1] + 1)
+    # A size of -1 would be ambiguous if another axis is empty.
+    shape[indexed] = [functools.reduce(lambda a, b: _times(P, a, b), shape[indexed])]
     return P.emit(ir.TakeNode, x=P.emit(ir.ReshapeNode, x=self, shape=shape), index=flat, axis=axes[0])
+
+
+def _times(P, a, b):
+    """Returns the product of two sizes."""
+    return a * b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.MultiplyIntNode, a=a, b=b)
 
 
 @REGISTRY.lower(aten.index_copy.default)

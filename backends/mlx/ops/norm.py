@@ -56,8 +56,8 @@ def batch_norm(P, input, weight, bias, running_mean, running_var, momentum, eps)
     return [P.cast(out, input.dtype), *(P.full([0], 0, v.dtype) for v in P.out[1:])]
 
 
-def _group_norm(x, weight, bias, batch, channels, group, eps):
-    grouped = x.reshape(batch, group, -1).float()
+def _group_norm(x, weight, bias, channels, group, eps):
+    grouped = x.unflatten(1, (group, -1)).flatten(2).float()
     variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
     scale = torch.rsqrt(variance + eps)
     out = ((grouped - mean) * scale).reshape(x.shape)
@@ -69,7 +69,7 @@ def _group_norm(x, weight, bias, batch, channels, group, eps):
 
 @REGISTRY.lower(aten.native_group_norm.default)
 def group_norm(P, input, weight, bias, N, C, HxW, group, eps):
-    return P.trace(_group_norm, input, weight, bias, input.shape[0], C, group, eps)
+    return P.trace(_group_norm, input, weight, bias, C, group, eps)
 
 
 def _vector_norm(x, ord, axes, keepdim, dtype):

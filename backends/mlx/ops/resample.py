@@ -1,4 +1,4 @@
-"""Lowers interpolation between the nearest elements of each axis, and antialiased resampling of images.
+"""Lowers interpolation between the nearest elements of each axis or to one of them, and antialiased resampling.
 
 Antialiased resampling becomes two matrix products, one for each axis. The matrices are constants: each is torch's own
 resampling of an identity matrix.
@@ -62,6 +62,45 @@ def _with_optional_scales(axes):
 for _axes, _packet in enumerate((aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d), start=1):
     REGISTRY.decompose(_packet.default, _with_optional_scales(_axes))
     REGISTRY.decompose(_packet.vec, _interpolate_vec)
+
+# -- nearest elements ---------------------------------------------------------
+
+
+def _nearest(offset, x, output_size, *scales):
+    """Takes the nearest elements along the last axes, one for each element of `output_size`.
+
+    `offset` is the distance of an element from its index: 0, or 0.5 for the mode "nearest-exact".
+    """
+    for axis, size, scale in zip(range(x.ndim - len(output_size), x.ndim), output_size, scales, strict=True):
+        extent = x.shape[axis]
+        if offset == 0 and len(output_size) == 2 and isinstance(size, int) and size in (extent, 2 * extent):
+            scale = None  # torch's kernel for images ignores the scale in these two cases
+        ratio = 1.0 / scale if scale is not None and scale > 0 else _ratio(extent, size)
+        source = (torch.arange(size).to(torch.float32) + offset) * ratio
+        x = x.index_select(axis, source.to(torch.int64).clamp(max=extent - 1))
+    return x
+
+
+def _nearest_overloads(offset, axes):
+    """Returns the decompositions of the overloads `default` and `vec`."""
+
+    def default(x, output_size, *scales):
+        return _nearest(offset, x, output_size, *scales, *[None] * (axes - len(scales)))
+
+    def vec(x, output_size, scale_factors):
+        size = upsample_compute_output_size(x.shape, output_size, scale_factors)
+        return _nearest(offset, x, size, *(scale_factors or [None] * axes))
+
+    return default, vec
+
+
+for _offset, _packets in (
+    (0, (aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d)),
+    (0.5, (aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d)),
+):
+    for _axes, _packet in enumerate(_packets, start=1):
+        for _overload, _function in zip((_packet.default, _packet.vec), _nearest_overloads(_offset, _axes)):
+            REGISTRY.decompose(_overload, _function)
 
 # -- antialiased resampling ---------------------------------------------------
 

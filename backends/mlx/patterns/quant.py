@@ -3,6 +3,8 @@
 A linear layer or `mm` becomes a `QuantizedMatmulNode`. An embedding looks up the matrix rows of the quantized weight
 and then dequantizes only these rows.
 
+A constant of 8-bit floats is cast when the program is serialized.
+
 PT2E can round activations to integers and back with a scale that the program computes from them. These nodes become
 arithmetic instructions together, because the scale is float64, which MLX lacks on a GPU.
 """
@@ -15,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..builder.bind import bind_arguments
-from ..builder.matcher import Match, Matcher, NoMatch, attempt, is_call, tensor
+from ..builder.matcher import CASTS, Match, Matcher, NoMatch, attempt, is_call, tensor
 from ..builder.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..builder.registry import REGISTRY, aten_target
 from ..serialization import ir
@@ -91,6 +93,32 @@ def _int8_product(P, node: Node) -> Match:
     return m.finish(node, lambda P, last: _product(P, P.value(x), unscaled, None))
 
 
+_BYTE_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _byte_floats(P, node: Node) -> Match:
+    """Matches cast(transpose(w)) or cast(w) with a constant w of 8-bit floats, for which MLX has no dtype.
+
+    torchao multiplies the result by the scales, in nodes outside the match.
+    """
+    m = Matcher(P)
+    source = m.call(node, *CASTS).args[0]
+    transposed = m.call(source, *_TRANSPOSE) if is_call(source, *_TRANSPOSE) else None
+    weight = source if transposed is None else transposed.args[0]
+    if not P.is_constant(weight) or tensor(weight).dtype not in _BYTE_FLOATS:
+        raise NoMatch
+    value, dtype = P.value(weight), tensor(node).dtype
+
+    def converted() -> torch.Tensor:
+        w = value.data().detach().to(dtype)
+        return w if transposed is None else transposed.target(w, *transposed.args[1:])
+
+    def lower(P, last):
+        return P.constant(f"{value.name}.{node.name}", converted, tensor(node).shape, dtype)
+
+    return m.finish(node, lower, hidden=_BYTE_FLOATS)
+
+
 _CHOICES = tuple(f"quantized_decomposed.choose_qparams{kind}.tensor" for kind in ("", "_symmetric"))
 
 
@@ -145,5 +173,5 @@ def _product(P, x, weight, bias):
     return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
 
 
-for _pattern in (_linear, _embedding, _int8_product, _dynamic_rounding):
+for _pattern in (_linear, _embedding, _int8_product, _byte_floats, _dynamic_rounding):
     REGISTRY.pattern(attempt(_pattern))
