@@ -64,13 +64,9 @@ peers: build
 	@echo "Next: $(PY) benchmarks/peers_cpu.py"
 
 # mkdocs runs without --quiet, which would also silence the warnings that --strict turns into errors.
-docs: build $(VENV)/.docs
+docs: build
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "build/docs/index.html"
-
-$(VENV)/.docs: $(VENV)/.installed
-	@EXECUTORCH_MLX_SKIP_CMAKE=1 $(PY) -m pip --disable-pip-version-check install -qq --no-build-isolation -e ".[docs]"
-	@touch $@
 
 wheels: build
 	@tools/setup.sh linker

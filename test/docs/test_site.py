@@ -1,16 +1,14 @@
-"""The documentation site. Needs the extra `docs`, which `make docs` installs."""
+"""The documentation site."""
 
 import shutil
 import subprocess
 import sys
 
-import pytest
 from markdown_pages import ROOT
 
 
 def test_site_is_built_in_a_fresh_checkout(tmp_path):
     """The first build of a checkout succeeds: it finds the package that its own hook links."""
-    pytest.importorskip("mkdocs")
     checkout = tmp_path / "checkout"
     ignored = shutil.ignore_patterns(".*", "build", "build-*", "dist", "__pycache__", "*.pte")
     shutil.copytree(ROOT, checkout, ignore=ignored)

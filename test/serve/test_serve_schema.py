@@ -286,14 +286,14 @@ def test_growth_of_the_end():
 def test_far_from_the_limit_no_end_is_searched(server):
     """A search can take a second, in which the engine draws no tokens. The ends that it finds have a limit."""
     import xgrammar
-    from executorch_mlx.serve.closing import MAX_END
-    from executorch_mlx.serve.ending import NEAR, Ending
+    from executorch_mlx.serve.end_finder import MAX_END
+    from executorch_mlx.serve.token_budget import NEAR, TokenBudget
     from executorch_mlx.serve.model import ServedModel
 
-    closer = ServedModel(server.llm, NAME).grammars.closer
-    matcher = xgrammar.GrammarMatcher(closer.compile({"type": "const_string", "value": "yes"}))
+    end_finder = ServedModel(server.llm, NAME).grammars.end_finder
+    matcher = xgrammar.GrammarMatcher(end_finder.compile({"type": "const_string", "value": "yes"}))
     mask = numpy.full(small_llm.VOCABULARY // 32, -1, numpy.int32)
-    assert Ending(closer, matcher, False, growth=9).restrict(mask, 10_000) == 10_000 - MAX_END - NEAR - 9
+    assert TokenBudget(end_finder, matcher, False, growth=9).restrict(mask, 10_000) == 10_000 - MAX_END - NEAR - 9
     assert (mask == -1).all()
 
 

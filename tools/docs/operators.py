@@ -21,7 +21,10 @@ from executorch_mlx.serialization import ir
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(executorch_mlx.__file__).parent
 PAGE = ROOT / "docs" / "operators.md"
-TITLES = {"kv_cache": "KV cache", "linalg": "Linear algebra", "conv": "Convolution", "quant": "Quantized weights"}
+TITLES = {
+    "kv_cache": "KV cache", "linalg": "Linear algebra", "conv": "Convolution", "quant": "Quantized weights",
+    "rnn": "Recurrent layers",
+}
 
 INTRODUCTION = """\
 # Supported operators

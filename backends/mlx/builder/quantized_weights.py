@@ -97,14 +97,10 @@ class Affine:
     def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Returns `dtype` if it holds the scales and biases, else float32.
 
-        Scales may be rounded as other numbers are. Biases must be exact: the error of a bias would be an error that all
-        values of a group have in common, and products with numbers of one sign would add it up.
+        Scales may be rounded as other numbers are, because the biases are computed from the rounded scales.
         """
-        if dtype == torch.float32 or (
-            holds(dtype, self._scales, rtol=torch.finfo(dtype).eps) and holds(dtype, lambda: self._biases(dtype))
-        ):
-            return dtype
-        return torch.float32
+        rtol = torch.finfo(dtype).eps
+        return affine_product_dtype(dtype, self._scales, lambda: self._biases(dtype), scales_rtol=rtol)
 
     @property
     def _groups(self) -> tuple[int, int]:
@@ -314,6 +310,22 @@ def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None, shap
 
 def _are_constants(*slots: TensorSlot | None) -> bool:
     return all(s is not None and s.space == Space.CONSTANT for s in slots)
+
+
+def affine_product_dtype(
+    dtype: torch.dtype,
+    scales: Callable[[], torch.Tensor],
+    biases: Callable[[], torch.Tensor],
+    scales_rtol: float = 0.0,
+) -> torch.dtype:
+    """Returns the dtype of a product with an affine matrix: `dtype` if it holds the scales and biases, else float32.
+
+    A cast of the scales to `dtype` may have a relative error of at most `scales_rtol`. The biases must be exact: the
+    error of a bias would be an error that all values of a group have in common, and products with numbers of one sign
+    would add it up. The error of a scale has the same effect if the bias belongs to the exact scale.
+    """
+    is_held = dtype == torch.float32 or (holds(dtype, scales, scales_rtol) and holds(dtype, biases))
+    return dtype if is_held else torch.float32
 
 
 def holds(dtype: torch.dtype, values: Callable[[], torch.Tensor], rtol: float = 0.0) -> bool:

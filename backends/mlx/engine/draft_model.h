@@ -23,7 +23,7 @@ namespace executorch_mlx {
 // the bytes of a token differ.
 void check_draft(const LlmProgram& program, const LlmProgram& draft);
 
-// A model that drafts tokens. The class Drafter in speculation.h drafts without a model, by lookup.
+// A model that drafts tokens. The class LookupDrafter in speculation.h drafts without a model, by lookup.
 class Guesser {
  public:
   virtual ~Guesser() = default;

@@ -100,7 +100,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   token_table_ = read_token_table(*reader_, metadata_.vocab_size, path);
 
   if (metadata_.part.size > 1) {
-    group_ = std::make_unique<Group>(metadata_.part, path);
+    process_group_ = std::make_unique<ProcessGroup>(metadata_.part, path);
   }
 
   using Kind = Method::Kind;
@@ -171,8 +171,8 @@ Method& LlmProgram::method_for(size_t tasks, const std::unique_ptr<Method>& sing
 }
 
 std::unique_ptr<Method> LlmProgram::make_method(const std::string& name, Method::Kind kind, int64_t tasks) {
-  Group* const group = leads_group() ? group_.get() : nullptr;
-  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, profile_.get(), group);
+  ProcessGroup* const process_group = leads_group() ? process_group_.get() : nullptr;
+  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, profile_.get(), process_group);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -299,7 +299,7 @@ std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
 bool LlmProgram::can_defer() const {
   const auto is_one_mlx_call = [](const auto& method) { return method->is_one_mlx_call(); };
   return draw_ != nullptr && is_one_mlx_call(draw_) && std::all_of(decodes_.begin(), decodes_.end(), is_one_mlx_call) &&
-      group_ == nullptr && profile_ == nullptr && metadata_.max_rewind > 0;
+      process_group_ == nullptr && profile_ == nullptr && metadata_.max_rewind > 0;
 }
 
 PendingDraw LlmProgram::submit_draw(
@@ -406,18 +406,19 @@ struct RowCopy {
 
 bool LlmProgram::copy_row(int64_t from, int64_t to, int64_t length, int64_t written) const {
   const auto copy = [&] { return copy_buffers(*this, from, to, length, written); };
-  if (group_ == nullptr) {
+  if (process_group_ == nullptr) {
     return copy();
   }
   const RowCopy message = {.from = from, .to = to, .length = length, .written = written};
   const char* const bytes = reinterpret_cast<const char*>(&message);
-  return group_->lead({bytes, bytes + sizeof(message)}, copy);
+  return process_group_->lead({bytes, bytes + sizeof(message)}, copy);
 }
 
 void LlmProgram::follow() {
   check_not_forked();
-  check_argument(group_ != nullptr && !leads_group(), path_, ": expected a process other than the first of a group");
-  group_->follow([this](std::span<const char> message) { return repeat(message); });
+  check_argument(
+      process_group_ != nullptr && !leads_group(), path_, ": expected a process other than the first of a group");
+  process_group_->follow([this](std::span<const char> message) { return repeat(message); });
 }
 
 // Makes the call that process 0 describes in `message`. Returns whether it succeeded.

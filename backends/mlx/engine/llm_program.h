@@ -14,9 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "group.h"
 #include "metadata.h"
 #include "method.h"
+#include "process_group.h"
 #include "profile.h"
 
 namespace executorch_mlx {
@@ -155,7 +155,7 @@ class LlmProgram {
 
   // Whether this is process 0 of a group that runs a tensor-parallel model.
   bool leads_group() const {
-    return group_ != nullptr && group_->is_leader();
+    return process_group_ != nullptr && process_group_->is_leader();
   }
   // Copies the first `length` positions of a row to another one, in all processes. `written` is Row::written. Returns
   // false if that is not possible.
@@ -163,7 +163,7 @@ class LlmProgram {
 
   // Ends the group. No call may follow.
   void leave_group() {
-    group_.reset();
+    process_group_.reset();
   }
 
   // In the other processes of the group: makes the calls that process 0 makes, until it ends. Throws EngineError.
@@ -196,7 +196,7 @@ class LlmProgram {
   std::optional<MetadataReader> reader_;
   LlmMetadata metadata_;
   TokenTable token_table_;
-  std::unique_ptr<Group> group_; // null: the model has one part
+  std::unique_ptr<ProcessGroup> process_group_; // null: the model has one part
   std::vector<uint8_t> own_bytes_; // of set_token_bytes()
   std::vector<int64_t> own_offsets_;
   std::string version_; // of the file that was loaded: which one, and when it was changed

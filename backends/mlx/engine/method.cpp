@@ -39,7 +39,7 @@ MethodInput input_of(
 
 Method::Method(
     executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, Group* group)
+    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, ProcessGroup* process_group)
     : module_(module),
       path_(path),
       metadata_(metadata),
@@ -47,7 +47,7 @@ Method::Method(
       kind_(kind),
       max_tasks_(max_tasks),
       profile_(profile),
-      group_(group),
+      process_group_(process_group),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
   is_one_mlx_call_ = checker.is_one_mlx_call();
@@ -216,7 +216,7 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
   }
   std::optional<executorch::runtime::Result<std::vector<EValue>>> result;
   const auto call = [&] { return result.emplace(execute()).ok(); };
-  group_ == nullptr ? call() : group_->lead(message_of_call(), call);
+  process_group_ == nullptr ? call() : process_group_->lead(message_of_call(), call);
   auto& outputs = *result;
   check_ok(outputs.error(), name_, ": ", count, " tokens at position ", tasks[0].position, ": ");
   for (const EValue& value : *outputs) {

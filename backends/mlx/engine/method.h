@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "group.h"
 #include "metadata.h"
 #include "method_checker.h"
 #include "options.h"
+#include "process_group.h"
 #include "profile.h"
 
 namespace executorch_mlx {
@@ -57,11 +57,11 @@ class Method {
   };
 
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
-  // several rows, the number of these rows. `group` is null if the model has one part. All references must outlive the
-  // method. Throws EngineError.
+  // several rows, the number of these rows. `process_group` is null if the model has one part. All references must
+  // outlive the method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, Group* group);
+      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, ProcessGroup* process_group);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -128,7 +128,7 @@ class Method {
   Kind kind_;
   int64_t max_tasks_;
   Profile* profile_;
-  Group* group_;
+  ProcessGroup* process_group_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one task
   size_t num_outputs_ = 0;

@@ -97,7 +97,7 @@ class Request {
   Row* draft_row = nullptr; // of the draft model
   // Whether the next token can be drawn: the row holds all of `ids` but the last one.
   bool is_decoding = false;
-  Drafter drafter;
+  LookupDrafter lookup_drafter;
   // If the lookup found a draft that does not pay: its Draft::level and first token. The next token drawn shows whether
   // this token was right.
   std::optional<std::pair<size_t, int64_t>> plain_guess;

@@ -394,7 +394,7 @@ void Scheduler::count_steps(int64_t steps, int64_t drafted, double seconds) {
 // Like take(), after a call without a draft.
 void Scheduler::take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn) {
   if (const auto guess = std::exchange(request->plain_guess, std::nullopt)) {
-    request->drafter.acceptance(guess->first).learn(1, guess->second == drawn.token);
+    request->lookup_drafter.acceptance(guess->first).learn(1, guess->second == drawn.token);
   }
   request->count_call(0);
   take(request, fed, drawn);

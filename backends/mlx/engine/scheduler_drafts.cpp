@@ -57,12 +57,12 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
     const auto ends = [&](int64_t token) { return token >= meta.vocab_size || request.is_stop_id(token); };
     tokens.erase(std::find_if(tokens.begin(), tokens.end(), ends), tokens.end());
   };
-  Draft draft = request.drafter.propose(request.ids, most);
+  Draft draft = request.lookup_drafter.propose(request.ids, most);
   cut(draft.tokens);
   request.plain_guess.reset();
   StepCosts::Choice lookup;
   if (chooses && !draft.tokens.empty()) {
-    const double rate = request.drafter.acceptance(draft.level).rate();
+    const double rate = request.lookup_drafter.acceptance(draft.level).rate();
     const auto length = static_cast<int64_t>(draft.tokens.size());
     lookup = costs_.best_draft(rate, length, running, program_.decode_width(running), 0);
   }
@@ -112,7 +112,8 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     const auto accepted =
         std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin(), is_right).first - draft.tokens.begin();
     costs_.record_one_row(drafted + 1, seconds);
-    (draft.is_of_model ? guesser_->acceptance : request->drafter.acceptance(draft.level)).learn(drafted, accepted);
+    auto& acceptance = draft.is_of_model ? guesser_->acceptance : request->lookup_drafter.acceptance(draft.level);
+    acceptance.learn(drafted, accepted);
     request->count_call(drafted);
     count_steps(1, drafted, seconds);
     for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {

@@ -31,7 +31,7 @@ uint64_t hash(std::span<const int64_t> tokens) {
 
 } // namespace
 
-Draft Drafter::propose(std::span<const int64_t> ids, int64_t count) {
+Draft LookupDrafter::propose(std::span<const int64_t> ids, int64_t count) {
   for (; indexed_ + 1 < ids.size(); ++indexed_) {
     const auto seen = ids.first(indexed_ + 1);
     for (size_t level = 0; level < kSizes.size(); ++level) {

@@ -15,7 +15,7 @@ namespace executorch_mlx {
 
 struct Draft {
   std::vector<int64_t> tokens;
-  size_t level = 0; // index in Drafter::kSizes of the n-gram that the lookup found
+  size_t level = 0; // index in LookupDrafter::kSizes of the n-gram that the lookup found
   bool is_of_model = false; // whether a model guessed it, not the lookup
 };
 
@@ -39,7 +39,7 @@ void record_seconds(bool& is_warm, double& cost, double seconds);
 
 // Drafts tokens of one answer by lookup: finds the last n tokens earlier in prompt and answer, and drafts what followed
 // there.
-class Drafter {
+class LookupDrafter {
  public:
   static constexpr std::array<size_t, 3> kSizes = {8, 4, 2}; // n, by level
 

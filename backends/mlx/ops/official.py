@@ -14,7 +14,7 @@ from executorch.extension.llm.cache import update_and_attend as _  # noqa: F401 
 from ..custom_ops import official
 from ..builder import dtypes
 from ..builder.cache_write import add, write_cache
-from ..builder.quantized_weights import holds
+from ..builder.quantized_weights import affine_product_dtype
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
@@ -87,8 +87,7 @@ def gather_qmm(
     def packed_biases():
         return official.expert_biases(scales.data(), None if biases is None else biases.data(), bits)
 
-    is_exact = x.dtype == torch.float32 or (holds(x.dtype, scales.data) and holds(x.dtype, packed_biases))
-    dtype = x.dtype if is_exact else torch.float32
+    dtype = affine_product_dtype(x.dtype, scales.data, packed_biases)
     product = P.emit(
         ir.GatherQmmNode,
         x=P.cast(x, dtype),

@@ -68,10 +68,10 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
 def _operands(P, x, w, scales, biases):
     """Returns the fields `x`, `w`, `scales` and `biases` of a product, whose result has the dtype of `x`.
 
-    Floating-point scales and biases become those of the dtype of `x`. If that would round them, `x` becomes float32
-    instead, and they keep their dtype: the error of a bias would be an error that all values of a group have in common.
-    With an `x` of float32, MLX promotes scales and biases in half precision, and the CPU kernel can read them. Raises
-    `Unsupported` if `w` is not a constant.
+    Floating-point scales and biases are cast to the dtype of `x`. If that would round them, `x` becomes float32
+    instead, for the reason that `affine_product_dtype` gives, and they keep their dtype. With an `x` of float32, MLX
+    promotes scales and biases in half precision, and the CPU kernel can read them. Raises `Unsupported` if `w` is not a
+    constant.
     """
     floats = [t for t in (scales, biases) if t is not None and t.dtype.is_floating_point]
     if not all(_can_cast(t, x.dtype) for t in floats):

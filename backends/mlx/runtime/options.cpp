@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cstring>
-#include <limits>
 #include <string_view>
 
 #include "device.h"

@@ -2,8 +2,6 @@
 
 #include <mlx/distributed/ops.h>
 
-#include <cstring>
-
 #include "call/evaluation.h"
 #include "device.h"
 #include "error.h"

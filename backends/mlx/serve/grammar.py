@@ -14,11 +14,11 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .closing import CACHE_BYTES, Closer, marker_bytes
-from .ending import Ending
+from .end_finder import CACHE_BYTES, EndFinder, marker_bytes
 from .formats.harmony import MESSAGE, Harmony
 from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_pattern, check_schema, reason
 from .pattern import rule, with_rules
+from .token_budget import TokenBudget
 
 if TYPE_CHECKING:
     from .chat_request import ChatRequest, Function
@@ -88,7 +88,7 @@ class Grammars:
             raise GrammarError(message, "ignore_eos")
         with self._lock:
             compiled = self._compile(structure, param)
-        return Constraint(self._model, self.closer, *compiled, reasoning, is_text)
+        return Constraint(self._model, self.end_finder, *compiled, reasoning, is_text)
 
     @property
     def _can_constrain(self) -> bool:
@@ -214,11 +214,11 @@ class Grammars:
         return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
 
     @cached_property
-    def closer(self) -> Closer:
-        return Closer(self.tokens, self._model.llm.eos_ids, self._model.marker_tokens)
+    def end_finder(self) -> EndFinder:
+        return EndFinder(self.tokens, self._model.llm.eos_ids, self._model.marker_tokens)
 
     def _compile(self, structure: dict[str, Any], param: str) -> tuple[Any, Any]:
-        """Return the compiled grammars of a structure over tokens, and over symbols for the closer.
+        """Return the compiled grammars of a structure over tokens, and over symbols for `EndFinder`.
 
         Raises GrammarError if it admits no answer.
         """
@@ -227,9 +227,9 @@ class Grammars:
         try:
             # The compilers have a cache.
             compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": structure})
-            of_symbols = self.closer.compile(structure)
+            of_symbols = self.end_finder.compile(structure)
             _fill(xgrammar.GrammarMatcher(compiled), _empty_mask(self._model.llm.program.vocab_size))
-            self.closer.end(xgrammar.GrammarMatcher(of_symbols), CHECKED_SYMBOLS)
+            self.end_finder.end(xgrammar.GrammarMatcher(of_symbols), CHECKED_SYMBOLS)
         except (RuntimeError, ValueError) as error:
             code = "invalid_value" if param == "structured_outputs" else "invalid_json_schema"
             raise GrammarError(f"{param}: {reason(error)}", param, code) from error
@@ -256,21 +256,21 @@ class Constraint:
 
     - `compiled`, `of_symbols`: see `Grammars._compile`.
     - `reasoning`: see `Grammars._reasoning`.
-    - `is_text`: see `Ending`.
+    - `is_text`: see `TokenBudget`.
     """
 
     def __init__(
         self,
         model: ServedModel,
-        closer: Closer,
+        end_finder: EndFinder,
         compiled: Any,
         of_symbols: Any,
         reasoning: Reasoning,
         is_text: bool,
     ):
-        self._model, self._closer, self._reasoning = model, closer, reasoning
+        self._model, self._end_finder, self._reasoning = model, end_finder, reasoning
         self._compiled, self._of_symbols, self._is_text = compiled, of_symbols, is_text
-        self._growth = closer.growth(of_symbols)
+        self._growth = end_finder.growth(of_symbols)
 
     def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
         """Return a function for one answer, for the argument `allowed_tokens` of `LLM.generate`.
@@ -283,11 +283,12 @@ class Constraint:
 
         program = self._model.llm.program
         room = program.max_context_len - prompt_tokens + 1
-        budget = room if max_new_tokens is None else min(room, max_new_tokens)
+        limit = room if max_new_tokens is None else min(room, max_new_tokens)
         next_check = 0  # the length of the answer at which to check again whether its end fits
         open_id, close_id, is_reasoning = self._reasoning
         matcher = xgrammar.GrammarMatcher(self._compiled)
-        ending = Ending(self._closer, xgrammar.GrammarMatcher(self._of_symbols), self._is_text, self._growth)
+        matcher_of_symbols = xgrammar.GrammarMatcher(self._of_symbols)
+        budget = TokenBudget(self._end_finder, matcher_of_symbols, self._is_text, self._growth)
         mask = _empty_mask(program.vocab_size)
         in_reasoning = None if self._is_text else _all_but(self._model.llm.eos_ids, program.vocab_size)
         seen = 0
@@ -303,13 +304,13 @@ class Constraint:
                 elif not matcher.accept_token(token):
                     raise RuntimeError(f"the grammar does not allow token {token} of the answer")
                 else:
-                    ending.accept(token)
+                    budget.accept(token)
             seen = len(answer)
             if is_reasoning:
                 return in_reasoning
             _fill(matcher, mask)
             if len(answer) >= next_check:
-                next_check = len(answer) + ending.restrict(mask[0], budget - len(answer))
+                next_check = len(answer) + budget.restrict(mask[0], limit - len(answer))
             if not answer and open_id is not None and next_check:  # the answer may begin with reasoning
                 mask.view(numpy.uint32)[0, open_id // 32] |= numpy.uint32(1 << open_id % 32)
             return mask

@@ -26,7 +26,7 @@ from .methods import OUTPUTS, export_methods, method_kinds
 from .mtp import UnknownHead, load_mtp
 from .packed import set_int8_activations
 from .quantization.conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
-from .quantization.kv_caches import KV_BITS, half_precision, quantize_caches
+from .quantization.kv_caches import KV_BITS, KVQuantization, half_precision, quantize_caches
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .serialize import serialize
@@ -127,18 +127,7 @@ def export_llm(
         ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
         logs_states=speculation and outputs != "logits" and tensor_parallel == 1,
     )  # fmt: skip
-    decoder = make_decoder()
-    if reference is not None:
-        reference.check(decoder)
-    if activations == "int8" and not set_int8_activations(model, True):
-        raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
-    kv_quantization = None
-    if kv_bits == 16:
-        decoder = make_decoder(specs=half_precision(decoder))
-    elif kv_bits is not None:
-        progress(f"quantize the KV caches to {kv_bits} bits")
-        specs, kv_quantization = quantize_caches(decoder, kv_bits, tokenizer)
-        decoder = make_decoder(specs=specs)
+    decoder, kv_quantization = _decoder_to_export(make_decoder, reference, activations, kv_bits, tokenizer, progress)
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
@@ -168,6 +157,29 @@ def export_llm(
         program, report, constants, tuple(methods), decoder.bytes, tuple(decoder.cache.numbers_per_token),
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), kv_quantization, _checker=checker,
     )
+
+
+def _decoder_to_export(
+    make_decoder: Callable[..., CachedDecoder], reference: Reference | None, activations: str, kv_bits: int | None,
+    tokenizer: Any, progress: Callable[[str], Any],
+) -> tuple[CachedDecoder, KVQuantization | None]:
+    """Return the decoder to export, and what quantized KV caches change, or None if they are not quantized.
+
+    `make_decoder` makes a decoder. Its argument `specs` describes the caches; by default, they have the dtype of the
+    model. `reference` is compared with a decoder before activations and caches are rounded to fewer bits.
+    """
+    decoder = make_decoder()
+    if reference is not None:
+        reference.check(decoder)
+    if activations == "int8" and not set_int8_activations(decoder.model, True):
+        raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
+    if kv_bits is None:
+        return decoder, None
+    if kv_bits == 16:
+        return make_decoder(specs=half_precision(decoder)), None
+    progress(f"quantize the KV caches to {kv_bits} bits")
+    specs, quantization = quantize_caches(decoder, kv_bits, tokenizer)
+    return make_decoder(specs=specs), quantization
 
 
 def _check_precision(kv_bits: int | None, activations: str, tensor_parallel: int) -> None:

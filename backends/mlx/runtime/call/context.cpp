@@ -32,9 +32,9 @@ void Context::run(uint32_t index) {
   ++depth_;
   try {
     while (i < chain.instructions.size()) {
-      const uint32_t group = chain.instructions[i].group;
-      if (group != 0 && run_group(chain.groups[group - 1])) {
-        i = chain.groups[group - 1].last;
+      const uint32_t group = chain.instructions[i].elementwise_group;
+      if (group != 0 && run_elementwise_group(chain.elementwise_groups[group - 1])) {
+        i = chain.elementwise_groups[group - 1].last;
       } else {
         run_instruction(index, i);
         ++i;
@@ -80,7 +80,7 @@ void Context::run_instruction(uint32_t index, size_t i) {
   }
 }
 
-bool Context::run_group(const ElementwiseGroup& group) {
+bool Context::run_elementwise_group(const ElementwiseGroup& group) {
   const auto instructions = static_cast<int64_t>(group.last - group.first);
   if (!cpu::computes_at_once(stream) || profiler_ != nullptr || executed_ + instructions > limits_.instructions) {
     return false;
@@ -157,9 +157,9 @@ Context::Loop Context::loop(const fb::ScanParams& n, int iterations) {
   return Loop(*this, std::move(matrices));
 }
 
-const Recurrence* Context::recurrence(const fb::ScanParams& n) const {
-  const auto found = program_.recurrences.find(&n);
-  return found == program_.recurrences.end() || profiler_ != nullptr ? nullptr : &found->second;
+const RecurrentLoop* Context::recurrent_loop(const fb::ScanParams& n) const {
+  const auto found = program_.recurrent_loops.find(&n);
+  return found == program_.recurrent_loops.end() || profiler_ != nullptr ? nullptr : &found->second;
 }
 
 bool Context::allows_loop(const fb::ScanParams& n, int iterations, uint64_t operations) const {

@@ -227,12 +227,12 @@ class Context {
   // of a running loop multiplies by, or if packing would not make the products faster.
   const mx::array* packed(const fb::Tid* matrix, int64_t rows);
 
-  // The recurrence of a node that a kernel can run, or null: see recurrence.h.
-  const Recurrence* recurrence(const fb::ScanParams& n) const;
+  // The loop of a node that a kernel can run, or null: see groups/recurrent_loop.h.
+  const RecurrentLoop* recurrent_loop(const fb::ScanParams& n) const;
 
   // An elementwise group of the body of a loop.
-  const ElementwiseGroup& group(const fb::ScanParams& n, uint32_t index) const {
-    return program_.chains[n.body_chain_idx()].groups[index];
+  const ElementwiseGroup& elementwise_group(const fb::ScanParams& n, uint32_t index) const {
+    return program_.chains[n.body_chain_idx()].elementwise_groups[index];
   }
 
   // Whether the limits of the call allow a loop with `operations` operations in each iteration. count_loop() counts it.
@@ -275,7 +275,7 @@ class Context {
   void count_instruction();
   void run_instruction(uint32_t chain, size_t i);
   // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
-  bool run_group(const ElementwiseGroup& group);
+  bool run_elementwise_group(const ElementwiseGroup& group);
   void check_operations(uint64_t operations) const;
   static uint64_t product_operations(const mx::Shape& shape, mx::Dtype dtype, int64_t depth);
   int64_t loop_instructions(const fb::ScanParams& n) const;  // of one iteration

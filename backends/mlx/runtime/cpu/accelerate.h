@@ -178,14 +178,14 @@ struct RecurrentCell {
   std::vector<uint32_t> last_steps;    // the steps whose results of the last time step are read after the loop
 };
 
-struct RecurrenceOperands {
+struct RecurrentLoopOperands {
   std::vector<mx::array> originals;  // the arrays that the time steps read slices of, at least one
   int axis;                          // of the slices
   std::vector<mx::array> carries;
   std::vector<mx::array> fixed;
 };
 
-struct RecurrenceResults {
+struct RecurrentLoopResults {
   std::vector<mx::array> carries;
   std::vector<mx::array> outputs;
   std::vector<mx::array> last;  // of `last_steps`
@@ -199,8 +199,8 @@ mx::array pack_recurrent(const mx::array& b);
 // Computes all time steps at once, with the same bits as one after the other. nullopt also if an operand is lazy or not
 // float32, or if the widths of the values are not multiples of the width of the state. The originals have the same
 // size, which is not 0, on `axis`.
-std::optional<RecurrenceResults> recurrence(
-    const RecurrentCell& cell, const RecurrenceOperands& operands, const mx::array& packed);
+std::optional<RecurrentLoopResults> recurrent_loop(
+    const RecurrentCell& cell, const RecurrentLoopOperands& operands, const mx::array& packed);
 
 // The operands of GatedRecurrenceNode and SelectiveScanNode: see schema.fbs. They are float32, and their shapes are
 // checked.

@@ -57,7 +57,8 @@ mx::array pack_recurrent(const mx::array& b) {
   return b;
 }
 
-std::optional<RecurrenceResults> recurrence(const RecurrentCell&, const RecurrenceOperands&, const mx::array&) {
+std::optional<RecurrentLoopResults> recurrent_loop(
+    const RecurrentCell&, const RecurrentLoopOperands&, const mx::array&) {
   return std::nullopt;
 }
 

@@ -270,10 +270,11 @@ class GroupFinder {
     ++epoch_;
     for (size_t i = chain.instructions.size(); i > 0; --i) {
       if (!builders.empty() && builders.back().last() == i) {
-        chain.groups.push_back(
+        chain.elementwise_groups.push_back(
             std::move(builders.back()).finish([&](uint32_t slot) { return is_read_later(slot); }));
         builders.pop_back();
-        chain.instructions[chain.groups.back().first].group = static_cast<uint32_t>(chain.groups.size());
+        chain.instructions[chain.elementwise_groups.back().first].elementwise_group =
+            static_cast<uint32_t>(chain.elementwise_groups.size());
       }
       set_next_access(*chain.instructions[i - 1].source);
     }

@@ -15,10 +15,9 @@ namespace executorch_mlx {
 
 namespace {
 
-// The largest number of rows of x, which bounds the memory of the results: they are computed early. On a GPU, a launch
-// does not matter beside the arithmetic of more rows. On a CPU, the products of a prompt also share the preparation of
-// x.
-constexpr int64_t kMaxRowsOnGpu = 32;
+// The largest number of rows of x. On a GPU, the kernel multiplies one row. On a CPU, the products of a prompt share the
+// preparation of x, and the limit bounds the memory of the results, which are computed early.
+constexpr int64_t kMaxRowsOnGpu = 1;
 constexpr int64_t kMaxRowsOnCpu = 4096;
 constexpr size_t kMaxMembers = 8;
 

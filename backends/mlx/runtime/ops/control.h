@@ -30,7 +30,7 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   }
   check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
 
-  if (iterations > 0 && run_recurrence(n, originals, axis, c)) {
+  if (iterations > 0 && run_recurrent_loop(n, originals, axis, c)) {
     return;
   }
 

@@ -1,8 +1,6 @@
 // Tensors made from numbers: ranges, constants and triangles. See op_row.h.
 #pragma once
 
-#include <cmath>
-
 #include "ops/op_row.h"
 
 namespace executorch_mlx {

@@ -77,11 +77,11 @@ inline void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
       "got query ", describe(r.query), ", value ", describe(r.value), " and decay ", describe(r.decay),
       ", expected 4 axes, or 3 of the decay");
   const int batch = r.value.shape(0), heads = r.value.shape(1), tokens = r.value.shape(2), columns = r.value.shape(3);
-  const int groups = r.query.shape(1), size = r.query.shape(3);
+  const int query_heads = r.query.shape(1), size = r.query.shape(3);
   check_argument(
-      groups > 0 && heads % groups == 0, "value: got ", heads, " heads, expected a multiple of the ", groups,
-      " of the query");
-  check_tokens("query", r.query, {batch, groups, tokens, size});
+      query_heads > 0 && heads % query_heads == 0, "value: got ", heads, " heads, expected a multiple of the ",
+      query_heads, " of the query");
+  check_tokens("query", r.query, {batch, query_heads, tokens, size});
   check_tokens("key", r.key, r.query.shape());
   check_tokens("value", r.value, r.value.shape());
   check_tokens("state", r.state, {batch, heads, size, columns});

@@ -427,7 +427,7 @@ Program load_program(const void* data, size_t size, mx::Device device, const cha
   ChainVerifier(program, device, missing_for_metal).run();
   find_elementwise_groups(program);
   find_product_groups(program);
-  find_recurrences(program);
+  find_recurrent_loops(program);
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

@@ -11,7 +11,7 @@
 #include "error.h"
 #include "groups/elementwise_group.h"
 #include "groups/product_group.h"
-#include "groups/recurrence.h"
+#include "groups/recurrent_loop.h"
 #include "program/reflect.h"
 
 namespace executorch_mlx {
@@ -53,13 +53,13 @@ struct DecodedInstruction {
   const fb::Instruction* source;
   uint32_t index;          // in the chain of the FlatBuffer, for messages; of a replacement, the first one it replaces
   uint32_t list_elements;  // the total number of elements in the node's lists
-  uint32_t group = 0;      // groups[group - 1] of the chain begins here; 0: no group does
-  uint32_t product_group = 0;  // likewise for product_groups
+  uint32_t elementwise_group = 0;  // elementwise_groups[elementwise_group - 1] of the chain begins here; 0: none does
+  uint32_t product_group = 0;      // likewise for product_groups
 };
 
 struct Chain {
   std::vector<DecodedInstruction> instructions;  // after the replacements of the program
-  std::vector<ElementwiseGroup> groups;
+  std::vector<ElementwiseGroup> elementwise_groups;
   std::vector<ProductGroup> product_groups;
 };
 
@@ -69,7 +69,7 @@ struct Program {
   std::vector<Chain> chains;
   std::vector<const char*> tensor_names;  // by slot; null if unnamed
   std::vector<uint32_t> constant_uses;    // by slot: in how many fields of instructions and outputs a constant is
-  std::map<const void*, Recurrence> recurrences;  // by ScanNode
+  std::map<const void*, RecurrentLoop> recurrent_loops;  // by ScanNode
   bool has_caches = false;  // whether the program contains an UpdateAndAttendNode
 
   const fb::TensorMeta& meta(uint32_t tensor) const {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,6 +133,17 @@ class Analysis:
         if not self.is_constant(argument):
             raise CannotSplit(f"{node.target} combines a part with a whole tensor")
         self.edits.append(lambda r: r.replace_input(node, argument, r.slices(argument, axis, split.segments)))
+
+    def localize_operands(self, node: torch.fx.Node, operands: Iterable[torch.fx.Node], split: Split) -> None:
+        """Replace the whole operands of `node` by their parts, except those that broadcast along the split axis.
+
+        `split` is the split of the result. The operands are aligned with the result at their last axes.
+        """
+        rank = len(shape_of(node))
+        for n in operands:
+            axis = split.axis - (rank - len(shape_of(n)))
+            if self.split_of(n) is None and axis >= 0 and shape_of(n)[axis] != 1:
+                self.localize(node, n, axis, split)
 
     # The walk ---------------------------------------------------------------------------
 
@@ -315,7 +325,3 @@ def _size(size) -> int:
         return size
     expression = size.node.expr
     return int(expression.subs({symbol: _SYMBOL for symbol in expression.free_symbols}))
-
-
-def product_of_sizes(sizes: Iterable[int]) -> int:
-    return math.prod(sizes)

@@ -71,6 +71,46 @@ class Split:
         return replace(self, segments=segments, sources=self.sources | other.sources)
 
 
+def common_split(first: Split, second: Split) -> Split:
+    """Return the common split of two operands of an elementwise operator. Raises Refine if their segments differ."""
+    if first.axis != second.axis or first.size != second.size:
+        raise CannotSplit("two tensors that are split along different axes")
+    segments_at(first, _bounds(second))
+    segments_at(second, _bounds(first))
+    for a, b in zip(first.segments, second.segments):
+        if a.copies != b.copies:
+            few, many, split = (a, b, first) if a.copies < b.copies else (b, a, second)
+            _raise_refine(split, few, [few.size], many.copies)
+    return first.merged(second)
+
+
+def _bounds(split: Split) -> list[int]:
+    bounds = [0]
+    for segment in split.segments:
+        bounds.append(bounds[-1] + segment.size)
+    return bounds
+
+
+def segments_at(split: Split, bounds: list[int]) -> dict[int, int]:
+    """Return bound → index of the segment that begins there. Raises Refine if one of `bounds` is inside a segment."""
+    begins = {bound: index for index, bound in enumerate(_bounds(split))}
+    for index, segment in enumerate(split.segments):
+        begin = _bounds(split)[index]
+        inside = sorted({bound - begin for bound in bounds if begin < bound < begin + segment.size})
+        if inside:
+            ends = [*inside, segment.size]
+            _raise_refine(split, segment, [end - start for start, end in zip([0, *inside], ends)], segment.copies)
+    return {bound: begins[bound] for bound in bounds}
+
+
+def _raise_refine(split: Split, segment: Segment, sizes: list[int], copies: int) -> None:
+    parts = [size * split.unit for size in sizes]
+    if not segment.origins or any(part.denominator != 1 for part in parts):
+        raise CannotSplit("parts of a tensor whose weights are not known")
+    weight, index = min(segment.origins)
+    raise Refine(weight, index, tuple(Segment(int(part), copies) for part in parts))
+
+
 def take(tensor: torch.Tensor, axis: int, segments: tuple[Segment, ...], rank: int, processes: int, scale=Fraction(1)):
     """Return the part of `tensor` that the process `rank` has.
 

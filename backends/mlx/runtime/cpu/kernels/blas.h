@@ -10,7 +10,7 @@
 
 #include "elementwise_step.h"
 #include "float_type.h"
-#include "recurrence.h"
+#include "recurrent_loop.h"
 
 #define EXECUTORCH_MLX_BLAS_API __attribute__((visibility("default")))
 
@@ -84,9 +84,9 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_columns(
     const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
 
 // The loop over the time steps of a recurrent layer. Each time step multiplies the state `hidden` of all `rows` by the
-// weights [units, gates * units], adds the addend, and computes the values of the cell. recurrence.h describes them.
-// Each result has the same bits as that of executorch_mlx_matmul and executorch_mlx_elementwise_steps.
-struct ExecutorchMlxRecurrence {
+// weights [units, gates * units], adds the addend, and computes the values of the cell. recurrent_loop.h describes
+// them. Each result has the same bits as that of executorch_mlx_matmul and executorch_mlx_elementwise_steps.
+struct ExecutorchMlxRecurrentLoop {
   int time_steps;
   int rows;
   int units;
@@ -104,9 +104,9 @@ struct ExecutorchMlxRecurrence {
   const executorch_mlx::CellOutput* outputs;
   int num_outputs;
 };
-EXECUTORCH_MLX_BLAS_API void executorch_mlx_recurrence(const ExecutorchMlxRecurrence* recurrence);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_recurrent_loop(const ExecutorchMlxRecurrentLoop* loop);
 
-// Packs the weights b [units, gates * units] for executorch_mlx_recurrence(), in the order in which it reads them.
+// Packs the weights b [units, gates * units] for executorch_mlx_recurrent_loop(), in the order in which it reads them.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_recurrent(
     const float* b, int64_t row_stride, int units, int gates, float* packed);
 

@@ -1,4 +1,4 @@
-#include "groups/recurrence.h"
+#include "groups/recurrent_loop.h"
 
 #include <algorithm>
 #include <optional>
@@ -26,14 +26,14 @@ class Reader {
   Reader(const Program& program, const fb::ScanParams& n)
       : layout_(program.layout), n_(n), body_(program.chains[n.body_chain_idx()]) {}
 
-  std::optional<Recurrence> read() {
+  std::optional<RecurrentLoop> read() {
     const auto& instructions = body_.instructions;
-    if (instructions.size() < 2 || instructions[1].group == 0) {
+    if (instructions.size() < 2 || instructions[1].elementwise_group == 0) {
       return std::nullopt;
     }
     result_.product = instructions[0].source->op_as_AddmmNode();
-    result_.group = instructions[1].group - 1;
-    const auto& group = body_.groups[result_.group];
+    result_.elementwise_group = instructions[1].elementwise_group - 1;
+    const auto& group = body_.elementwise_groups[result_.elementwise_group];
     const bool is_cell = result_.product != nullptr && group.last == instructions.size() && has_distinct_slots() &&
         read_product() && read_inputs(group) && read_results(group);
     return is_cell ? std::optional(std::move(result_)) : std::nullopt;
@@ -138,7 +138,7 @@ class Reader {
   const Layout& layout_;
   const fb::ScanParams& n_;
   const Chain& body_;
-  Recurrence result_{};
+  RecurrentLoop result_{};
 };
 
 // The elements that one time step reads and writes, and the products that it sums up; see max_operations.
@@ -150,44 +150,44 @@ uint64_t operations_per_step(const cpu::RecurrentCell& cell, const mx::array& ma
 
 } // namespace
 
-void find_recurrences(Program& program) {
+void find_recurrent_loops(Program& program) {
   for (const auto& chain : program.chains) {
     for (const auto& instruction : chain.instructions) {
       if (const auto* n = instruction.source->op_as_ScanNode()) {
-        if (auto recurrence = Reader(program, *n).read()) {
-          program.recurrences.emplace(n, std::move(*recurrence));
+        if (auto loop = Reader(program, *n).read()) {
+          program.recurrent_loops.emplace(n, std::move(*loop));
         }
       }
     }
   }
 }
 
-bool run_recurrence(const fb::ScanParams& n, const std::vector<mx::array>& originals, int axis, Context& c) {
-  const auto* recurrence = c.recurrence(n);
-  if (recurrence == nullptr) {
+bool run_recurrent_loop(const fb::ScanParams& n, const std::vector<mx::array>& originals, int axis, Context& c) {
+  const auto* loop = c.recurrent_loop(n);
+  if (loop == nullptr) {
     return false;
   }
-  const auto& product = *recurrence->product;
+  const auto& product = *loop->product;
   const auto& matrix = c.in(product.mat2());
   const auto carries = c.list(*n.carry());
-  const auto& hidden = carries[recurrence->cell.hidden];
+  const auto& hidden = carries[loop->cell.hidden];
   if (!cpu::can_pack_recurrent(matrix, c.stream) || hidden.ndim() != 2 || hidden.shape(1) != matrix.shape(0)) {
     return false;
   }
   const int steps = originals[0].shape(axis);
   check_size({steps, hidden.shape(0), hidden.shape(1)}, mx::float32);
-  cpu::RecurrenceOperands operands{originals, axis, carries, {}};
-  for (const auto* slot : recurrence->fixed) {
+  cpu::RecurrentLoopOperands operands{originals, axis, carries, {}};
+  for (const auto* slot : loop->fixed) {
     operands.fixed.push_back(c.in(slot));
   }
-  auto cell = recurrence->cell;
-  cell.sequence = &c.group(n, recurrence->group).sequence;
+  auto cell = loop->cell;
+  cell.sequence = &c.elementwise_group(n, loop->elementwise_group).sequence;
   const uint64_t operations = operations_per_step(cell, matrix, hidden.shape(0));
   if (!c.allows_loop(n, steps, operations)) {
     return false;  // the instructions run one by one, until one fails
   }
   const auto packed = c.constant_result(&product, [&] { return cpu::pack_recurrent(matrix); });
-  auto results = cpu::recurrence(cell, operands, packed);
+  auto results = cpu::recurrent_loop(cell, operands, packed);
   if (!results) {
     return false;
   }
@@ -200,8 +200,8 @@ bool run_recurrence(const fb::ScanParams& n, const std::vector<mx::array>& origi
   }
   // What else the last time step leaves in slots.
   c.set(product.out(), std::move(results->product));
-  for (uint32_t i = 0; i < recurrence->last.size(); ++i) {
-    c.set(recurrence->last[i], std::move(results->last[i]));
+  for (uint32_t i = 0; i < loop->last.size(); ++i) {
+    c.set(loop->last[i], std::move(results->last[i]));
   }
   for (uint32_t i = 0; i < n.sliced()->size(); ++i) {
     c.set(n.sliced()->Get(i), views::take(originals[i], steps - 1, axis, c.stream));

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "conversion.h"
-#include "recurrence.h"
+#include "recurrent_loop.h"
 
 namespace executorch_mlx {
 
@@ -59,7 +59,7 @@ class Hidden {
 // The computations for the units of a tile.
 class Tile {
  public:
-  Tile(const ExecutorchMlxRecurrence& r, const Hidden& hidden, int first, int units, const float* packed)
+  Tile(const ExecutorchMlxRecurrentLoop& r, const Hidden& hidden, int first, int units, const float* packed)
       : r_(r), hidden_(hidden), first_(first), units_(units), packed_(packed), memory_(size()) {
     float* next = memory_.get();
     const auto add_value = [&](int blocks, bool has_rows) {
@@ -189,7 +189,7 @@ class Tile {
     }
   }
 
-  const ExecutorchMlxRecurrence& r_;
+  const ExecutorchMlxRecurrentLoop& r_;
   const Hidden& hidden_;
   int first_;
   int units_;
@@ -285,7 +285,7 @@ extern "C" void executorch_mlx_pack_recurrent(const float* b, int64_t row_stride
   }
 }
 
-extern "C" void executorch_mlx_recurrence(const ExecutorchMlxRecurrence* r) {
+extern "C" void executorch_mlx_recurrent_loop(const ExecutorchMlxRecurrentLoop* r) {
   using namespace executorch_mlx;
   const int count = parts_of(r->units, r->gates);
   const Hidden hidden(r->rows, r->units);

@@ -1,4 +1,4 @@
-"""Loops over the time steps of recurrent layers, which a CPU kernel runs in one call: the results keep their bits.
+"""Recurrent loops, which a CPU kernel runs in one call: the results keep their bits.
 
 A profiled call runs each instruction by itself, so that it shows what the results are without the kernel.
 """

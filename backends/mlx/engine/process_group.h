@@ -20,7 +20,7 @@
 
 namespace executorch_mlx {
 
-class Group {
+class ProcessGroup {
  public:
   // Makes a call of the model, and returns whether it succeeded. Must not throw.
   using Call = std::function<bool()>;
@@ -29,9 +29,9 @@ class Group {
   // Joins the group to which this process belongs, and connects to the other processes. `path` is the file that this
   // process has loaded, and `part` says which part of the model it is. Throws EngineError in all processes if one of
   // them has a file that does not belong to the group.
-  Group(const TensorParallel& part, const std::string& path);
-  Group(const Group&) = delete;
-  ~Group(); // in process 0: ends follow() in the others
+  ProcessGroup(const TensorParallel& part, const std::string& path);
+  ProcessGroup(const ProcessGroup&) = delete;
+  ~ProcessGroup(); // in process 0: ends follow() in the others
 
   bool is_leader() const {
     return rank_ == 0;

@@ -18,7 +18,7 @@ using Source = RecurrentCell::Source;
 // Translates a cell and its operands to the arguments of the kernel. Numbers of values are those of the kernel.
 class Translation {
  public:
-  Translation(const RecurrentCell& cell, const RecurrenceOperands& operands, const mx::array& packed)
+  Translation(const RecurrentCell& cell, const RecurrentLoopOperands& operands, const mx::array& packed)
       : cell_(cell),
         operands_(operands),
         time_steps_(operands.originals[0].shape(operands.axis)),
@@ -31,14 +31,14 @@ class Translation {
     return add_carries() && add_inputs() && add_addend() && add_steps() && has_supported_results();
   }
 
-  RecurrenceResults compute() {
+  RecurrentLoopResults compute() {
     std::vector<CellOutput> outputs;
     const auto last = [&](int value) {
       auto y = allocate_result({rows_, blocks_[value] * units_}, mx::float32);
       outputs.push_back({value, y.data<float>(), 0, y.shape(1)});
       return y;
     };
-    RecurrenceResults results{{}, {}, {}, last(0)};
+    RecurrentLoopResults results{{}, {}, {}, last(0)};
     for (const uint32_t step : cell_.carry_steps) {
       results.carries.push_back(last(value_of_step(step)));
     }
@@ -53,7 +53,7 @@ class Translation {
       outputs.push_back(
           {value_of_step(step), y.data<float>(), y.strides(operands_.axis), y.strides(1 - operands_.axis)});
     }
-    const ExecutorchMlxRecurrence arguments{
+    const ExecutorchMlxRecurrentLoop arguments{
         .time_steps = time_steps_,
         .rows = rows_,
         .units = units_,
@@ -70,7 +70,7 @@ class Translation {
         .num_steps = static_cast<int>(steps_.size()),
         .outputs = outputs.data(),
         .num_outputs = static_cast<int>(outputs.size())};
-    executorch_mlx_recurrence(&arguments);
+    executorch_mlx_recurrent_loop(&arguments);
     return results;
   }
 
@@ -213,7 +213,7 @@ class Translation {
   }
 
   const RecurrentCell& cell_;
-  const RecurrenceOperands& operands_;
+  const RecurrentLoopOperands& operands_;
   const int time_steps_;
   const int rows_;
   const int units_;
@@ -241,8 +241,8 @@ mx::array pack_recurrent(const mx::array& b) {
   return packed;
 }
 
-std::optional<RecurrenceResults> recurrence(
-    const RecurrentCell& cell, const RecurrenceOperands& operands, const mx::array& packed) {
+std::optional<RecurrentLoopResults> recurrent_loop(
+    const RecurrentCell& cell, const RecurrentLoopOperands& operands, const mx::array& packed) {
   const auto& hidden = operands.carries[cell.hidden];
   const bool fits = hidden.ndim() == 2 && hidden.shape(0) > 0 && hidden.shape(1) == packed.shape(0);
   if (!fits || operands.axis > 1) {

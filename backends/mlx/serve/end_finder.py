@@ -1,4 +1,4 @@
-"""Ends answers that follow a grammar before their budget of tokens is used up."""
+"""Finds symbols with which an answer that follows a grammar ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def marker_bytes(id: int) -> bytes:
     return b"\xff<%d>" % id
 
 
-class Closer:
+class EndFinder:
     """Finds an end of an answer: the stop id, or in a text of JSON quotes, closing brackets, commas and digits first.
 
     It works on symbols, not on tokens: the 256 bytes, then the tokens without bytes that a grammar may have, which are

@@ -1,4 +1,4 @@
-#include "group.h"
+#include "process_group.h"
 
 #include <executorch_mlx/delegate.h>
 #include <poll.h>
@@ -10,7 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <optional>
 #include <random>
 
@@ -29,8 +28,9 @@ constexpr auto kStartTime = std::chrono::seconds(60); // for all processes to co
 constexpr auto kFailureTime = std::chrono::seconds(10);
 constexpr uint64_t kMaxMessage = 1 << 30;
 
-// Whether this process has a Group. There can be only one: the collective operations of two models would get mixed up.
-std::atomic<bool> has_group = false;
+// Whether this process has a ProcessGroup. There can be only one: the collective operations of two models would get
+// mixed up.
+std::atomic<bool> has_process_group = false;
 
 // A random value that identifies the group: process 0 refuses connections of other programs.
 using GroupKey = std::array<char, 16>;
@@ -57,12 +57,12 @@ bool send_message(int socket, std::span<const char> message) {
 }
 
 // Returns nullopt if the connection has ended.
-std::optional<Group::Message> receive_message(int socket) {
+std::optional<ProcessGroup::Message> receive_message(int socket) {
   uint64_t length = 0;
   if (!receive_all(socket, &length, sizeof(length)) || length >= kMaxMessage) {
     return std::nullopt;
   }
-  Group::Message message(length);
+  ProcessGroup::Message message(length);
   return receive_all(socket, message.data(), length) ? std::optional(std::move(message)) : std::nullopt;
 }
 
@@ -110,7 +110,7 @@ int connect_to_leader(const Address& address, const Hello& hello) {
 
 } // namespace
 
-Group::Group(const TensorParallel& part, const std::string& path) {
+ProcessGroup::ProcessGroup(const TensorParallel& part, const std::string& path) {
   check(
       executorch_mlx_group(&rank_, &size_) == 0, EXECUTORCH_MLX_FAILED, path,
       ": cannot join the group of processes, see the log for details");
@@ -119,17 +119,18 @@ Group::Group(const TensorParallel& part, const std::string& path) {
       size_ > 1, path, ": part ", part.rank, " of a model for ", part.size,
       " processes, but this process is alone: start ",
       part.size, " processes, for instance with executorch-mlx run --hosts");
-  check_argument(!has_group.exchange(true), path, ": this process already has a model for a group of processes");
+  check_argument(
+      !has_process_group.exchange(true), path, ": this process already has a model for a group of processes");
   try {
     connect(part, path);
   } catch (...) {
-    has_group = false;
+    has_process_group = false;
     throw;
   }
   thread_ = std::thread([this] { is_leader() ? watch_followers() : read_messages(); });
 }
 
-Group::~Group() {
+ProcessGroup::~ProcessGroup() {
   {
     std::lock_guard lock(mutex_);
     is_closing_ = true;
@@ -144,7 +145,7 @@ Group::~Group() {
     }
   }
   thread_.join();
-  has_group = false;
+  has_process_group = false;
   for (const int socket : sockets_) {
     if (socket >= 0) {
       close(socket);
@@ -153,7 +154,7 @@ Group::~Group() {
 }
 
 // Sets `sockets_`.
-void Group::connect(const TensorParallel& part, const std::string& path) {
+void ProcessGroup::connect(const TensorParallel& part, const std::string& path) {
   Address address = {};
   int listener = -1;
   if (is_leader()) {
@@ -194,7 +195,7 @@ void Group::connect(const TensorParallel& part, const std::string& path) {
 
 // Accepts the connections of all other processes. Sends each the reason why the group cannot start, or "", and returns
 // the reason.
-std::string Group::admit(int listener, const TensorParallel& part, const GroupKey& key) {
+std::string ProcessGroup::admit(int listener, const TensorParallel& part, const GroupKey& key) {
   sockets_.assign(size_, -1);
   results_.resize(size_);
   std::string refusal = fault({key, 0, part}, part, size_);
@@ -227,7 +228,7 @@ std::string Group::admit(int listener, const TensorParallel& part, const GroupKe
   return refusal;
 }
 
-bool Group::lead(const Message& message, const Call& call) {
+bool ProcessGroup::lead(const Message& message, const Call& call) {
   for (int rank = 1; rank < size_; ++rank) {
     if (!send_message(sockets_[rank], message)) {
       die(str("process ", rank, " has ended"));
@@ -240,7 +241,7 @@ bool Group::lead(const Message& message, const Call& call) {
 
 // Waits until all other processes have made the call that ended in this process with `result`. Ends this process if one
 // of them has another result.
-void Group::wait_for_results(bool result) {
+void ProcessGroup::wait_for_results(bool result) {
   std::unique_lock lock(mutex_);
   const auto is_complete = [this] {
     return std::all_of(results_.begin() + 1, results_.end(), [](const auto& each) { return !each.empty(); });
@@ -260,7 +261,7 @@ void Group::wait_for_results(bool result) {
 
 // In process 0: collects the results of the others, and ends the process if one of them has ended. If a call has failed
 // in another process, this process may wait for that process forever. It therefore ends after kFailureTime.
-void Group::watch_followers() {
+void ProcessGroup::watch_followers() {
   using Clock = std::chrono::steady_clock;
   std::vector<pollfd> connections;
   for (int rank = 1; rank < size_; ++rank) {
@@ -296,7 +297,7 @@ void Group::watch_followers() {
 
 // In the other processes: reads the messages of process 0. Reads also while a call runs, to find out that process 0 has
 // ended.
-void Group::read_messages() {
+void ProcessGroup::read_messages() {
   while (true) {
     auto message = receive_message(sockets_[0]);
     std::lock_guard lock(mutex_);
@@ -312,7 +313,7 @@ void Group::read_messages() {
   }
 }
 
-void Group::follow(const std::function<bool(std::span<const char>)>& call) {
+void ProcessGroup::follow(const std::function<bool(std::span<const char>)>& call) {
   while (true) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !messages_.empty(); });
@@ -332,7 +333,7 @@ void Group::follow(const std::function<bool(std::span<const char>)>& call) {
   }
 }
 
-void Group::die(const std::string& reason) const {
+void ProcessGroup::die(const std::string& reason) const {
   std::fprintf(stderr, "executorch-mlx: process %d of %d: %s\n", rank_, size_, reason.c_str());
   std::fflush(stderr);
   _exit(EXIT_FAILURE);

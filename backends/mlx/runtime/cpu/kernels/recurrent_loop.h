@@ -1,4 +1,4 @@
-// The loop over the time steps of a recurrent layer: see executorch_mlx_recurrence() in blas.h.
+// The loop over the time steps of a recurrent layer: see executorch_mlx_recurrent_loop() in blas.h.
 #pragma once
 
 #include <cstdint>

@@ -21,19 +21,19 @@ class Context;
 struct Program;
 
 // A ScanNode whose body is an AddmmNode, which multiplies a carry by a constant, and one ElementwiseGroup.
-struct Recurrence {
+struct RecurrentLoop {
   const fb::AddmmParams* product;
-  uint32_t group;  // of the body chain
+  uint32_t elementwise_group;  // its index in the body chain
   cpu::RecurrentCell cell;
   std::vector<const fb::Tid*> fixed;  // the slots of the operands that are the same in all time steps
   std::vector<const fb::Tid*> last;   // the slots of the cell's `last_steps`
 };
 
-// Finds the recurrences of a verified program, after its elementwise groups, and writes them to it.
-void find_recurrences(Program& program);
+// Finds the recurrent loops of a verified program, after its elementwise groups, and writes them to it.
+void find_recurrent_loops(Program& program);
 
 // Runs a ScanNode over the axis `axis` of `originals`, which have the same size there. Returns false, and does nothing,
-// if the node is no recurrence or the kernel does not support its operands.
-bool run_recurrence(const fb::ScanParams& n, const std::vector<mx::array>& originals, int axis, Context& c);
+// if the node is no such loop or the kernel does not support its operands.
+bool run_recurrent_loop(const fb::ScanParams& n, const std::vector<mx::array>& originals, int axis, Context& c);
 
 } // namespace executorch_mlx

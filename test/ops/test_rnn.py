@@ -56,7 +56,7 @@ test_op_row = pytest_function(ROWS)
 
 
 def test_torch_still_decomposes_a_layer():
-    """`ops/recurrent.py` replaces torch's rule for the shapes of a layer. The layer's decomposition stays the same."""
+    """`ops/rnn.py` replaces torch's rule for the shapes of a layer. The layer's decomposition stays the same."""
     program = torch.export.export(nn.GRU(6, 4).eval(), (torch.zeros(5, 2, 6),))
     targets = {str(n.target) for n in program.run_decompositions().graph.nodes}
     assert "aten.gru.input" not in targets and "aten.addmm.default" in targets

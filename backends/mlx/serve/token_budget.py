@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from .closing import MAX_END, Closer, relative_rules
+from .end_finder import MAX_END, EndFinder, relative_rules
 
 NEAR = 32  # near the budget, at most so many tokens are left besides those of the end, and each token is checked
 GROWTH = 8  # by how many tokens one that is not checked may lengthen the end, besides `growth`
@@ -35,7 +35,7 @@ class _Place:
     repeats: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
 
-class Ending:
+class TokenBudget:
     """Keeps one answer within its budget: removes the tokens after which no end would fit.
 
     - `matcher`: has the grammar over symbols, at the beginning of the answer.
@@ -47,8 +47,8 @@ class Ending:
     model then draws any of the tokens after which an end fits.
     """
 
-    def __init__(self, closer: Closer, matcher: Any, is_text: bool, growth: int):
-        self._closer, self._matcher, self._is_text, self._growth = closer, matcher, is_text, growth
+    def __init__(self, end_finder: EndFinder, matcher: Any, is_text: bool, growth: int):
+        self._end_finder, self._matcher, self._is_text, self._growth = end_finder, matcher, is_text, growth
         self._places: defaultdict[str, list[_Place]] = defaultdict(list)  # by their rules
         self._place: _Place | None = None  # that of the answer, if the last tokens were checked
         self._last = 0  # the last symbol of the answer
@@ -57,7 +57,7 @@ class Ending:
 
     def accept(self, token: int) -> None:
         """Append a token to the answer."""
-        for symbol in self._closer.symbols(token):
+        for symbol in self._end_finder.symbols(token):
             self._matcher.accept_token(symbol)
             self._place, self._last = self._place and self._place.after.get(symbol), symbol
 
@@ -114,8 +114,8 @@ class Ending:
 
         if self._run is not None and self._run[0] is start and numpy.array_equal(self._run[1], ids):
             return self._run[2]  # within a string, the place stays the same
-        data, offsets, lengths = self._closer.symbols_of_tokens
-        size, places, numbers = self._closer.symbol_count, [start], {id(start): 0}
+        data, offsets, lengths = self._end_finder.symbols_of_tokens
+        size, places, numbers = self._end_finder.symbol_count, [start], {id(start): 0}
         at = numpy.zeros(len(ids), dtype=numpy.int64)
         active = numpy.arange(len(ids))
         for column in range(int(lengths[ids].max(initial=0))):
@@ -134,7 +134,7 @@ class Ending:
     def _follow(self, start: _Place) -> None:
         """Make sure that the first token of the end of `start` fits, whatever end was found for the place after it."""
         first, *others = start.end_tokens
-        symbols = self._closer.symbols(first)
+        symbols = self._end_finder.symbols(first)
         place: _Place | None = start
         for symbol in symbols:
             place = self._step(place, symbol)
@@ -183,12 +183,12 @@ class Ending:
         """Return tokens that end the answer from a place, or None if none are known."""
         if not place.is_searched and self._searches:
             self._searches -= 1
-            end, on_the_way = self._closer.end(place.matcher), place
+            end, on_the_way = self._end_finder.end(place.matcher), place
             while on_the_way is not None and not on_the_way.is_searched:
                 on_the_way.end, on_the_way.is_searched = end, True
                 on_the_way, end = (on_the_way.after.get(end[0]), end[1:]) if end else (None, None)
         if place.end_tokens is None and place.end is not None:
-            place.end_tokens = self._closer.tokens(place.end)
+            place.end_tokens = self._end_finder.tokens(place.end)
         return place.end_tokens
 
 
