@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-ROWS, TOKENS = 4, 48
-PROMPTS = [[(17 * i + 5 * key) % 256 for i in range(5 + 9 * key)] for key in range(ROWS)]
+ROWS, TOKENS = 8, 48
+PROMPTS = [[(17 * i + 5 * key) % 256 for i in range(5 + 7 * key)] for key in range(ROWS)]
 
 
 def export(folder: Path) -> None:
@@ -42,7 +42,7 @@ def answers(program: str, device: str) -> None:
     with LLM.load(program, device=device, reuse_prompts=False) as llm:
         def start(key):
             allowed = (lambda tokens: odd_tokens) if key % 2 else None
-            options = settings[key // 2] | {"max_new_tokens": TOKENS, "ignore_eos": True, "draft": 0}
+            options = settings[key // 2 % 2] | {"max_new_tokens": TOKENS, "ignore_eos": True, "draft": 0}
             return llm.generate(PROMPTS[key], allowed_tokens=allowed, **options)
 
         together = [generation.result().tokens for generation in [start(key) for key in range(ROWS)]]

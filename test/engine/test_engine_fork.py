@@ -79,8 +79,11 @@ def test_methods_in_a_fork(delegate, capfd):
     g = Graph()
     g.emit(ir.ExpNode(x=g.input((3,)), out=g.output((3,))))
 
+    programs = []  # a method does not keep its program
+
     def load():
-        return Runtime.get().load_program(g.pte()).load_method("forward")
+        programs.append(Runtime.get().load_program(g.pte()))
+        return programs[-1].load_method("forward")
 
     method, zeros = load(), [torch.zeros(3)]
 

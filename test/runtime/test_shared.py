@@ -18,7 +18,11 @@ class Methods:
 
     def __getattr__(self, name):
         method = self.program.load_method(name)
-        return lambda *args: [x.tolist() if isinstance(x, torch.Tensor) else x for x in method.execute(args)]
+
+        def call(*args, program=self.program):  # the method does not keep the program, which has its memory
+            return [x.tolist() if isinstance(x, torch.Tensor) else x for x in method.execute(args)]
+
+        return call
 
     def unload(self, name):
         self.program._methods[name] = None
