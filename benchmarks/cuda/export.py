@@ -4,8 +4,9 @@
     python benchmarks/cuda/export.py FOLDER --shape llama-8b --processes 2
 
 writes FOLDER/qwen3-0.6b.pte. With --processes, it also writes the model in two parts, FOLDER/llama-8b-0-of-2.pte and
-FOLDER/llama-8b-1-of-2.pte. With --rows 8, it writes FOLDER/qwen3-0.6b-rows8.pte. The weights are uninitialized, because run.py replaces them with random numbers. The shape
-of 8B parameters needs about 18 GB of memory, and 16 GB on the disk for each whole model.
+FOLDER/llama-8b-1-of-2.pte. With --rows 8, it writes FOLDER/qwen3-0.6b-rows8.pte. The weights are uninitialized, because
+run.py replaces them with random numbers. The shape of 8B parameters needs about 18 GB of memory, and 16 GB on the disk
+for each whole model.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ constexpr std::array<int64_t, 8> kDraftLengths = {1, 2, 3, 5, 7, 11, 19, StepCos
 constexpr double kMinGain = 1.03;
 // After this many steps of one kind, a step of the other kind measures its time.
 constexpr uint64_t kMeasureEvery = 64;
-// Of so many choices, the last ones are made to measure steps of several rows. Where steps overlap, a time is known only
-// after several steps of one kind.
+// Of so many choices, the last ones are made to measure steps of several rows. Where steps overlap, a time is known
+// only after several steps of one kind.
 constexpr uint64_t kMeasuringChoices = 6;
 constexpr double kDecay = 0.95; // factor by which each new draft lowers the weight of all earlier drafts
 // Assumed times as factors of the time of a plain step, until the times are measured.

@@ -1,7 +1,7 @@
-// Attention of one query token, or of one for each of several rows, to a KV cache. MLX's attention needs the used part of
-// the cache as an array, which takes two more operations for each row, and the host needs more time for it. If the lazy
-// operands permit it, the kernel also does the work before: norm and rotation of query and key, and the update of the
-// cache.
+// Attention of one query token, or of one for each of several rows, to a KV cache. MLX's attention needs the used part
+// of the cache as an array, which takes two more operations for each row, and the host needs more time for it. If the
+// lazy operands permit it, the kernel also does the work before: norm and rotation of query and key, and the update of
+// the cache.
 #include <mlx/primitives.h>
 
 #include <algorithm>
@@ -38,10 +38,10 @@ constexpr int kMaxGroups = kMaxBlocks / kMaxParts;  // of heads
 constexpr int kKeys = 1, kValues = 2;  // of attention_kernel()
 constexpr int kStepOffset = 5, kStepKeys = 7, kStepValues = 8;  // of attention_step_kernel()
 
-// The kernels of attention. A block computes kPerBlock query heads of a row for one part of the positions. Each group of
-// kLanes threads holds one vector of a position: 16 bytes in each thread. Queries and y are [rows, kHeads, 1, kDim]. A
-// span has `length` positions from `start` on, and is divided into `parts`. There is one span for each row, and keys and
-// values are [1, kHeads / kShared, capacity, kDim]; or the only span is that of all rows, and keys and values are
+// The kernels of attention. A block computes kPerBlock query heads of a row for one part of the positions. Each group
+// of kLanes threads holds one vector of a position: 16 bytes in each thread. Queries and y are [rows, kHeads, 1, kDim].
+// A span has `length` positions from `start` on, and is divided into `parts`. There is one span for each row, and keys
+// and values are [1, kHeads / kShared, capacity, kDim]; or the only span is that of all rows, and keys and values are
 // [rows, kHeads / kShared, capacity, kDim].
 //
 // If there is more than one part, the kernel writes to `workspace`. Its first kMaxGroups numbers count the finished
@@ -277,7 +277,8 @@ class KernelsOfSpans {
 };
 
 const SequenceKernel& attention_kernel(int spans) {
-  static KernelsOfSpans kernels("attention_of_token", {"q", "keys", "values", "workspace"}, {"capacity", "max_parts"}, R"(
+  static KernelsOfSpans kernels(
+      "attention_of_token", {"q", "keys", "values", "workspace"}, {"capacity", "max_parts"}, R"(
   const T* const query_row = q + first_head * kDim;
   const T* const own_key = nullptr;
   const T* const own_value = nullptr;
@@ -311,8 +312,11 @@ const SequenceKernel& attention_step_kernel(int spans) {
   __syncthreads();
   if (first_head % kShared == 0 && part == 0 && group == 0) {
     const uint64_t last = cache + uint64_t(length - 1) * kDim;
-    *reinterpret_cast<uint4*>(const_cast<T*>(keys) + last) = *reinterpret_cast<const uint4*>(own_key + lane * kWide);
-    *reinterpret_cast<uint4*>(const_cast<T*>(values) + last) = *reinterpret_cast<const uint4*>(own_value + lane * kWide);
+    const auto copy = [&](const T* from, const T* to) {
+      *reinterpret_cast<uint4*>(const_cast<T*>(to) + last) = *reinterpret_cast<const uint4*>(from + lane * kWide);
+    };
+    copy(own_key, keys);
+    copy(own_value, values);
   }
 )"));
   return kernels(spans);

@@ -1,9 +1,9 @@
 // Updates of a KV cache that a kernel of attention can take over.
-#include <algorithm>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -123,12 +123,12 @@ std::optional<mx::array> update_positions(
       update.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {
     return std::nullopt;
   }
-  auto sorted = positions;
-  std::sort(sorted.begin(), sorted.end());
-  const bool differ = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+  const std::set<int> different(positions.begin(), positions.end());
+  const bool are_valid =
+      different.size() == positions.size() && *different.begin() >= 0 && *different.rbegin() < cache.shape(2);
   mx::Shape expected = cache.shape();
   expected[2] = static_cast<int>(positions.size());
-  if (!differ || sorted[0] < 0 || sorted.back() >= cache.shape(2) || update.shape() != expected) {
+  if (!are_valid || update.shape() != expected) {
     return std::nullopt;
   }
   return mx::array(

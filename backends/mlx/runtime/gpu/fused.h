@@ -37,14 +37,14 @@ std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
 std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::Stream stream);
 
 // rope(x) for each of one or two arrays x [B, H, S, D], over the whole last axis, not traditional. Each x must be
-// transposed from [B, S, H, D] and lazy. Both or none may be results of an RMSNorm before that; a single one must be unless S is 1.
-// `offset` has one element or B.
+// transposed from [B, S, H, D] and lazy. Both or none may be results of an RMSNorm before that; a single one must be,
+// unless S is 1. `offset` has one element or B.
 std::optional<std::vector<mx::array>> norm_rope(
     const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
     mx::Stream stream);
 
-// A KV cache [B, heads, capacity, D] with update[:, :, i] at positions[i], for each i. The positions differ. Nothing else
-// may refer to the cache or its memory until the result is evaluated, because a kernel writes to this memory.
+// A KV cache [B, heads, capacity, D] with update[:, :, i] at positions[i], for each i. The positions differ. Nothing
+// else may refer to the cache or its memory until the result is evaluated, because a kernel writes to this memory.
 std::optional<mx::array> update_positions(
     const mx::array& cache, const mx::array& update, const std::vector<int>& positions, mx::Stream stream);
 

@@ -1,6 +1,7 @@
-// Products of one row vector, or of a few, with matrices. A thread block keeps a single vector in shared memory. If it is
-// the lazy result of an RMSNorm, each block computes the norm itself, because this takes less time than another kernel.
-// Several vectors get a kernel for their norms, and are read from the cache. A product has the same bits in both cases.
+// Products of one row vector, or of a few, with matrices. A thread block keeps a single vector in shared memory. If it
+// is the lazy result of an RMSNorm, each block computes the norm itself, because this takes less time than another
+// kernel. Several vectors get a kernel for their norms, and are read from the cache. A product has the same bits in both
+// cases.
 #include <bit>
 #include <functional>
 #include <optional>
@@ -37,9 +38,9 @@ const std::string kBegin = R"(
   uint32_t index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
 )";
 
-// Starts to load the rows w[0], w[1], ... of matrices. The text before it defines kCount and w. Each thread keeps kAhead
-// loads of each row under way. The first kEarly of them are issued before x is ready, so that the block waits for the
-// weights and for x at the same time.
+// Starts to load the rows w[0], w[1], ... of matrices. The text before it defines kCount and w. Each thread keeps
+// kAhead loads of each row under way. The first kEarly of them are issued before x is ready, so that the block waits for
+// the weights and for x at the same time.
 const std::string kLoadWeights = R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
@@ -113,8 +114,8 @@ const std::string kWriteVector = R"(
   }
 )";
 
-// Adds up the products of kVectors vectors with the rows of the warp. The element i of vector v is at vectors[v * kDepth
-// + i]. sums[m][v] is the product with w[m], rounded to T.
+// Adds up the products of kVectors vectors with the rows of the warp. The element i of vector v is at
+// vectors[v * kDepth + i]. sums[m][v] is the product with w[m], rounded to T.
 const std::string kSums = R"(
   float sums[kCount][kVectors] = {};
   #pragma unroll
@@ -359,8 +360,9 @@ std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& 
       of_gate->first.id() != of_up->first.id()) {
     return std::nullopt;
   }
+  const auto& x = of_gate->first;
   return run(
-      gated_products_kernel(vectors_of(of_gate->first)), of_gate->first, {of_gate->second, of_up->second}, 1, std::nullopt, {gate.shape()},
+      gated_products_kernel(vectors_of(x)), x, {of_gate->second, of_up->second}, 1, std::nullopt, {gate.shape()},
       stream)[0];
 }
 
@@ -373,9 +375,9 @@ std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx:
   if (product == nullptr) {
     return std::nullopt;
   }
+  const auto& [x, w] = *product;
   return run(
-      product_and_sum_kernel(vectors_of(product->first)), product->first, {product->second}, 1, of_b != nullptr ? a : b, {a.shape()},
-      stream)[0];
+      product_and_sum_kernel(vectors_of(x)), x, {w}, 1, of_b != nullptr ? a : b, {a.shape()}, stream)[0];
 }
 
 } // namespace executorch_mlx::gpu

@@ -46,9 +46,9 @@ inline mx::array bounded_indices(
   return result;
 }
 
-// If x is a range of integers that is not evaluated, returns the elements at these indices, which must be within bounds,
-// as an array on the host. Else returns nullopt. The host can then read the elements at once. Exported programs check
-// positions and rows in this way: on a GPU, each check would make the host wait for the device.
+// If x is a range of integers that is not evaluated, returns the elements at these indices, which must be within
+// bounds, as an array on the host. Else returns nullopt. The host can then read the elements at once. Exported programs
+// check positions and rows in this way: on a GPU, each check would make the host wait for the device.
 inline std::optional<mx::array> elements_of_range(
     const mx::array& x, const std::vector<int64_t>& indices, const mx::Shape& shape) {
   const bool is_range = x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.ndim() == 1 &&
