@@ -10,67 +10,64 @@ runs. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 PROMPT, STEPS, REPEATS = 128, 128, 6
-SAMPLED = {"top_p": 0.9, "top_k": 40}
-KINDS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8, **SAMPLED}}
+KINDS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8, "top_p": 0.9, "top_k": 40}}
 
 
 def prompts(rows: int) -> list[list[int]]:
     return [[(37 * i + 101 * row + 11) % 50_000 for i in range(PROMPT)] for row in range(rows)]
 
 
+def speed(rows: int, run: Callable[[], None]) -> float:
+    """Return the tokens per second of the best run. The first one is not timed."""
+    times = []
+    for _ in range(1 + REPEATS):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return rows * STEPS / min(times[1:])
+
+
 def ours(program: str, rows: int) -> dict[str, float]:
     from executorch_mlx import LLM
 
     llm = LLM.load(program, reuse_prompts=False)
-    speeds = {}
-    for kind, parameters in KINDS.items():
-        times = []
-        for _ in range(1 + REPEATS):
-            begin = time.perf_counter()
-            options = {"max_new_tokens": STEPS, "ignore_eos": True, "draft": 0, **parameters}
-            answers = [llm.generate(prompt, **options) for prompt in prompts(rows)]
-            for answer in answers:
-                answer.result()
-            times.append(time.perf_counter() - begin)
-        speeds[kind] = rows * STEPS / min(times[1:])
-    return speeds
+
+    def run(parameters):
+        options = {"max_new_tokens": STEPS, "ignore_eos": True, "draft": 0, **parameters}
+        answers = [llm.generate(prompt, **options) for prompt in prompts(rows)]
+        for answer in answers:
+            answer.result()
+
+    return {kind: speed(rows, partial(run, parameters)) for kind, parameters in KINDS.items()}
 
 
 def mlx_lm(shape: str, rows: int) -> dict[str, float]:
-    import mlx.core as mx
     from mlx_lm.generate import BatchGenerator
     from mlx_lm.sample_utils import make_sampler
-    from shapes import SHAPES
+    from mlx_lm_side import load
 
-    config = SHAPES[shape]
-    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
-    model = architecture.Model(architecture.ModelArgs.from_dict(config))
-    model.set_dtype(mx.bfloat16)
-    mx.eval(model.parameters())
-    samplers = {"greedy": make_sampler(temp=0.0), "sampled": make_sampler(temp=0.8, **SAMPLED)}
-    speeds = {}
-    for kind, sampler in samplers.items():
-        times = []
-        for _ in range(1 + REPEATS):
-            begin = time.perf_counter()
-            generator = BatchGenerator(
-                model, max_tokens=STEPS, sampler=sampler, completion_batch_size=rows, prefill_batch_size=rows
-            )
-            generator.insert(prompts(rows))
-            while generator.next_generated():
-                pass
-            generator.close()
-            times.append(time.perf_counter() - begin)
-        speeds[kind] = rows * STEPS / min(times[1:])
-    return speeds
+    model = load(shape)
+
+    def run(temperature, **options):
+        generator = BatchGenerator(
+            model, max_tokens=STEPS, sampler=make_sampler(temp=temperature, **options), completion_batch_size=rows,
+            prefill_batch_size=rows,
+        )  # fmt: skip
+        generator.insert(prompts(rows))
+        while generator.next_generated():
+            pass
+        generator.close()
+
+    return {kind: speed(rows, partial(run, **parameters)) for kind, parameters in KINDS.items()}
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_sampler
 from shapes import SHAPES
@@ -14,13 +15,19 @@ CONTEXTS, PREFILLS, STEPS, REPEATS = (128, 2048), (512, 2048), 100, 6
 WARM_UP = 11  # tokens that are not timed
 
 
-def main() -> None:
-    config = SHAPES[sys.argv[1]]
+def load(shape: str) -> nn.Module:
+    """Return the model of mlx-lm of a shape, with random weights in bfloat16."""
+    config = SHAPES[shape]
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
     model.set_dtype(mx.bfloat16)
     mx.eval(model.parameters())
-    prompt = mx.random.randint(0, config["vocab_size"], (max(*CONTEXTS, *PREFILLS),))
+    return model
+
+
+def main() -> None:
+    model = load(sys.argv[1])
+    prompt = mx.random.randint(0, SHAPES[sys.argv[1]]["vocab_size"], (max(*CONTEXTS, *PREFILLS),))
     samplers = {"greedy": make_sampler(temp=0.0), "sampled": make_sampler(temp=0.8, top_p=0.9, top_k=40)}
 
     def prefill(length):

@@ -53,7 +53,7 @@ bool Scheduler::may_follow_pending() {
 void Scheduler::advance_pending() {
   const auto begin = std::exchange(advanced_, std::nullopt);
   const size_t calls = pending_.size();
-  const size_t running = pending_[0].requests.size();  // of the only call, or 1
+  const size_t running = pending_[0].requests.size(); // of the only call, or 1
   for (PendingStep& step : std::exchange(pending_, {})) {
     Requests requests;
     std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests), [this](const auto& request) {

@@ -1,5 +1,6 @@
 #include "checks.h"
 
+#include <mlx/primitives.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,6 +44,10 @@ std::vector<int> checked_axes(const flatbuffers::Vector<int32_t>* axes, int rank
         std::count(result.begin(), result.end(), result.back()) == 1, "axis ", axis, " is listed twice");
   }
   return result;
+}
+
+bool is_lazy(const mx::array& x, std::string_view name) {
+  return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
 }
 
 } // namespace executorch_mlx

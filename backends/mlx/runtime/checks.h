@@ -5,6 +5,7 @@
 #include <mlx/mlx.h>
 
 #include <limits>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -39,6 +40,9 @@ std::vector<int> checked_axes(const flatbuffers::Vector<int32_t>* axes, int rank
 inline bool is_on_host(const mx::array& x) {
   return !x.has_primitive() && x.flags().row_contiguous && x.is_available();
 }
+
+// Whether x is the result of the operation `name` that is not evaluated yet.
+bool is_lazy(const mx::array& x, std::string_view name);
 
 // The 64-bit integer type that can hold all values of T.
 template <typename T>

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <string_view>
 #include <utility>
 
+#include "checks.h"
 #include "cpu/accelerate.h"
 #include "gpu/fused.h"
 #include "memory/limit.h"
@@ -26,10 +26,7 @@ struct UpdatedSlice {
 
 // Returns no slices if x is no pending update.
 std::vector<UpdatedSlice> updated_slices(const mx::array& x) {
-  if (x.status() != mx::array::Status::unscheduled || !x.has_primitive()) {
-    return {};
-  }
-  if (std::string_view(x.primitive().name()) == "SliceUpdate") {
+  if (is_lazy(x, "SliceUpdate")) {
     const auto [reduce, start, stop, strides] = static_cast<const mx::SliceUpdate&>(x.primitive()).state();
     return {{start, stop, strides}};
   }

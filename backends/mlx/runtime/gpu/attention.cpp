@@ -427,6 +427,17 @@ Constants constants_of(const Plan& plan, int dim, float scale) {
       {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}};
 }
 
+// Runs one of the kernels, whose call lacks only the spans and what it writes to the workspace.
+mx::array run(
+    const SequenceKernel& kernel, SequenceKernel::Call call, const mx::array& workspace, const Plan& plan,
+    Constants constants, mx::Stream stream) {
+  plan.add_spans(call.numbers);
+  if (plan.max_parts > 1) {
+    call.written.push_back(workspace);
+  }
+  return kernel(std::move(call), std::move(constants), stream)[0];
+}
+
 // Whether the update writes the last position of each span, and the kernel gets the memory of the cache and no copy.
 bool writes_last(const CacheUpdate& update, const mx::array& cache, const std::vector<Span>& spans) {
   const auto is_last = [](int position, const Span& span) { return position == span.stop - 1; };
@@ -477,13 +488,9 @@ std::optional<mx::array> attention_step(
        q.inputs().back(), cached_keys, cached_values, workspace},
       {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts, rope.offset.value_or(0)}, plan.blocks, kThreads,
       {kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
-  plan.add_spans(call.numbers);
   if (rope.offset) {
     // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
     call.inputs[kStepOffset] = workspace;
-  }
-  if (plan.max_parts > 1) {
-    call.written.push_back(workspace);
   }
   constants.insert(
       constants.end(),
@@ -491,7 +498,7 @@ std::optional<mx::array> attention_step(
        {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
        {"kHasOffset", rope.offset.has_value()}});
   const auto& kernel = attention_step_kernel(static_cast<int>(plan.spans.size()));
-  const mx::array y = kernel(std::move(call), std::move(constants), stream)[0];
+  const mx::array y = run(kernel, std::move(call), workspace, plan, std::move(constants), stream);
   CacheUpdate::take_over(keys, y);
   CacheUpdate::take_over(values, y);
   return y;
@@ -519,12 +526,8 @@ std::optional<mx::array> attention(
   SequenceKernel::Call call{
       {q, keys, values, workspace}, {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts}, plan.blocks, kThreads,
       {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
-  plan.add_spans(call.numbers);
-  if (plan.max_parts > 1) {
-    call.written.push_back(workspace);
-  }
   const auto& kernel = attention_kernel(static_cast<int>(plan.spans.size()));
-  return kernel(std::move(call), std::move(constants), stream)[0];
+  return run(kernel, std::move(call), workspace, plan, std::move(constants), stream);
 }
 
 } // namespace

@@ -7,10 +7,10 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "../checks.h"
 #include "../dtype.h"
 
 namespace executorch_mlx::gpu {
@@ -24,11 +24,6 @@ constexpr int kMaxBlocks = 1 << 22;  // kMaxBlocks * kThreads fits in 32 bits
 
 inline int blocks_of(size_t rows, int per_block) {
   return static_cast<int>((rows + per_block - 1) / per_block);
-}
-
-// Whether x is the result of the operation `name` that is not evaluated yet.
-inline bool is_lazy(const mx::array& x, std::string_view name) {
-  return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
 }
 
 // x before lazy operations that only change its shape. The elements keep their order.

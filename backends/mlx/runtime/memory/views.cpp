@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 #include <utility>
 
+#include "checks.h"
 #include "cpu/accelerate.h"
 #include "memory/strided_copy.h"
 
@@ -100,10 +100,6 @@ std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::S
     j = last + 1;
   }
   return strides;
-}
-
-bool is_lazy(const mx::array& x, std::string_view name) {
-  return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
 }
 
 mx::Shape shape_of(const mx::array& x, const std::vector<int>& axes) {

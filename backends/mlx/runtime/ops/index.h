@@ -3,8 +3,6 @@
 
 #include <mlx/primitives.h>
 
-#include <string_view>
-
 #include "device.h"
 #include "memory/views.h"
 #include "ops/op_row.h"
@@ -51,8 +49,8 @@ inline mx::array bounded_indices(
 // check positions and rows in this way: on a GPU, each check would make the host wait for the device.
 inline std::optional<mx::array> elements_of_range(
     const mx::array& x, const std::vector<int64_t>& indices, const mx::Shape& shape) {
-  const bool is_range = x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.ndim() == 1 &&
-      std::string_view(x.primitive().name()) == "Arange" && (x.dtype() == mx::int32 || x.dtype() == mx::int64);
+  const bool is_range =
+      is_lazy(x, "Arange") && x.ndim() == 1 && (x.dtype() == mx::int32 || x.dtype() == mx::int64);
   if (!is_range) {
     return std::nullopt;
   }
