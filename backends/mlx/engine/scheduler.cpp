@@ -211,13 +211,15 @@ void Scheduler::advance_prompt() {
 }
 
 // The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run,
-// a chunk should take options_.chunk_seconds.
+// a chunk should take options_.chunk_seconds. On a GPU, the last bits of a token's logits depend on the size of its
+// chunk. There, the size depends on times only if the option asks for it.
 int64_t Scheduler::chunk_size(int64_t position, int64_t rest) const {
   const int64_t limit = max_chunk_.value();
-  if (running_.size() == 1) {
+  const double seconds =
+      options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kDefaultChunkSeconds : 0;
+  if (running_.size() == 1 || seconds == 0) {
     return std::min(limit, rest);
   }
-  const double seconds = options_.chunk_seconds > 0 ? options_.chunk_seconds : kDefaultChunkSeconds;
   return chunk_times_.next_size(position, rest, limit, seconds);
 }
 
