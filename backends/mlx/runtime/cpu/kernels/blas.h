@@ -409,8 +409,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_sample(const ExecutorchMlxSample* sa
 // call.
 EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_product_calls();
 
-// Selects the kernels for the instruction set "avx512_bf16", "avx512", "avx2" or "portable" from now on, instead of the
-// fastest ones. Returns false and changes nothing if this processor does not support the instruction set. Must not be
+// Selects the kernels for the instruction set "amx", "avx512_bf16", "avx512", "avx2" or "portable" from now on, instead of
+// the fastest ones. Returns false and changes nothing if this processor does not support the instruction set. Must not be
 // called while kernels run.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_use_kernels(const char* name);
 

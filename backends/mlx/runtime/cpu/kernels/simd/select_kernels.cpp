@@ -3,6 +3,12 @@
 #include <cstring>
 #include <vector>
 
+#if EXECUTORCH_MLX_X86_KERNELS
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "blas.h"
 #include "kernels.h"
 
@@ -15,6 +21,33 @@ struct Choice {
   const Kernels* kernels;
 };
 
+#if EXECUTORCH_MLX_X86_KERNELS
+// Whether the processor has AMX for bfloat16 and integers, and the system lets this process use it.
+bool has_amx() {
+  constexpr unsigned kBits = 1u << 22 | 1u << 24 | 1u << 25;  // of edx: bfloat16, tiles and integers
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kBits) == kBits &&
+      syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+void multiply_integers(
+    const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
+  const auto multiply = m < kTileRows ? avx512_bf16::kernels.multiply_integers : amx::multiply_integer_tiles;
+  multiply(panels, x, m, first, last, y, ldy);
+}
+
+const Kernels& amx_kernels() {
+  static const Kernels result = [] {
+    Kernels kernels = avx512_bf16::kernels;
+    kernels.multiply_tiles = amx::multiply_tiles;
+    kernels.multiply_integers = multiply_integers;
+    return kernels;
+  }();
+  return result;
+}
+#endif
+
 // The kernels that this processor supports, fastest first.
 std::vector<Choice> choices() {
   std::vector<Choice> result;
@@ -23,6 +56,9 @@ std::vector<Choice> choices() {
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
+    if (has_amx()) {
+      result.push_back({"amx", &amx_kernels()});
+    }
     result.push_back({"avx512_bf16", &avx512_bf16::kernels});
   }
   if (has_avx512) {
