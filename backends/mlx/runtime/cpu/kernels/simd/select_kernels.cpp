@@ -1,6 +1,8 @@
 // Selects the kernels for the instruction set of this processor.
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #if EXECUTORCH_MLX_X86_KERNELS
@@ -48,8 +50,7 @@ const Kernels& amx_kernels() {
 }
 #endif
 
-// The kernels that this processor supports, fastest first.
-std::vector<Choice> choices() {
+std::vector<Choice> find_choices() {
   std::vector<Choice> result;
 #if EXECUTORCH_MLX_X86_KERNELS
   __builtin_cpu_init();
@@ -72,8 +73,30 @@ std::vector<Choice> choices() {
   return result;
 }
 
+// The kernels that this processor supports, fastest first.
+const std::vector<Choice>& choices() {
+  static const std::vector<Choice> all = find_choices();
+  return all;
+}
+
+// The kernels of this name, or null.
+const Kernels* find_kernels(const char* name) {
+  for (const auto& choice : choices()) {
+    if (std::strcmp(choice.name, name) == 0) {
+      return choice.kernels;
+    }
+  }
+  return nullptr;
+}
+
+const Kernels* first_selection() {
+  const char* const name = std::getenv(EXECUTORCH_MLX_CPU_KERNELS);
+  const Kernels* const kernels = name != nullptr ? find_kernels(name) : nullptr;
+  return kernels != nullptr ? kernels : choices().front().kernels;
+}
+
 std::atomic<const Kernels*>& selected() {
-  static std::atomic<const Kernels*> kernels{choices().front().kernels};
+  static std::atomic<const Kernels*> kernels{first_selection()};
   return kernels;
 }
 
@@ -87,11 +110,31 @@ const Kernels& kernels() {
 
 extern "C" bool executorch_mlx_use_kernels(const char* name) {
   using namespace executorch_mlx;
+  const Kernels* const kernels = find_kernels(name);
+  if (kernels != nullptr) {
+    selected().store(kernels, std::memory_order_relaxed);
+  }
+  return kernels != nullptr;
+}
+
+extern "C" const char* executorch_mlx_kernels() {
+  using namespace executorch_mlx;
   for (const auto& choice : choices()) {
-    if (std::strcmp(choice.name, name) == 0) {
-      selected().store(choice.kernels, std::memory_order_relaxed);
-      return true;
+    if (choice.kernels == &kernels()) {
+      return choice.name;
     }
   }
-  return false;
+  return "";
+}
+
+extern "C" const char* executorch_mlx_all_kernels() {
+  using namespace executorch_mlx;
+  static const std::string names = [] {
+    std::string result;
+    for (const auto& choice : choices()) {
+      result += (result.empty() ? "" : ", ") + std::string(choice.name);
+    }
+    return result;
+  }();
+  return names.c_str();
 }
