@@ -136,16 +136,16 @@ void multiply_tiles(
     const float* x, int m, const uint16_t* matrix, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy) {
   Configuration().load();
   const Matrix w{matrix, ldw, n, k};
-  const int steps = (k + kElements - 1) / kElements;
-  const int blocks = (m + kBlockRows - 1) / kBlockRows;
+  const ptrdiff_t steps = (k + kElements - 1) / kElements;
+  const ptrdiff_t all_steps = steps * ((m + kBlockRows - 1) / kBlockRows);  // for some rows of w
   const ptrdiff_t x_tile = steps * kFloats;
   alignas(64) float results[kBlockRows * kBlockRows];
   for (int column = 0; column < n; column += kBlockRows) {
     // The next rows of w come from memory while these ones are multiplied.
-    const bool is_last = column + kBlockRows >= n;
+    const bool has_next = column + kBlockRows < n && all_steps > 0;
     Ahead ahead{
         reinterpret_cast<const char*>(matrix + (column + kBlockRows) * ldw),
-        is_last ? 0 : (kBlockRows * ldw * 2 / steps + blocks - 1) / blocks};
+        has_next ? (kBlockRows * ldw * 2 + all_steps - 1) / all_steps : 0};
     for (int row = 0; row < m; row += kBlockRows) {
       const float* rows = x + row / kTileRows * x_tile;
       const bool is_single = m - row <= kTileRows;
