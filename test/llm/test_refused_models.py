@@ -134,6 +134,10 @@ def set_a_number_as_text(folder):
     set_in_config(folder, hidden_size="32")
 
 
+def set_a_padding_id_outside_the_vocabulary(folder):
+    set_in_config(folder, pad_token_id=1000)
+
+
 def set_in_config(folder, **settings):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | settings))
@@ -156,6 +160,7 @@ DAMAGES = {
     break_the_config: "config.json: invalid JSON: Expecting property name",
     leave_out_a_factor: "model: transformers cannot read config.json: .*Missing required keys",
     set_a_number_as_text: "model: transformers cannot read config.json: .*field 'hidden_size'",
+    set_a_padding_id_outside_the_vocabulary: "model: Padding_idx must be within num_embeddings",
     set_an_unknown_quantization: "AWQ",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
     shutil.rmtree: "model: .*model is not a folder or a GGUF file, and the hub did not provide it",
@@ -171,6 +176,8 @@ def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
 
 
 def test_a_survey_names_what_transformers_cannot_read(folder):
+    set_a_padding_id_outside_the_vocabulary(folder)
+    assert "Padding_idx must be within num_embeddings" in survey(folder).obstacle
     set_a_number_as_text(folder)
     assert "field 'hidden_size'" in survey(folder).obstacle
 

@@ -42,7 +42,8 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
         else:
             model = _load_folder(folder, dtype)
             remove_other_media(model)
-    except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
+    except (AssertionError, ImportError, SafetensorError) as error:
+        # A setting that torch refuses, such as pad_token_id, a quantization package that is missing, or a damaged file.
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
         cast_parameters(model, dtype)
@@ -182,12 +183,10 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
     check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
-    options = {}
     whole = load_config(folder)
     config = config_to_load(whole)
     language = existing_class(config, folder)
-    if config is not whole:
-        options["config"] = config
+    options = {"config": config}
     if config is not whole and language is AutoModelForCausalLM:
         options["key_mapping"] = LANGUAGE_MODEL_NAMES
     model, info = language.from_pretrained(
