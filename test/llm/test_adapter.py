@@ -55,6 +55,27 @@ def test_an_adapter_may_be_for_the_whole_model(folder, prefix, tmp_path):
     torch.testing.assert_close(logits(merged), expected)
 
 
+@pytest.mark.parametrize("settings", [
+    {"target_modules": ["q_proj", "lm_head"]}, {"target_modules": ["q_proj", "embed_tokens"]},
+    {"target_modules": ["q_proj"], "layer_replication": [[0, 2], [1, 2]]},
+    {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]},
+], ids=str)  # fmt: skip
+def test_a_layer_that_shares_its_weight(settings, tmp_path):
+    """The adapter of a layer changes no other layer: neither the one that it is tied to, nor one that repeats it."""
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, tie_word_embeddings=True, initializer_range=0.2)).eval()
+    model.save_pretrained(tmp_path / "model")
+    adapted = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM", **settings)).eval()
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = merge_adapter(load_causal_lm(tmp_path / "model"), tmp_path / "adapter", torch.float32)
+    torch.testing.assert_close(logits(merged), logits(adapted), rtol=1e-4, atol=1e-4)
+    is_tied = merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
+    assert is_tied == (settings["target_modules"] == ["q_proj"])
+
+
 def test_an_adapter_with_other_names_is_refused(folder, tmp_path):
     write_adapter(tmp_path / "adapter", "model.decoder.")
     message = "adapter does not fit LlamaForCausalLM: missing tensors: base_model.model.model.layers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -56,7 +57,27 @@ def _merge_peft(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrai
     ):  # fmt: skip
         if names:
             raise ValueError(f"{problem} tensors: {shortened(names)}")
+    _untie_adapted_layers(adapted)
     return adapted.merge_and_unload()
+
+
+def _untie_adapted_layers(adapted: torch.nn.Module) -> None:
+    """Give each layer that has a LoRA adapter a weight of its own, so that merging changes no other layer.
+
+    The output projection may share the weight of the embedding, and layers that the adapter repeats share all weights.
+    """
+    from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    users = Counter(parameter for module in adapted.modules() for parameter in module.parameters(recurse=False))
+    for layer in adapted.modules():
+        if not isinstance(layer, BaseTunerLayer) or isinstance(layer, TrainableTokensLayer):
+            continue
+        base = layer.get_base_layer()
+        for name, parameter in list(base.named_parameters(recurse=False)):
+            if users[parameter] > 1:
+                users[parameter] -= 1
+                setattr(base, name, torch.nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
 
 def _merge_mlx(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrainedModel:
