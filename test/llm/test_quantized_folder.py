@@ -118,6 +118,11 @@ def float8_by_tensor(weight):
     return float8(weight, "weight_scale", (weight.abs().max() / 448).expand(weight.shape))
 
 
+def float8_of_quark(weight):
+    stored, values = float8_by_tensor(weight)
+    return stored | {"output_scale": torch.ones(())}, values
+
+
 def nvfp4(weight):
     factor = weight.abs().max() / (6 * 448)
     q, scales, _ = quantized(weight / factor, Format.of("nvfp4"), torch.float32)
@@ -253,6 +258,7 @@ FORMATS = {
     compressed_float8_in_blocks: (COMPRESSED | {
         "format": "float-quantized", "config_groups": {"group_0": {"weights": {"block_structure": "24x48"}}}}, False),
     float8_by_tensor: ({"quant_method": "fp8", "activation_scheme": "static"}, False),  # AutoFP8
+    float8_of_quark: ({"quant_method": "quark", "quant_mode": "eager_mode"}, False),
     bitnet: ({"quant_method": "bitnet"}, True),
     bitnet_with_factors: ({"quant_method": "bitnet", "linear_class": "autobitlinear"}, True),
     metal: ({"quant_method": "metal", "bits": 4, "group_size": GROUP}, True),
@@ -391,6 +397,7 @@ def test_modelopt_has_a_file_for_its_settings(floats, tmp_path):
     ({"quant_method": "new"}, None, "quant_method: got new, which is not supported"),
     (COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}}, None,
      "transform_config"),
+    ({"quant_method": "quark"}, "weight_scale", "model.layers.0.mlp.up_proj: .*got a weight of torch.float32, expected"),
     (None, "weight_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.weight_scale"),
     ({"quant_method": "fp8"}, "pre_quant_scale",
      "unexpected tensors for .*: model.layers.0.mlp.up_proj.pre_quant_scale"),

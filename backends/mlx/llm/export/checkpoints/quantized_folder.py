@@ -292,7 +292,7 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
         "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "float-quantized", "int-quantized",
         "naive-quantized", "mixed-precision",
     )},
-    **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt")},
+    **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt", "quark")},
 }  # fmt: skip
 
 
