@@ -14,19 +14,18 @@ from ..extents import bounds
 aten = torch.ops.aten
 
 
-def _inclusive_scan(combine, dim, *tensors):
+def inclusive_scan(combine, dim, *tensors, most=None):
     """Combines each element of `tensors` with all earlier elements along `dim`. Returns a list of as many tensors.
 
     `combine(earlier, later)` takes two lists of tensors, one for each of `tensors`, and returns such a list. It is
-    elementwise and associative.
+    elementwise and associative. If `most` is not None, no result depends on more than the `most` latest elements.
     """
     extent = tensors[0].shape[dim]
     step = _static_step if isinstance(extent, int) else _dynamic_step
     _, largest = bounds(extent)
-    if largest is None:
-        largest = 2**31 - 1
+    most = min(n for n in (most, largest, 2**31 - 1) if n is not None)
     covered = 1
-    while covered < largest:
+    while covered < most:
         tensors = step(combine, dim, covered, tensors)
         covered *= 2
     return tensors
@@ -47,9 +46,8 @@ def _dynamic_step(combine, dim, covered, tensors):
     It never compares the extent with `covered`, because such a comparison would restrict the extent.
     """
     x = tensors[0]
-    positions = torch.arange(x.shape[dim])
-    earlier = [p.index_select(dim, (positions - covered).clamp(min=0)) for p in tensors]
-    has_earlier = _along(positions >= covered, x, dim)
+    earlier = [torch.roll(p, covered, dim) for p in tensors]
+    has_earlier = _along(torch.arange(x.shape[dim]) >= covered, x, dim)
     return [torch.where(has_earlier, new, old) for new, old in zip(combine(earlier, tensors), tensors)]
 
 
@@ -66,14 +64,14 @@ def _cumprod(x, dim, dtype=None):
         return x.clone()
     # torch multiplies in float32. In half precision, a product may overflow, and its product with a zero is NaN.
     is_half = dtype in (torch.float16, torch.bfloat16)
-    (products,) = _inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x.float() if is_half else x)
+    (products,) = inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x.float() if is_half else x)
     return products.to(dtype)
 
 
 def _logcumsumexp(x, dim):
     if x.ndim == 0:
         return x.clone()
-    return _inclusive_scan(lambda a, b: [torch.logaddexp(a[0], b[0])], dim, x)[0]
+    return inclusive_scan(lambda a, b: [torch.logaddexp(a[0], b[0])], dim, x)[0]
 
 
 def _cumulative_extremum(replaces):
@@ -94,7 +92,7 @@ def _cumulative_extremum(replaces):
         if x.ndim == 0:
             return x.clone(), torch.zeros((), dtype=torch.int64)
         indices = _along(torch.arange(x.shape[dim]), x, dim)
-        return _inclusive_scan(combine, dim, x, indices.expand(x.shape))
+        return inclusive_scan(combine, dim, x, indices.expand(x.shape))
 
     return scan
 
