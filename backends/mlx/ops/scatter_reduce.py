@@ -13,9 +13,9 @@ import torch
 
 from ..builder.flat_index import flat_element_index
 from ..builder.registry import REGISTRY, Unsupported
+from ..builder.scan import inclusive_scan
 from ..extents import bounds, is_empty, is_same_shape
 from ..serialization import ir
-from .cumulative import inclusive_scan
 
 aten = torch.ops.aten
 
