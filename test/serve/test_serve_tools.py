@@ -168,12 +168,14 @@ def test_call_that_is_cut_off_is_no_valid_json(client, server, says):
         json.loads(call.function.arguments)
 
 
-def test_required_parameters_beside_the_schema_have_no_effect(client, server, says):
-    """guardrails writes them there."""
+def test_marks_of_messages_and_functions_have_no_effect(client, server, says):
+    """guardrails repeats `required` beside the schema; LiteLLM marks what the API of Anthropic should cache."""
     says("Hi")
-    for extra in ({}, {"required": ["city"]}):
-        chat(client, tools=[{"type": "function", "function": WEATHER | extra}])
-    assert server.prompts[-1] == server.prompts[-2]
+    cached = {"cache_control": {"type": "ephemeral"}}
+    for extra, mark in (({}, {}), ({"required": ["city"]}, {}), (cached, cached)):
+        messages = [{"role": "system", "content": [{"type": "text", "text": "Hi", **mark}]} | mark, MESSAGES[0] | mark]
+        chat(client, messages=messages, tools=[{"type": "function", "function": WEATHER | extra} | mark])
+    assert len({*server.prompts[-3:]}) == 1
 
 
 def test_results_of_calls_are_messages(client, server, says):

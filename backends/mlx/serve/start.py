@@ -172,7 +172,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     messages = [template_message(message) for message in body.messages]
     if "message.thinking" in model.template:  # gpt-oss's name for it
         messages = [_with_thinking(message) for message in messages]
-    functions = [function.model_dump(exclude_none=True, exclude={"strict", "required"}) for function in body.functions]
+    shown = {"name", "description", "parameters"}
+    functions = [function.model_dump(exclude_none=True, include=shown) for function in body.functions]
     options = dict(body.chat_template_kwargs or {})
     if "tools" in model.template:
         if functions:
