@@ -311,6 +311,8 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"type": "string", "format": "color"}, "$.format: got 'color', expected one of date"),
         ({"type": "string", "pattern": "(?=a)b"}, "lookaround"),
         ({"type": "string", "pattern": r"a\b"}, r"$.pattern: the escape \b is not supported"),
+        ({"type": "string", "pattern": "(a$|b)c"}, "$.pattern: $ in the middle is not supported"),
+        ({"type": "string", "pattern": "a(?:^b)?"}, "$.pattern: ^ in the middle is not supported"),
         ({"type": "string", "pattern": "[b-a]"}, "$.pattern: the range b-a is empty"),
         ({"type": "string", "pattern": r"a[^\s\S]"}, "$.pattern: no character matches"),
         ({"type": "string", "pattern": r"[^]"}, "$.pattern: a class without characters is not supported"),
@@ -384,7 +386,7 @@ BYTES = [bytes([byte]) for byte in range(256)]  # the tokens; a further one ends
     "pattern",
     [
         r"^a(\.\d+)?$", "^(a+b)?$", "^(b(a){0,2}|b)$", "^(((a|[ab])|1)|((a){1,2}){1,2})$", "^((a{1,2}|(b|a)){1,2})$",
-        "^(|a+b)(|b+a)$", "^$|^b$", "^()a$", r'^a"\\?$', r"^\n[^a]*$", "^(?:é|😀)*$", "^.+$", r"^[\s\S]$", r"^a{2}b?$",
+        "^(|a+b)(|b+a)$", "^$|^b$", "^((^a|b)(1$|é))$", "^()a$", r'^a"\\?$', r"^\n[^a]*$", "^(?:é|😀)*$", "^.+$", r"^[\s\S]$", r"^a{2}b?$",
     ],
 )  # fmt: skip
 def test_pattern_admits_no_other_texts(pattern):

@@ -46,11 +46,15 @@ def simplified(pattern: str) -> str:
 def rule(pattern: str, in_json: bool = True) -> str:
     """Return the right side of a rule for the strings that match a pattern.
 
-    Like xgrammar, it takes a pattern as one of the whole string, and ignores `^` and `$`. `in_json`: the strings are
-    those of JSON, without the outer quotes.
+    Like xgrammar, it takes a pattern as one of the whole string. `in_json`: the strings are those of JSON, without the
+    outer quotes.
 
-    Raises ValueError for a class or an escape that is not supported. Otherwise, the pattern is valid.
+    Raises ValueError for a class or an escape that is not supported, and for `^` and `$` at places where they are no
+    ends of the string. Otherwise, the pattern is valid.
     """
+    tokens = [token[0] for token in _TOKEN.finditer(pattern) if not token["times"]]
+    _check_ends(tokens, "^", ("(", "(?:"))
+    _check_ends(tokens[::-1], "$", (")",))
     parts = ["("]
     for token in _TOKEN.finditer(pattern):
         text = token[0]
@@ -63,6 +67,25 @@ def rule(pattern: str, in_json: bool = True) -> str:
         elif text in ("(", "(?:"):
             parts.append("(")
     return " ".join([*parts, '""' if parts[-1] in ("(", "|") else "", ")"])
+
+
+def _check_ends(tokens: Sequence[str], sign: str, opening: Sequence[str]) -> None:
+    """Raise ValueError if `sign` may come after a character. `opening`: the tokens with which a group begins.
+
+    For `$`, the tokens are in the opposite order.
+    """
+    is_end, outer = True, [True]  # whether no character precedes: at this place, and where the groups around it begin
+    for token in tokens:
+        if token == sign and not is_end:
+            raise ValueError(f"{sign} in the middle is not supported")
+        if token in opening:
+            outer.append(is_end)
+        elif token == "|":
+            is_end = outer[-1]
+        elif token not in ("^", "$"):
+            is_end = False
+            if token in ("(", "(?:", ")"):
+                outer.pop()
 
 
 def _is_character(token: re.Match) -> bool:
