@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy
 import openai
@@ -265,6 +266,22 @@ def test_allowed_tools_are_the_only_ones(client, server):
         message = chat(client, tool_choice=choice, max_tokens=60).choices[0].message
         assert '"name": "now"' in server.prompts[-1] and "get_weather" not in server.prompts[-1]
         assert mode == "auto" or {call.function.name for call in message.tool_calls} == {"now"}
+
+
+def test_effort_of_no_reasoning():
+    from executorch_mlx.serve.errors import ApiError
+    from executorch_mlx.serve.start import _effort_options
+
+    def options(template: str, effort: str, has_reasoning: bool = True) -> dict:
+        format = SimpleNamespace(reasoning=("<think>",) if has_reasoning else ())
+        return _effort_options(SimpleNamespace(template=template, format=format, name="m"), effort)
+
+    assert options("{{ reasoning_effort }}{{ enable_thinking }}", "none") == {"reasoning_effort": "none"}
+    assert options("{{ enable_thinking }}", "none") == {"enable_thinking": False}
+    assert options("", "none", has_reasoning=False) == {}
+    for template, effort in (("", "none"), ("{{ enable_thinking }}", "low")):
+        with pytest.raises(ApiError, match="has no use for it"):
+            options(template, effort)
 
 
 def test_reasoning_effort_reaches_the_template(client, server, says):
