@@ -420,6 +420,17 @@ def admitted(grammar: str):
     return admits
 
 
+def test_many_repetitions_are_no_copies():
+    import xgrammar
+    from executorch_mlx.serve.pattern import rule
+
+    tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(tokens, max_threads=1)
+    for text in (".", "[a-z]", r"\d"):
+        few, many = (compiler.compile_grammar(f"root ::= {rule(f'{text}{{0,{n}}}', False)}") for n in (200, 400))
+        assert many.memory_size_bytes == few.memory_size_bytes
+
+
 NO_UTF8 = [b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xf5\x80\x80\x80", b"\xff"]
 
 

@@ -94,7 +94,7 @@ def _is_character(token: re.Match) -> bool:
 
 
 def _alternatives(ranges: Ranges, in_json: bool) -> str:
-    """Return the form of a character in a rule. In JSON, a long escape such as `\\u0000` is there only without others."""
+    """Return the form of a character in a rule. In JSON, long escapes such as `\\u0000` are there only without others."""
     plain = difference(ranges, _ESCAPED) if in_json else ranges
     if plain == ranges:
         return _one_of(ranges)
@@ -108,11 +108,17 @@ def _alternatives(ranges: Ranges, in_json: bool) -> str:
 
 
 def _one_of(ranges: Sequence[tuple[int, int]]) -> str:
-    """Return the form of a character in a rule, as a text or a class."""
-    (low, high), *others = ranges
-    if low == high and not others:
-        return json.dumps(chr(low), ensure_ascii=False)
-    return f"[{''.join(f'{_escape(low)}-{_escape(high)}' for low, high in ranges)}]"
+    """Return the form of a character in a rule, as a text or as two classes.
+
+    Of a class with hundreds of repetitions, xgrammar makes as many copies, which make the compilation slow and let
+    `TokenBudget` take much memory. Two classes have fewer copies.
+    """
+    (first, last), *others = ranges
+    if first < last:
+        others = [(first + 1, last), *others]
+    if not others:
+        return json.dumps(chr(first), ensure_ascii=False)
+    return f"([{_escape(first)}] | [{''.join(f'{_escape(low)}-{_escape(high)}' for low, high in others)}])"
 
 
 def _escape(code: int) -> str:
