@@ -94,7 +94,7 @@ def _is_character(token: re.Match) -> bool:
 
 
 def _alternatives(ranges: Ranges, in_json: bool) -> str:
-    """Return the form of a character in a rule. In JSON, long escapes such as `\\u0000` are there only without others."""
+    """Return the form of a character in a rule. In JSON, it has long escapes such as `\\u0000` only without others."""
     plain = difference(ranges, _ESCAPED) if in_json else ranges
     if plain == ranges:
         return _one_of(ranges)
