@@ -377,6 +377,12 @@ def test_pages_of_allowed_origins(server, chat_program):
             before = httpx.options(f"{url}/v1/completions", headers={"Origin": origin} | asked)
             assert before.is_success == (allowed is not None)
             assert before.headers.get("access-control-allow-origin") == allowed
+            # Chrome asks so when a page of a public address uses a local server.
+            local = {"Access-Control-Request-Private-Network": "true"}
+            before = httpx.options(f"{url}/v1/completions", headers={"Origin": origin} | asked | local)
+            assert before.is_success == (allowed is not None)
+            if allowed:
+                assert before.headers["access-control-allow-private-network"] == "true"
         # An error has the header too; otherwise, the page could not read it.
         response = httpx.get(f"{other.url}/v1/models", headers={"Origin": "https://a.example"})
         assert response.status_code == 401 and response.headers["access-control-allow-origin"] == "https://a.example"

@@ -310,6 +310,13 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"type": "array", "uniqueItems": True}, "the keyword 'uniqueItems' is not supported"),
         ({"type": "string", "format": "color"}, "$.format: got 'color', expected one of date"),
         ({"type": "string", "pattern": "(?=a)b"}, "lookaround"),
+        ({"type": "string", "pattern": r"a\b"}, r"$.pattern: the escape \b is not supported"),
+        ({"type": "string", "pattern": "(a$|b)c"}, "$.pattern: $ in the middle is not supported"),
+        ({"type": "string", "pattern": "a(?:^b)?"}, "$.pattern: ^ in the middle is not supported"),
+        ({"type": "string", "pattern": "[b-a]"}, "$.pattern: the range b-a is empty"),
+        ({"type": "string", "pattern": r"a[^\s\S]"}, "$.pattern: no character matches"),
+        ({"type": "string", "pattern": r"[^]"}, "$.pattern: a class without characters is not supported"),
+        ({"type": "string", "pattern": r"\ud83d"}, r"$.pattern: \ud83d is no character"),
         ({"type": "string", "pattern": "["}, "$.pattern: Regex parsing error at position 2: Unclosed '['"),
         ({"pattern": "("}, "$.pattern: Regex parsing error at position 2: The parenthesis is not closed"),
         ({"pattern": "(a?)" * 300}, "$.pattern: got 300 repetitions, expected at most 256"),
@@ -379,25 +386,114 @@ BYTES = [bytes([byte]) for byte in range(256)]  # the tokens; a further one ends
     "pattern",
     [
         r"^a(\.\d+)?$", "^(a+b)?$", "^(b(a){0,2}|b)$", "^(((a|[ab])|1)|((a){1,2}){1,2})$", "^((a{1,2}|(b|a)){1,2})$",
-        "^(|a+b)(|b+a)$", "^$|^b$", "^()a$", r'^a"\\?$', r"^\n[^a]*$", "^(?:é|😀)*$", "^.+$", r"^[\s\S]$", r"^a{2}b?$",
+        "^(|a+b)(|b+a)$", "^$|^b$", "^((^a|b)(1$|é))$", "^()a$", r'^a"\\?$', r"^\n[^a]*$", "^(?:é|😀)*$", "^.+$", r"^[\s\S]$", r"^a{2}b?$",
     ],
 )  # fmt: skip
 def test_pattern_admits_no_other_texts(pattern):
-    import xgrammar
     from executorch_mlx.serve.pattern import rule
 
-    grammar = xgrammar.Grammar.from_ebnf(rf'root ::= "\"" {rule(pattern)} "\""')
-    tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
-    compiled = xgrammar.GrammarCompiler(tokens, max_threads=1).compile_grammar(grammar)
+    admits = admitted(rf'root ::= "\"" {rule(pattern)} "\""')
     found = 0
     for count in range(4):
         for text in map("".join, itertools.product('ab1."\\\né😀', repeat=count)):
             for encoded in {json.dumps(text, ensure_ascii=False), f'"{text}"'}:
-                matcher = xgrammar.GrammarMatcher(compiled)
-                if all(map(matcher.accept_token, [*encoded.encode(), 256])):
+                if admits(encoded):
                     assert re.search(pattern, json.loads(encoded)), encoded
                     found += 1
     assert found > 0
+
+
+def admitted(grammar: str):
+    """Return a function that tells whether a grammar admits a text, or bytes."""
+    import xgrammar
+
+    tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(tokens, max_threads=1)
+    compiled = compiler.compile_structural_tag(
+        {"type": "structural_tag", "format": {"type": "grammar", "grammar": grammar}}
+    )
+
+    def admits(text: str | bytes) -> bool:
+        matcher = xgrammar.GrammarMatcher(compiled)
+        return all(map(matcher.accept_token, [*(text.encode() if isinstance(text, str) else text), 256]))
+
+    return admits
+
+
+def test_many_repetitions_are_no_copies():
+    import xgrammar
+    from executorch_mlx.serve.pattern import rule
+
+    tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(tokens, max_threads=1)
+    for text in (".", "[a-z]", r"\d"):
+        few, many = (compiler.compile_grammar(f"root ::= {rule(f'{text}{{0,{n}}}', False)}") for n in (200, 400))
+        assert many.memory_size_bytes == few.memory_size_bytes
+
+
+NO_UTF8 = [b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xf5\x80\x80\x80", b"\xff"]
+
+
+@pytest.mark.parametrize(
+    "pattern, matching, others",
+    [
+        (".", "aé😀\t\0", "\n\r\u2028"),
+        (r"\d", "09", "a٣"),
+        (r"\D", "aé😀", "0٣"),
+        (r"\w", "aZ0_", "-é"),
+        (r"\W", "- ", "aé"),
+        (r"[^\w-]", ". ", "aé-"),
+        (r"\s", " \t\n", "a\xa0"),
+        (r"\S", "aé", " \xa0"),
+        (r"[\s\S]", "aé \n😀\xa0", ""),
+        (r"[\w\W]", "aé \n😀\xa0", ""),
+        (r"[^\D]", "09", "a٣"),
+        (r"[\u00e9a-f]", "éaf", "gê\u0e9a"),
+        ("[éa-f]", "éaf", "gê\u0e9a"),
+        (r"[a\-z]", "a-z", "b"),
+        (r"[\w-.]", "a-.", "/"),
+        (r"[\x41-\x43\u{1F600}]", "AC😀", "D"),
+        (r"[\]\[^\\]", "][^\\", "a"),
+        (r"[\b\0]", "\b\0", "b0"),
+        (r"\u00e9", "é", "e"),
+    ],
+)
+def test_classes_match_in_every_dialect(pattern, matching, others):
+    from executorch_mlx.serve.pattern import rule
+
+    plain, in_json = admitted(f"root ::= {rule(pattern, in_json=False)}"), admitted(f"root ::= {rule(pattern)}")
+    for character in matching:
+        assert plain(character)
+        # Long escapes stand only for characters of a class without others.
+        assert character == "\0" or in_json(json.dumps(character, ensure_ascii=False)[1:-1])
+    assert not any(map(plain, [*others, *NO_UTF8]))
+    assert not any(map(in_json, [*others, *NO_UTF8, "\n", '"', "\\"]))
+
+
+@pytest.mark.parametrize("text", [r"\t", r"\u0001", r"\""])
+def test_class_of_characters_that_json_escapes(text):
+    from executorch_mlx.serve.pattern import rule
+
+    admits = admitted(f"root ::= {rule(f'[{json.loads(chr(34) + text + chr(34))}]')}")
+    assert admits(text)
+
+
+def test_strings_have_no_bytes_that_are_not_utf8():
+    from executorch_mlx.serve.grammar import _checked_grammar, _repaired
+
+    for schema in (STRING, STRING | {"maxLength": 9}):
+        grammar = xgrammar_of(schema)
+        assert admitted(_repaired(grammar))('"é"')
+        assert not any(admitted(_repaired(grammar))(b'"' + text + b'"') for text in NO_UTF8)
+    for grammar in (r'root ::= [^"a]', r'root ::= [^-\x41] # "['):
+        admits = admitted(_checked_grammar(grammar, "grammar"))
+        assert admits("é") and not admits("-" if "-" in grammar else "a") and not any(map(admits, NO_UTF8))
+
+
+def xgrammar_of(schema) -> str:
+    import xgrammar
+
+    return str(xgrammar.Grammar.from_json_schema(json.dumps(schema), any_whitespace=False))
 
 
 @pytest.mark.parametrize("text, is_valid", [("-1.5e99", True), ("1e+7", True), ("1e999", False)])

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy
 import openai
@@ -168,12 +169,14 @@ def test_call_that_is_cut_off_is_no_valid_json(client, server, says):
         json.loads(call.function.arguments)
 
 
-def test_required_parameters_beside_the_schema_have_no_effect(client, server, says):
-    """guardrails writes them there."""
+def test_marks_of_messages_and_functions_have_no_effect(client, server, says):
+    """guardrails repeats `required` beside the schema; LiteLLM marks what the API of Anthropic should cache."""
     says("Hi")
-    for extra in ({}, {"required": ["city"]}):
-        chat(client, tools=[{"type": "function", "function": WEATHER | extra}])
-    assert server.prompts[-1] == server.prompts[-2]
+    cached = {"cache_control": {"type": "ephemeral"}}
+    for extra, mark in (({}, {}), ({"required": ["city"]}, {}), (cached, cached)):
+        messages = [{"role": "system", "content": [{"type": "text", "text": "Hi", **mark}]} | mark, MESSAGES[0] | mark]
+        chat(client, messages=messages, tools=[{"type": "function", "function": WEATHER | extra} | mark])
+    assert len({*server.prompts[-3:]}) == 1
 
 
 def test_results_of_calls_are_messages(client, server, says):
@@ -263,6 +266,22 @@ def test_allowed_tools_are_the_only_ones(client, server):
         message = chat(client, tool_choice=choice, max_tokens=60).choices[0].message
         assert '"name": "now"' in server.prompts[-1] and "get_weather" not in server.prompts[-1]
         assert mode == "auto" or {call.function.name for call in message.tool_calls} == {"now"}
+
+
+def test_effort_of_no_reasoning():
+    from executorch_mlx.serve.errors import ApiError
+    from executorch_mlx.serve.start import _effort_options
+
+    def options(template: str, effort: str, has_reasoning: bool = True) -> dict:
+        format = SimpleNamespace(reasoning=("<think>",) if has_reasoning else ())
+        return _effort_options(SimpleNamespace(template=template, format=format, name="m"), effort)
+
+    assert options("{{ reasoning_effort }}{{ enable_thinking }}", "none") == {"reasoning_effort": "none"}
+    assert options("{{ enable_thinking }}", "none") == {"enable_thinking": False}
+    assert options("", "none", has_reasoning=False) == {}
+    for template, effort in (("", "none"), ("{{ enable_thinking }}", "low")):
+        with pytest.raises(ApiError, match="has no use for it"):
+            options(template, effort)
 
 
 def test_reasoning_effort_reaches_the_template(client, server, says):

@@ -85,7 +85,13 @@ class MessageToolCall(Strict):
     index: int | None = None  # the index of the call in a stream; some clients send it back
 
 
-class ChatMessage(Strict):
+class Cacheable(Strict):
+    """What a client may mark for the cache of prompts in Anthropic's API, which here needs no marks."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class ChatMessage(Cacheable):
     type: Literal["text", "message"] | None = None  # lm-eval sends it; it has no effect
 
 
@@ -152,7 +158,7 @@ def template_message(message: Message) -> dict[str, Any]:
 # Tools ---------------------------------------------------------------------------------
 
 
-class Function(Strict):
+class Function(Cacheable):
     name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -160,7 +166,7 @@ class Function(Strict):
     required: list[str] | None = None  # guardrails repeats that of the parameters here; it has no effect
 
 
-class Tool(Strict):
+class Tool(Cacheable):
     type: Literal["function"]
     function: Function
 

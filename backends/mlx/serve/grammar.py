@@ -351,7 +351,8 @@ def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
 
 # Comments, texts and classes of characters in a grammar, and functions of xgrammar that are about tokens.
 _PARTS = re.compile(
-    r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\b(ExcludeToken|TagDispatch|Token|TokenTagDispatch)\s*\('
+    r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?P<excluded>\^?)(?:\\.|[^\]\\])*\]'
+    r"|\b(?P<function>ExcludeToken|TagDispatch|Token|TokenTagDispatch)\s*\("
 )
 
 
@@ -359,14 +360,23 @@ def _checked_grammar(grammar: str, field: str) -> str:
     """Return a grammar that a client wrote in GBNF, in a form that xgrammar follows. Raises SchemaError."""
     import xgrammar
 
-    if function := next(filter(None, (part[1] for part in _PARTS.finditer(grammar))), None):
+    if function := next(filter(None, (part["function"] for part in _PARTS.finditer(grammar))), None):
         raise SchemaError(f"{field}: {function} is not supported, expected a grammar over characters")
-    grammar = _with_long_escapes(grammar)
+    grammar = _without_surrogates(_with_long_escapes(grammar))
     try:
         xgrammar.Grammar.from_ebnf(grammar)
     except RuntimeError as error:
         raise SchemaError(f"{field}: {reason(error)}, expected GBNF, such as root ::= \"yes\" | \"no\"") from error
     return grammar
+
+
+def _without_surrogates(grammar: str) -> str:
+    """Return a grammar whose classes of excluded characters exclude surrogates, which are no characters of UTF-8."""
+
+    def changed(part: re.Match) -> str:
+        return rf"[^\ud800-\udfff{part[0][2:]}" if part["excluded"] else part[0]
+
+    return _PARTS.sub(changed, grammar)
 
 
 def _with_long_escapes(grammar: str) -> str:
@@ -375,11 +385,12 @@ def _with_long_escapes(grammar: str) -> str:
 
 
 def _repaired(grammar: str) -> str:
-    """Return a grammar of xgrammar without two further defects.
+    """Return a grammar of xgrammar without further defects.
 
-    In strings with a length, xgrammar admits control characters, which JSON strings do not have. In numbers, it admits
-    any exponent. One of more than two digits can make a number too large for a double, which parsers read as infinity.
+    In strings, xgrammar admits surrogates, and in strings with a length also control characters, which JSON strings do
+    not have. In numbers, it admits any exponent. One of more than two digits can make a number too large for a double,
+    which parsers read as infinity.
     """
     grammar = _with_long_escapes(grammar)
-    grammar = grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]")
+    grammar = _without_surrogates(grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]"))
     return re.sub(r"(\[eE\] \w+ \w+)\{1, -1\}", r"\1{1, 2}", grammar)

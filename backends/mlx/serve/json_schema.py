@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .pattern import count_repetitions, stand_in
+from .pattern import count_repetitions, rule, simplified, stand_in
 
 MAX_DEPTH = 64
 MAX_SCHEMA_CHARACTERS = 64 * 1024
@@ -229,12 +229,15 @@ def check_pattern(pattern: Any, place: str) -> None:
         raise SchemaError(f"{place}: got {len(pattern)} characters, expected at most {MAX_SCHEMA_CHARACTERS}")
     if (count := count_repetitions(pattern)) > MAX_REPETITIONS:
         raise SchemaError(f"{place}: got {count} repetitions, expected at most {MAX_REPETITIONS}")
-    if any(token in pattern for token in ("(?=", "(?!", "(?<", "\\b", "\\B")):
-        raise SchemaError(f"{place}: lookaround and word boundaries are not supported")
+    if any(token in pattern for token in ("(?=", "(?!", "(?<")):
+        raise SchemaError(f"{place}: lookaround is not supported")
     try:
-        xgrammar.Grammar.from_regex(pattern)
+        xgrammar.Grammar.from_regex(simplified(pattern))
+        rule(pattern)
     except RuntimeError as error:
         raise SchemaError(f"{place}: {reason(error)}") from error
+    except ValueError as error:
+        raise SchemaError(f"{place}: {error}") from error
 
 
 def reason(error: Exception) -> str:

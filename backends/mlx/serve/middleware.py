@@ -45,6 +45,7 @@ def add_middleware(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["X-Request-ID"],
+            allow_private_network=True,  # browsers ask for it when a page of a public address uses a local server
         )  # fmt: skip
     app.add_middleware(HeadAsGet)
     app.add_middleware(AccessLog)

@@ -172,7 +172,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     messages = [template_message(message) for message in body.messages]
     if "message.thinking" in model.template:  # gpt-oss's name for it
         messages = [_with_thinking(message) for message in messages]
-    functions = [function.model_dump(exclude_none=True, exclude={"strict", "required"}) for function in body.functions]
+    shown = {"name", "description", "parameters"}
+    functions = [function.model_dump(exclude_none=True, include=shown) for function in body.functions]
     options = dict(body.chat_template_kwargs or {})
     if "tools" in model.template:
         if functions:
@@ -182,10 +183,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         if functions:
             messages = _with_instructions(model, messages, model.format.instructions(functions))
     if body.reasoning_effort is not None:
-        if "reasoning_effort" not in model.template:
-            message = f"reasoning_effort: the chat template of {model.name!r} has no use for it, expected null"
-            raise ApiError(message, param="reasoning_effort", code="unsupported_parameter")
-        options.setdefault("reasoning_effort", body.reasoning_effort)
+        options = _effort_options(model, body.reasoning_effort) | options
     if "developer" not in model.template:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     render = partial(
@@ -199,6 +197,18 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     except ValueError as error:
         field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
         raise ApiError(str(error), param=field) from error
+
+
+def _effort_options(model: ServedModel, effort: str) -> dict[str, Any]:
+    """Return the options of the chat template for an effort of reasoning. Raises ApiError if it has no such options."""
+    if "reasoning_effort" in model.template:
+        return {"reasoning_effort": effort}
+    if effort == "none" and "enable_thinking" in model.template:
+        return {"enable_thinking": False}
+    if effort == "none" and not model.format.reasoning:
+        return {}
+    message = f"reasoning_effort: the chat template of {model.name!r} has no use for it, expected null"
+    raise ApiError(message, param="reasoning_effort", code="unsupported_parameter")
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
