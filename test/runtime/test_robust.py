@@ -9,10 +9,13 @@ from pathlib import Path
 import leaks
 import pytest
 import torch
+from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from executorch.exir.schema import Buffer
 from fuzz_payloads import fuzz
 from irprograms import FLOAT32, INT32, Graph, Model, ir, lit, lits, number, value_of
 from irprograms.examples import EXAMPLES, decoder
 from irprograms.node_case import random
+from loaded_method import LoadedMethod
 
 
 def test_damaged_programs_run_or_return_an_error():
@@ -120,6 +123,38 @@ def test_integer_outputs_are_returned():
     )
     g.output_value(double)
     assert g.run(torch.zeros(4)) == [8]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the memory map is unknown")
+def test_output_that_is_a_constant_of_a_mapped_file_is_refused(tmp_path, capfd):
+    g = Graph()
+    g.emit(ir.ExpNode(x=g.input((3,)), out=g.output((3,))))
+    file = deserialize_pte_binary(g.pte())
+    (plan,) = file.program.execution_plan
+    output = plan.values[plan.outputs[0]].val
+    output.data_buffer_idx, output.allocation_info = len(file.program.constant_buffer), None
+    file.program.constant_buffer.append(Buffer(bytes(64)))
+    path = tmp_path / "constant.pte"
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(RuntimeError):
+        LoadedMethod(path).execute([torch.zeros(3)])
+    assert "output 0: the tensor is a constant in a file, and cannot be written" in capfd.readouterr().err
+
+
+def test_output_stays_a_tensor(capfd):
+    """The two outputs of the delegate, a tensor and an integer, are the same value of ExecuTorch."""
+    g = Graph()
+    g.emit(ir.ExpNode(x=g.input((3,)), out=g.output((3,))))
+    g.output_value(g.item(g.input((1,), torch.int64)))
+    file = deserialize_pte_binary(g.pte())
+    (plan,) = file.program.execution_plan
+    arguments = plan.chains[0].instructions[0].instr_args.args
+    arguments[3] = arguments[2]
+    model = Model(bytes(serialize_pte_binary(file)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(3), torch.tensor([7]))
+        assert "output 1: got a value with tag 4, expected tag 1" in capfd.readouterr().err
 
 
 # -- programs --------------------------------------------------------------------
