@@ -138,6 +138,15 @@ def stress(tmp_path_factory):
     return build_project(STRESS, tmp_path_factory.mktemp("stress")) / "stress"
 
 
+def test_failing_allocation_ends_its_request_only(stress, tmp_path):
+    path = programs.export_rows(tmp_path / "rows.pte", 4)
+    program = stress.with_name("failing_allocations")
+    done = subprocess.run([str(program), str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    failed, *rest = done.stdout.split()
+    assert int(failed) > 50 and rest == ["failed,", "0", "wrong"]
+
+
 def test_methods_of_the_engine_in_cpp(stress, tmp_path_factory, tmp_path):
     path = test_engine_rows.export(tmp_path_factory, "engine_one_row", outputs="both")
     done = subprocess.run([str(stress), str(path), f"{tmp_path}/x.cache"], capture_output=True, text=True, timeout=60)
