@@ -346,13 +346,17 @@ const char* executorch_mlx_device(const char* device) {
 
 int executorch_mlx_group(int* rank, int* size) {
   return static_cast<int>(guarded("group", [&] {
+    check_argument(rank != nullptr && size != nullptr, "got a null pointer");
     *rank = process_group().rank();
     *size = process_group().size();
   }));
 }
 
 int executorch_mlx_group_share(void* data, size_t size) {
-  return static_cast<int>(guarded("group", [&] { share(data, size); }));
+  return static_cast<int>(guarded("group", [&] {
+    check_argument(data != nullptr || size == 0, "got a null pointer");
+    share(data, size);
+  }));
 }
 
 namespace {

@@ -154,7 +154,10 @@ executorch_mlx_deferred* executorch_mlx_deferred_take() {
 }
 
 int executorch_mlx_deferred_finish(executorch_mlx_deferred* call) {
-  return static_cast<int>(guarded("execute", [&] { call->call->finish(); }));
+  return static_cast<int>(guarded("execute", [&] {
+    check_argument(call != nullptr, "got a null pointer");
+    call->call->finish();
+  }));
 }
 
 void executorch_mlx_deferred_free(executorch_mlx_deferred* call) {
