@@ -1,5 +1,6 @@
 """Damaged programs, invalid inputs, memory and threads."""
 
+import ctypes
 import dataclasses
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from executorch.exir.schema import Buffer
+from executorch_mlx.serialization.pack import pack_payload
 from fuzz_payloads import fuzz
 from irprograms import FLOAT32, INT32, Graph, Model, ir, lit, lits, number, value_of
 from irprograms.examples import EXAMPLES, decoder
@@ -155,6 +157,24 @@ def test_output_stays_a_tensor(capfd):
         with pytest.raises(RuntimeError):
             model(torch.zeros(3), torch.tensor([7]))
         assert "output 1: got a value with tag 4, expected tag 1" in capfd.readouterr().err
+
+
+def test_deferred_call_without_outputs_is_no_source_of_tokens(delegate, capfd):
+    g = Graph()
+    tokens = g.input((1, 1), torch.int64)
+    g.names[tokens.idx] = "tokens"
+    model = g.load(pack_payload(dataclasses.replace(g.graph(), output_map=None)))
+    library, elements = ctypes.CDLL(delegate), (ctypes.c_int64 * 1)(0)
+    library.executorch_mlx_deferred_take.restype = ctypes.c_void_p
+    library.executorch_mlx_defer(None, None, None, ctypes.c_size_t(0))
+    model(torch.zeros(1, 1, dtype=torch.int64))
+    source = ctypes.c_void_p(library.executorch_mlx_deferred_take())
+    assert source
+    library.executorch_mlx_defer(source, None, elements, ctypes.c_size_t(1))
+    with pytest.raises(RuntimeError):
+        model(torch.zeros(1, 1, dtype=torch.int64))
+    library.executorch_mlx_deferred_free(source)
+    assert "defer: the source has no output with this memory" in capfd.readouterr().err
 
 
 # -- programs --------------------------------------------------------------------

@@ -64,7 +64,8 @@ void DeferredCall::finish() {
 }
 
 const mx::array& DeferredCall::output(const void* memory) const {
-  const size_t first = args_.size() - program_.graph->output_map()->size();
+  const auto* outputs = program_.graph->output_map();
+  const size_t first = args_.size() - (outputs == nullptr ? 0 : outputs->size());
   auto array = outputs_.begin();
   for (size_t i = first; i < args_.size(); ++i) {
     if (!args_[i]->isTensor()) {
