@@ -5,7 +5,7 @@ from typing import Any, Sequence
 
 
 class LoadedMethod:
-    """Keeps its program, which ExecuTorch's own methods do not: one whose program is gone reads memory that is freed."""
+    """Keeps its program. ExecuTorch's own methods do not: one whose program is gone reads memory that is freed."""
 
     def __init__(self, program: bytes | Path, name: str = "forward"):
         from executorch_mlx import Runtime  # now, because the import loads the delegate

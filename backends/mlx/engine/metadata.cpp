@@ -23,7 +23,8 @@ MetadataReader::MetadataReader(executorch::extension::Module& module, std::strin
       auto values = module.execute(name);
       check_program(values.ok(), path_, ": ", name, ": ", describe(values.error()));
       for (const EValue& value : *values) {
-        check_program(!value.isTensor() || has_memory(value.toTensor()), path_, ": ", name, ": the tensor has no memory");
+        check_program(
+            !value.isTensor() || has_memory(value.toTensor()), path_, ": ", name, ": the tensor has no memory");
       }
       values_[name] = std::move(*values);
     }

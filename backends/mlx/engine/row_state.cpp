@@ -45,7 +45,8 @@ struct Header {
   uint64_t checksum = 0; // of the file, with 0 in place of the checksum
 };
 
-// Computes a 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes make it as fast as the memory.
+// Computes a 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes make it as fast as the
+// memory.
 class Hash {
  public:
   static constexpr size_t kBlock = 64;

@@ -164,7 +164,8 @@ class Scheduler {
   std::thread::id thread_id_;
 };
 
-// Runs `body`. If it throws, the requests end with this error, and their rows are forgotten. `requests` may be running_.
+// Runs `body`. If it throws, the requests end with this error, and their rows are forgotten. `requests` may be
+// running_.
 template <typename Body>
 void Scheduler::guarded(const Requests& requests, Body&& body) {
   const auto fail_all = [&](executorch_mlx_status status, const char* message) {

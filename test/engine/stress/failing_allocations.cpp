@@ -1,8 +1,8 @@
 // failing_allocations MODEL.pte
 //
-// Lets one allocation of the engine's thread fail in each request: in the first one the first allocation after the first
-// token, then the second one, and so on, until a request ends before the allocation that would fail. In the model, token
-// t is followed by t + 1. Prints how many requests failed and how many answers were wrong.
+// Lets one allocation of the engine's thread fail in each request: in the first one the first allocation after the
+// first token, then the second one, and so on, until a request ends before the allocation that would fail. In the
+// model, token t is followed by t + 1. Prints how many requests failed and how many answers were wrong.
 #include <executorch_mlx/executorch_mlx.h>
 
 #include <cstdint>

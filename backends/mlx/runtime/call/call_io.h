@@ -24,7 +24,8 @@ void read_inputs(const Program& program, Arguments args, State& state, mx::Strea
 // Returns the arrays of the output tensors, in the order of the outputs, without evaluating them. Checks each
 // array against the ExecuTorch tensor of its output, casts the array to the dtype of this tensor where cast_output()
 // in call_io.cpp allows a cast, and resizes the ExecuTorch tensor to the shape of the array. Refuses a tensor in the
-// memory of a file: a damaged program may name a constant as an output. `files` were mapped when the program was loaded.
+// memory of a file: a damaged program may name a constant as an output. `files` were mapped when the program was
+// loaded.
 std::vector<mx::array> collect_outputs(
     const Program& program,
     Arguments args,
