@@ -135,6 +135,16 @@ def blas_name(delegate: str) -> str:
     return function().decode().strip()
 
 
+def cpu_kernels(delegate: str) -> str:
+    """Returns the instruction set of the CPU kernels, such as "avx2", or "" on a platform without such kernels.
+
+    `delegate` is the path that `load_delegate` returned.
+    """
+    function = ctypes.CDLL(delegate).executorch_mlx_cpu_kernels
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
 def _find_delegate(path: str | None) -> Path:
     if path is not None:
         if not Path(path).exists():

@@ -18,7 +18,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from . import nonzero
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
-from .builder.registry import REGISTRY, aten_target
+from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
 from .return_types import register_return_types
@@ -103,7 +103,7 @@ class MLXPartitioner(Partitioner):
         reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
         _refuse_users_of_nonzero(reasons)
         partitions = _decide_partitions(exported_program.graph_module, reasons)
-        decisions = (Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
+        decisions = (Decision(n.name, target_name(n.target), r) for n, r in reasons.items())
         self._reports.append(Report(tuple(decisions)))
         tags = {}
         for index, partition in enumerate(partitions):

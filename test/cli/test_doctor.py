@@ -55,6 +55,14 @@ def test_an_unknown_device_is_an_error(delegate):
     assert error.startswith("error: program: a small program does not run")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernels are built on Linux only")
+def test_the_instruction_set_of_the_cpu_kernels(delegate):
+    code, lines = doctor(EXECUTORCH_MLX_CPU_KERNELS="portable")
+    assert code == 0 and "cpu kernels    portable" in lines
+    code, lines = doctor(EXECUTORCH_MLX_CPU_KERNELS="sse")
+    assert code == 1 and errors(lines)[0].startswith("error: program: a small program does not run")
+
+
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model"
 
 

@@ -1,6 +1,7 @@
 """A Hugging Face model exported with KV caches and the sampling head, against transformers."""
 
 import gc
+import json
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from executorch_mlx import Runtime
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
+from executorch_mlx.llm.export.survey import survey
+from executorch_mlx.llm.export.weights import load_causal_lm
 from loaded_method import LoadedMethod
 from row_programs import RowProgram
 from tokenizers import Tokenizer, models
@@ -165,6 +168,18 @@ def test_logits_equal_transformers(tmp_path):
     with torch.no_grad():
         expected = small_llama()(torch.tensor([PROMPT])).logits[:, -1:]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_settings_of_a_run_have_no_effect(tmp_path):
+    """FlashAttention is not installed, and results that are tuples lack the names of their parts."""
+    model = small_llama()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    settings = {"_attn_implementation": "flash_attention_2", "return_dict": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    assert survey(tmp_path).obstacle is None
+    loaded = load_causal_lm(tmp_path)
+    assert loaded(torch.tensor([PROMPT])).logits.equal(model(torch.tensor([PROMPT])).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -172,6 +172,46 @@ def test_a_checkpoint_that_does_not_match_is_refused(folders, change, message, t
         load_causal_lm(tmp_path)
 
 
+def test_experts_with_a_global_scale(tmp_path):
+    """MLX multiplies by such weights on a GPU only, but converts them on every device. They become floats."""
+    torch.manual_seed(0)
+    model = hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**SMALL | EXPERTS, mlp_only_layers=[0], initializer_range=0.15))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    path = "model.layers.1.mlp"
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        weights = [tensors.pop(f"{path}.experts.{expert}.{part}.weight") for expert in range(4)]
+        tensors[f"{path}.switch_mlp.{part}"] = torch.stack(weights)
+    save_file(tensors, tmp_path / "floats.safetensors")
+    done = subprocess.run([sys.executable, "-c", GLOBAL_SCALES, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = load_causal_lm(tmp_path, dtype=torch.float32)
+    values = load_file(tmp_path / "values.safetensors")
+    joined = torch.cat([values[f"{path}.switch_mlp.{part}"] for part in ("gate_proj", "up_proj")], 1)
+    experts = use_gathered_experts(loaded).model.layers[1].mlp.experts
+    torch.testing.assert_close(experts.gate_up_proj, joined)
+    torch.testing.assert_close(experts.down_proj, values[f"{path}.switch_mlp.down_proj"])
+
+
+# Quantizes the experts in floats.safetensors to NVFP4 with a `global_scale` for each expert, as mlx-lm does, and writes
+# the values of the quantized weights.
+GLOBAL_SCALES = """
+import sys, mlx.core as mx
+folder = sys.argv[1]
+tensors, values = mx.load(f"{folder}/floats.safetensors"), {}
+for name in [name for name in tensors if "switch_mlp" in name]:
+    weights = tensors.pop(name)
+    limits = mx.abs(weights).max(axis=(-2, -1))
+    parts = [mx.quantize(w, 16, 4, mode="nvfp4", global_scale=x) for w, x in zip(weights, limits)]
+    values[name] = mx.stack([mx.dequantize(q, s, group_size=16, bits=4, mode="nvfp4", global_scale=x)
+                             for (q, s), x in zip(parts, limits)])
+    packed = {leaf: mx.stack(part) for leaf, part in zip(("weight", "scales"), zip(*parts))}
+    tensors |= {f"{name}.{leaf}": tensor for leaf, tensor in (packed | {"global_scale": limits}).items()}
+mx.save_safetensors(f"{folder}/model.safetensors", tensors, {"format": "mlx"})
+mx.save_safetensors(f"{folder}/values.safetensors", values)
+"""
+
+
 def test_weights_that_mlx_lm_multiplied_are_refused(tmp_path):
     config = hf.FalconH1Config(**SMALL, mamba_n_heads=4, mamba_d_head=32, mamba_d_ssm=128, mamba_d_state=16)
     hf.FalconH1ForCausalLM(config).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ, compressed-tensors, bitsandbytes and FP8, against models with dequantized weights."""
+"""Checkpoints of GPTQ, AWQ, compressed-tensors, bitsandbytes, FP8, BitNet and others, against dequantized weights."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.mtp import UnknownHead, load_mtp
-from executorch_mlx.llm.export.packed import MLXExperts, MLXLinear
+from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantization.scale_search import Format, quantized
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
@@ -118,6 +118,11 @@ def float8_by_tensor(weight):
     return float8(weight, "weight_scale", (weight.abs().max() / 448).expand(weight.shape))
 
 
+def float8_of_quark(weight):
+    stored, values = float8_by_tensor(weight)
+    return stored | {"output_scale": torch.ones(())}, values
+
+
 def nvfp4(weight):
     factor = weight.abs().max() / (6 * 448)
     q, scales, _ = quantized(weight / factor, Format.of("nvfp4"), torch.float32)
@@ -187,6 +192,47 @@ def bitsandbytes_8_bits(weight):
     return {"weight": q, "SCB": limits, "weight_format": torch.tensor(0, dtype=torch.uint8)}, q * limits[:, None] / 127
 
 
+def bitnet(weight):
+    factor = weight.abs().mean()
+    q = (weight / factor).round().clamp(-1, 1)
+    parts = (q + 1).to(torch.uint8).chunk(4)
+    packed = parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
+    return {"weight": packed, "weight_scale": 1 / factor.reshape(1)}, q * factor
+
+
+def bitnet_with_factors(weight):
+    stored, values = bitnet(weight)
+    return stored | {"weight_scale": 1 / stored["weight_scale"]}, values
+
+
+def gemma(weight, bits=4):
+    limit = 2 ** (bits - 1)
+    scales = weight.abs().amax(1, keepdim=True) / (limit - 0.5)
+    q = (weight / scales).round().clamp(-limit, limit - 1)
+    lanes = (q + limit).to(torch.uint8).unflatten(1, (-1, 8 // bits)).int() << torch.arange(0, 8, bits)
+    packed = q.to(torch.int8) if bits == 8 else lanes.sum(-1).to(torch.uint8)
+    unused = {"input_activation_scale": torch.ones(()), "k_cache_scale": torch.ones(())}
+    return {"weight": packed, "weight_scale": scales} | unused, q * scales
+
+
+def gemma_of_2_bits(weight):
+    return gemma(weight, bits=2)
+
+
+def gemma_of_8_bits(weight):
+    return gemma(weight, bits=8)
+
+
+def gemma_embedding(weight):
+    stored, values = gemma(weight)
+    return {"embedding_quantized": stored["weight"], "embedding_scale": stored["weight_scale"]}, values
+
+
+def metal(weight):
+    q, scales, biases = quantized(weight, Format(4, GROUP), torch.float32)
+    return {"weight": q, "scales": scales, "qbiases": biases}, dequantize(q, scales, biases, GROUP, 4)
+
+
 BLOCK = [24, 48]  # the last blocks are smaller
 COMPRESSED = {"quant_method": "compressed-tensors"}
 # A function that quantizes a weight → the settings of its format, and whether the loaded weights are packed.
@@ -212,6 +258,10 @@ FORMATS = {
     compressed_float8_in_blocks: (COMPRESSED | {
         "format": "float-quantized", "config_groups": {"group_0": {"weights": {"block_structure": "24x48"}}}}, False),
     float8_by_tensor: ({"quant_method": "fp8", "activation_scheme": "static"}, False),  # AutoFP8
+    float8_of_quark: ({"quant_method": "quark", "quant_mode": "eager_mode"}, False),
+    bitnet: ({"quant_method": "bitnet"}, True),
+    bitnet_with_factors: ({"quant_method": "bitnet", "linear_class": "autobitlinear"}, True),
+    metal: ({"quant_method": "metal", "bits": 4, "group_size": GROUP}, True),
 }
 
 
@@ -266,7 +316,16 @@ def check_logits(floats, quantize, folder, pattern="_proj.weight$", is_transpose
     with torch.no_grad():
         logits, of_values = (use_gathered_experts(model)(PROMPT).logits for model in (got, expected))
     torch.testing.assert_close(logits, of_values, rtol=1e-4, atol=1e-4)
-    return {type(m) for m in got.modules() if isinstance(m, (MLXLinear, MLXExperts))}
+    return {type(m) for m in got.modules() if isinstance(m, (MLXEmbedding, MLXLinear, MLXExperts))}
+
+
+@pytest.mark.parametrize("quantize", [gemma, gemma_of_2_bits, gemma_of_8_bits, gemma_embedding])
+def test_gemma(quantize, floats, tmp_path, monkeypatch):
+    """Its numbers of bits follow from the shapes. Experts stay floats."""
+    is_embedding = quantize is gemma_embedding
+    pattern = r"embed_tokens\.weight$" if is_embedding else r"(self_attn|layers\.0\.mlp)\..*_proj\.weight$"
+    monkeypatch.setitem(FORMATS, quantize, ({"quant_method": "gemma", "num_bits": 4}, True))
+    assert check_logits(floats, quantize, tmp_path, pattern) == {MLXEmbedding if is_embedding else MLXLinear}
 
 
 @pytest.mark.parametrize("config, changes, pattern", [
@@ -338,6 +397,7 @@ def test_modelopt_has_a_file_for_its_settings(floats, tmp_path):
     ({"quant_method": "new"}, None, "quant_method: got new, which is not supported"),
     (COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}}, None,
      "transform_config"),
+    ({"quant_method": "quark"}, "weight_scale", "model.layers.0.mlp.up_proj: .*got a weight of torch.float32, expected"),
     (None, "weight_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.weight_scale"),
     ({"quant_method": "fp8"}, "pre_quant_scale",
      "unexpected tensors for .*: model.layers.0.mlp.up_proj.pre_quant_scale"),

@@ -134,6 +134,15 @@ def set_a_number_as_text(folder):
     set_in_config(folder, hidden_size="32")
 
 
+def remove_the_weights_of_gptq(folder):
+    set_in_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    (folder / "model.safetensors").unlink()
+
+
+def set_a_padding_id_outside_the_vocabulary(folder):
+    set_in_config(folder, pad_token_id=1000)
+
+
 def set_in_config(folder, **settings):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | settings))
@@ -156,6 +165,8 @@ DAMAGES = {
     break_the_config: "config.json: invalid JSON: Expecting property name",
     leave_out_a_factor: "model: transformers cannot read config.json: .*Missing required keys",
     set_a_number_as_text: "model: transformers cannot read config.json: .*field 'hidden_size'",
+    remove_the_weights_of_gptq: r"model: expected files model\*.safetensors with the tensors",
+    set_a_padding_id_outside_the_vocabulary: "model: Padding_idx must be within num_embeddings",
     set_an_unknown_quantization: "AWQ",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
     shutil.rmtree: "model: .*model is not a folder or a GGUF file, and the hub did not provide it",
@@ -171,6 +182,8 @@ def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
 
 
 def test_a_survey_names_what_transformers_cannot_read(folder):
+    set_a_padding_id_outside_the_vocabulary(folder)
+    assert "Padding_idx must be within num_embeddings" in survey(folder).obstacle
     set_a_number_as_text(folder)
     assert "field 'hidden_size'" in survey(folder).obstacle
 
@@ -178,6 +191,8 @@ def test_a_survey_names_what_transformers_cannot_read(folder):
 def test_an_adapter_that_does_not_fit_is_refused(folder, tmp_path):
     wide = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL | {"hidden_size": 64}))
     get_peft_model(wide, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ValueError, match="model: .*wide has an adapter, expected its model, such as .*, with this"):
+        export_llm(tmp_path / "wide")
     with pytest.raises(ValueError, match="wide does not fit LlamaForCausalLM: (.|\n)*size mismatch"):
         export_llm(folder, adapter=tmp_path / "wide")
     small = hf.LlamaForCausalLM.from_pretrained(folder)

@@ -34,8 +34,6 @@ BY_TORCH = [
         floats(2, 3, 4), floats(3, 4), floats(3, 4), dtypes=F32_ONLY, loose=10),
     row("_native_batch_norm_legit.no_stats", lambda x: F.instance_norm(x), floats(2, 3, 4, 4),
         dtypes=F32_ONLY, loose=10),
-    row("grid_sampler_2d", lambda x, g: F.grid_sample(x, g, align_corners=False), floats(1, 2, 4, 4),
-        floats(1, 3, 3, 2, low=-0.9, high=0.9), dtypes=F32_ONLY, loose=10),
 ]
 
 # The operators that handlers of this project lower or decompose.

@@ -1,4 +1,4 @@
-"""Linear interpolation, nearest elements, and antialiased resampling."""
+"""Linear interpolation, nearest elements, samples at the positions of a grid, and antialiased resampling."""
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,15 @@ def with_infinities(*shape):
     return data(x.tolist())
 
 
+def sampled(*options):
+    """Returns a function that samples images at the positions of a grid, once with each of `options`."""
+    return lambda x, grid: [F.grid_sample(x, grid, mode, padding, corners) for mode, padding, corners in options]
+
+
+GRID_OPTIONS = (
+    ("bilinear", "zeros", False), ("bilinear", "reflection", True), ("nearest", "border", True),
+    ("bicubic", "zeros", True), ("bicubic", "reflection", False),
+)
 ANTIALIASED = {"edge_verified": False, "loose": 3}
 
 ROWS = [
@@ -65,6 +74,14 @@ ROWS = [
         floats(1, 2, 9, 7), **ANTIALIASED, dtypes=(f32,)),
     row("_upsample_bicubic2d_aa", resampled("bicubic", size=(3, 11)), floats(2, 3, 6, 8), **ANTIALIASED,
         dtypes=(f32,)),
+    row("grid_sampler_2d", sampled(*GRID_OPTIONS), floats(2, 3, 4, 5), floats(2, 3, 2, 2, low=-2, high=2),
+        dtypes=(f32,), loose=10),
+    row("grid_sampler_2d/dynamic", sampled(*GRID_OPTIONS), floats(1, 3, Dyn("h", 4, also=(1, 6)), 5),
+        floats(1, Dyn("n", 3, also=(1, 5)), 2, 2, low=-2, high=2), dtypes=(f32,), loose=10),
+    row("grid_sampler_2d/infinite", sampled(GRID_OPTIONS[0]), with_infinities(1, 2, 5, 7),
+        floats(1, 3, 2, 2, low=-2, high=2), dtypes=(f32,), loose=10),
+    row("grid_sampler_3d", sampled(*GRID_OPTIONS[:3]), floats(2, 3, 4, 5, 2),
+        floats(2, 3, 2, 1, 3, low=-2, high=2), dtypes=(f32,), loose=10, edge_verified=False),
 ]
 
 test_op_row = pytest_function(ROWS)

@@ -1,8 +1,6 @@
 """scatter_add, scatter_reduce, index_add and index_reduce."""
 
 import torch
-from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner
 from oprows import Dyn, bf16, data, f16, f32, floats, i32, i64, indices, pytest_function, row
 
 F32_ONLY = (f32,)
@@ -33,6 +31,9 @@ SCATTER_REDUCE = [
     row("scatter_reduce.two/dynamic",
         lambda x, i, y: (x.scatter_reduce(0, i, y, "sum"), x.scatter_reduce(0, i, y, "mean")),
         floats(4, N), indices(2, N, below=4), floats(2, N), dtypes=F32_ONLY),
+    row("scatter_reduce.two/dynamic number of values",
+        lambda x, i, y: [x.scatter_reduce(0, i, y, r, include_self=kept) for r in REDUCTIONS for kept in (True, False)],
+        floats(4, 3), indices(N, 3, below=4), floats(N, 3), dtypes=F32_ONLY),
 ]
 
 SCATTER = [
@@ -66,17 +67,3 @@ INDEX = [
 ROWS = [*SCATTER_REDUCE, *SCATTER, *INDEX]
 
 test_op_row = pytest_function(ROWS)
-
-
-def test_product_of_a_dynamic_number_of_values_is_unsupported():
-    class Product(torch.nn.Module):
-        def forward(self, x, i, y):
-            return x.scatter_reduce(0, i, y, "prod")
-
-    n = {0: torch.export.Dim("n", min=2, max=8)}
-    arguments = (torch.zeros(4), torch.tensor([0, 1, 2]), torch.ones(3))
-    program = torch.export.export(Product(), arguments, dynamic_shapes=({}, n, n))
-    partitioner = MLXPartitioner()
-    to_edge_transform_and_lower(program, partitioner=[partitioner])
-    (refused,) = partitioner.explain().refused
-    assert "reduce='prod' with a dynamic number of values" in refused.reason

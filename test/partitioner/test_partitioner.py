@@ -225,7 +225,7 @@ def test_condition_for_an_undelegated_branch_is_not_delegated(delegate):
 
     x = torch.randn(4, 3)
     lowered = lower(branches, x, dynamic_shapes=(({0: torch.export.Dim("n", min=2, max=8)},),))
-    assert lowered.delegates == 1 and "condition" in lowered.refused["<built-in function gt>"]
+    assert lowered.delegates == 1 and "condition" in lowered.refused["operator.gt"]
     lowered.assert_matches_eager((x,), (torch.randn(5, 3),))
 
 
@@ -257,6 +257,20 @@ def test_explain_gives_node_target_and_reason(delegate):
     assert first.node in str(report) and first.target in str(report) and first.reason in str(report)
     assert str(report).startswith(f"{report.delegated} of {len(report.decisions)} nodes")
     lowered.assert_matches_eager((x,))
+
+
+def test_a_function_of_python_is_named_in_the_report():
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return x * (x.shape[0] / 3)
+
+    shapes = ({0: torch.export.Dim("n", min=2, max=9)},)
+    exported = torch.export.export(Scaled(), (torch.ones(4),), dynamic_shapes=shapes)
+    partitioner = MLXPartitioner()
+    to_edge_transform_and_lower(exported, partitioner=[partitioner])
+    (refused,) = partitioner.explain().refused
+    assert refused.target == "operator.truediv"
+    assert refused.reason.startswith("a symbolic float is unsupported")
 
 
 def test_explain_before_partitioning_raises():

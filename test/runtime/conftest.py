@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="module", params=["portable", "avx2", "avx512", "avx512_bf16"])
+@pytest.fixture(scope="module", params=["portable", "avx2", "avx512", "avx512_bf16", "amx"])
 def library(request, delegate) -> ctypes.CDLL:
     """libmlx_blas with the kernels of one instruction set. The best set comes last and stays selected."""
     library = ctypes.CDLL(str(Path(delegate).parent / "libmlx_blas.so"))

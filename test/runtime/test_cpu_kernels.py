@@ -281,6 +281,33 @@ def test_rope(library, memory_order, offsets, has_periods):
     torch.testing.assert_close(y.double(), torch.cat(rotated, -1), rtol=1e-4, atol=3e-4)
 
 
+def test_angles_of_earlier_calls_of_rope(library):
+    """The kernel keeps the angles of its last calls. A call that differs in one argument computes its own."""
+    x = torch.randn(2, 1, 4, 8, generator=torch.Generator().manual_seed(0))
+    slow, fast = torch.full([4], 50.0), torch.full([4], 5.0)
+
+    def rotate(offsets=(3,), periods=None, base=100.0, scale=1.0, half=4, tokens=4):
+        part, offset = x[:, :, :tokens].contiguous(), torch.tensor(offsets, dtype=torch.int32)
+        y = torch.empty_like(part)
+        rope = Rope(
+            heads_of(part), *part.shape, half, address(offset), len(offsets) > 1, address(periods), base, scale,
+            address(y),
+        )  # fmt: skip
+        library.executorch_mlx_rope(ctypes.byref(rope))
+        return y
+
+    calls = [
+        {}, {"offsets": (4,)}, {"offsets": (3, 4)}, {"offsets": (3, 5)}, {"base": 90.0}, {"scale": 0.5}, {"half": 3},
+        {"periods": slow}, {"periods": fast}, {"tokens": 3},
+    ]  # fmt: skip
+    first = [rotate(**call) for call in calls]
+    for i, call in enumerate(calls):
+        rotate(**calls[i - 1])
+        assert torch.equal(rotate(**call), first[i])
+        assert torch.equal(rotate(**call), first[i])
+        assert all(not torch.equal(first[i], y) for y in first[:i])
+
+
 # -- attention --------------------------------------------------------------------------------------
 
 

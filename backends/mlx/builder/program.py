@@ -24,7 +24,7 @@ from .emitter import Emitter
 from .interface import Interface, bind_inputs, bind_outputs
 from .matcher import Match, is_call
 from .quantized_weights import DEQUANTIZE
-from .registry import REGISTRY, Registry, Unsupported, aten_target
+from .registry import REGISTRY, Registry, Unsupported, aten_target, target_name
 from .slots import SYMBOLIC, Slot, Space, TensorSlot, ValueSlot, slot_for
 from .trace import Traces
 
@@ -150,7 +150,7 @@ class ProgramBuilder(Emitter):
             reason = None
         except Unsupported as unsupported:
             if not self._dry_run or depth > 1:
-                raise Unsupported(f"{node.target}: {unsupported.reason}") from unsupported
+                raise Unsupported(f"{target_name(node.target)}: {unsupported.reason}") from unsupported
             reason = unsupported.reason
             self.set_value(node, _undelegated_slots(node.meta.get("val")))
         finally:

@@ -27,6 +27,15 @@ def aten_target(target: Any) -> Any:
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 
+def target_name(target: Any) -> str:
+    """Returns the name of a target for people: "aten.add.Tensor" for an overload, "torch.sym_float" for a function."""
+    target = aten_target(target)
+    if isinstance(target, torch._ops.OperatorBase) or not hasattr(target, "__name__"):
+        return str(target)
+    module = (target.__module__ or "builtins").lstrip("_")
+    return f"{module}.{target.__name__}"
+
+
 class Registry:
     """Handlers by target, and patterns in the order in which the builder tries them.
 
@@ -43,7 +52,7 @@ class Registry:
         self.handlers: dict[Any, Callable] = {}
         self.patterns: list[Callable] = []
         self.decompositions: dict[torch._ops.OpOverload, Callable] = {}
-        self.reasons: dict[torch._ops.OpOverload, str] = {}
+        self.reasons: dict[Any, str] = {}
 
     def add(self, targets: Any, handler: Callable) -> Callable:
         """Register `handler` for one target or several, and return it. Raises ValueError if a target has a handler."""
@@ -66,7 +75,7 @@ class Registry:
         self.add(target, tracing_handler(target, function))
         self.decompositions[target] = function
 
-    def decline(self, target: torch._ops.OpOverload, reason: str) -> None:
+    def decline(self, target: Any, reason: str) -> None:
         """Register the reason why `target`, an operator without a handler, is not delegated."""
         self.reasons[target] = reason
 

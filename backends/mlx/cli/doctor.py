@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..loader import OtherDelegateError, blas_name, load_delegate
+from ..loader import OtherDelegateError, blas_name, cpu_kernels, load_delegate
 from ..quiet import quiet_imports, quiet_lowering
 from .model_arguments import CommandError
 
@@ -135,6 +135,8 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     import mlx.core as mx
 
     _print("device", f"{mx.default_device()}; metal {mx.metal.is_available()}, cuda {mx.cuda.is_available()}")
+    if kernels := cpu_kernels(path):
+        _print("cpu kernels", kernels)
     _print("cpu blas", blas_name(path))
     if sys.platform == "linux" and blas_name(path) == "mlx":
         _print("", "float64 products are many times slower than with OpenBLAS: pip install scipy-openblas32")

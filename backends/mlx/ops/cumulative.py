@@ -1,7 +1,6 @@
 """Decomposes cumprod, logcumsumexp, cummax and cummin.
 
-Of the cumulative operators, the IR has only the sum. The operators here take log2(extent) steps. Each step doubles the
-number of elements that a result covers (a Hillis-Steele scan).
+Of the cumulative operators, the IR has only the sum. The operators here are scans, see `builder/scan.py`.
 """
 
 from __future__ import annotations
@@ -9,53 +8,9 @@ from __future__ import annotations
 import torch
 
 from ..builder.registry import REGISTRY
-from ..extents import bounds
+from ..builder.scan import along, inclusive_scan
 
 aten = torch.ops.aten
-
-
-def _inclusive_scan(combine, dim, *tensors):
-    """Combines each element of `tensors` with all earlier elements along `dim`. Returns a list of as many tensors.
-
-    `combine(earlier, later)` takes two lists of tensors, one for each of `tensors`, and returns such a list. It is
-    elementwise and associative.
-    """
-    extent = tensors[0].shape[dim]
-    step = _static_step if isinstance(extent, int) else _dynamic_step
-    _, largest = bounds(extent)
-    if largest is None:
-        largest = 2**31 - 1
-    covered = 1
-    while covered < largest:
-        tensors = step(combine, dim, covered, tensors)
-        covered *= 2
-    return tensors
-
-
-def _static_step(combine, dim, covered, tensors):
-    """Doubles the number of elements that each result covers, which is `covered` before the step."""
-    rest = tensors[0].shape[dim] - covered
-    head = [p.narrow(dim, 0, covered) for p in tensors]
-    earlier = [p.narrow(dim, 0, rest) for p in tensors]
-    later = [p.narrow(dim, covered, rest) for p in tensors]
-    return [torch.cat(pair, dim) for pair in zip(head, combine(earlier, later))]
-
-
-def _dynamic_step(combine, dim, covered, tensors):
-    """Does the same as `_static_step` for a dynamic extent.
-
-    It never compares the extent with `covered`, because such a comparison would restrict the extent.
-    """
-    x = tensors[0]
-    positions = torch.arange(x.shape[dim])
-    earlier = [p.index_select(dim, (positions - covered).clamp(min=0)) for p in tensors]
-    has_earlier = _along(positions >= covered, x, dim)
-    return [torch.where(has_earlier, new, old) for new, old in zip(combine(earlier, tensors), tensors)]
-
-
-def _along(values, x, dim):
-    """Returns the 1-d tensor `values` in a shape that broadcasts along axis `dim` of `x`."""
-    return values.reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
 
 
 def _cumprod(x, dim, dtype=None):
@@ -66,14 +21,14 @@ def _cumprod(x, dim, dtype=None):
         return x.clone()
     # torch multiplies in float32. In half precision, a product may overflow, and its product with a zero is NaN.
     is_half = dtype in (torch.float16, torch.bfloat16)
-    (products,) = _inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x.float() if is_half else x)
+    (products,) = inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x.float() if is_half else x)
     return products.to(dtype)
 
 
 def _logcumsumexp(x, dim):
     if x.ndim == 0:
         return x.clone()
-    return _inclusive_scan(lambda a, b: [torch.logaddexp(a[0], b[0])], dim, x)[0]
+    return inclusive_scan(lambda a, b: [torch.logaddexp(a[0], b[0])], dim, x)[0]
 
 
 def _cumulative_extremum(replaces):
@@ -93,8 +48,8 @@ def _cumulative_extremum(replaces):
     def scan(x, dim):
         if x.ndim == 0:
             return x.clone(), torch.zeros((), dtype=torch.int64)
-        indices = _along(torch.arange(x.shape[dim]), x, dim)
-        return _inclusive_scan(combine, dim, x, indices.expand(x.shape))
+        indices = along(torch.arange(x.shape[dim]), x, dim)
+        return inclusive_scan(combine, dim, x, indices.expand(x.shape))
 
     return scan
 

@@ -35,7 +35,6 @@ DECLINED = {
     aten.linalg_matrix_exp: "use a Taylor series: the sum of torch.linalg.matrix_power(x, k) / k!",
     aten.frexp: "use torch.floor(torch.log2(x.abs())) + 1 for the exponent",
     aten.special_zeta: "use torch.polygamma, of order 0 or 1",
-    aten.grid_sampler_3d: "use torch.nn.functional.grid_sample with images, one depth after the other",
     **{op: "draw these numbers on the host, and pass them as an input of the program"
        for op in (aten.poisson, aten.binomial, aten._standard_gamma, aten._sample_dirichlet)},
     aten.random.default: "use torch.randint with a range of at most 2^31 numbers",

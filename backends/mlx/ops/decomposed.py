@@ -251,7 +251,6 @@ BY_TORCH = [
     aten._native_batch_norm_legit.no_stats,
     aten.addmv.default,
     aten.elu.default,
-    aten.grid_sampler_2d.default,
     aten.hardtanh.default,
     aten.leaky_relu.default,
     aten.native_layer_norm.default,

@@ -1,10 +1,14 @@
-"""Lowers interpolation between the nearest elements of each axis or to one of them, and antialiased resampling.
+"""Lowers interpolation between the nearest elements of each axis or to one of them, sampling at the positions of a
+grid, and antialiased resampling.
 
 Antialiased resampling becomes two matrix products, one for each axis. The matrices are constants: each is torch's own
 resampling of an identity matrix.
 """
 
 from __future__ import annotations
+
+import itertools
+import math
 
 import torch
 from torch._decomp.decompositions import upsample_compute_output_size
@@ -101,6 +105,88 @@ for _offset, _packets in (
     for _axes, _packet in enumerate(_packets, start=1):
         for _overload, _function in zip((_packet.default, _packet.vec), _nearest_overloads(_offset, _axes)):
             REGISTRY.decompose(_overload, _function)
+
+# -- sampling at the positions of a grid ---------------------------------------
+
+_BILINEAR, _NEAREST, _BICUBIC = range(3)  # torch's numbers of the modes, and of the kinds of padding
+_ZEROS, _BORDER, _REFLECTION = range(3)
+
+
+def _grid_sample(x, grid, mode, padding, align_corners):
+    """Samples the images x [N, C, *extents] at positions in [-1, 1], of which the last axis of `grid` is the last one.
+
+    A sample is the sum of taps: elements of x times weights. The taps of a position are all combinations of the taps
+    along each axis.
+    """
+    extents, axes = x.shape[2:], x.ndim - 2
+    taps = [
+        _taps(grid[..., axes - 1 - axis].float(), extent, mode, padding, align_corners)
+        for axis, extent in enumerate(extents)
+    ]
+    pixels = x.float().flatten(2).transpose(1, 2).flatten(0, 1)  # [N * positions in an image, C]
+    first = (torch.arange(x.shape[0]) * math.prod(extents)).reshape(-1, *[1] * axes)  # the first pixel of each image
+    samples = 0
+    for combination in itertools.product(*taps):
+        position, weight, is_inside = 0, None, None
+        for extent, (index, factor) in zip(extents, combination, strict=True):
+            inside = (index >= 0) & (index < extent)
+            is_inside = inside if is_inside is None else is_inside & inside
+            position = position * extent + index.clamp(0, extent - 1).to(torch.int64)
+            if factor is not None:
+                weight = factor if weight is None else weight * factor
+        values = pixels[(first + position).reshape(-1)].reshape(*position.shape, -1)
+        values = torch.where(is_inside[..., None], values, 0.0)
+        samples = samples + (values if weight is None else values * weight[..., None])
+    return samples.movedim(-1, 1).to(x.dtype)
+
+
+def _taps(position, extent, mode, padding, align_corners):
+    """Returns the taps along one axis: float tensors of indices, and their weights. A weight of None is 1."""
+    if align_corners:
+        position = (position + 1) * (extent - 1) * 0.5
+    else:
+        position = (position + 1) * extent * 0.5 - 0.5
+
+    def padded(index):
+        return _padded(index, extent, padding, align_corners)
+
+    if mode == _NEAREST:
+        return [(padded(position).round(), None)]
+    if mode == _BILINEAR:
+        position = padded(position)
+        index = position.floor()
+        weight = position - index
+        return [(index, 1 - weight), (index + 1, weight)]
+    index = position.floor()
+    return [(padded(index + i - 1), w) for i, w in enumerate(_cubic_weights(position - index))]
+
+
+def _padded(index, extent, padding, align_corners):
+    """Moves indices that are outside of the axis into it, as the kind of padding says."""
+    if padding == _ZEROS:
+        return index
+    if padding == _REFLECTION:
+        low = 0.0 if align_corners else -0.5  # the axis ends at the centers of its elements, or at their edges
+        span = torch.sym_max(2 * (extent - 1), 1) if align_corners else 2 * extent
+        distance = torch.fmod((index - low).abs(), span)
+        index = torch.minimum(distance, span - distance) + low
+    return index.clamp(0, extent - 1)
+
+
+def _cubic_weights(t, a=-0.75):
+    """Returns the weights of the four neighbours of a position that is `t` after the second one (Keys, 1981)."""
+
+    def near(d):
+        return ((a + 2) * d - (a + 3)) * d * d + 1
+
+    def far(d):
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    return far(t + 1), near(t), near(1 - t), far(2 - t)
+
+
+REGISTRY.decompose(aten.grid_sampler_2d.default, _grid_sample)
+REGISTRY.decompose(aten.grid_sampler_3d.default, _grid_sample)
 
 # -- antialiased resampling ---------------------------------------------------
 

@@ -43,6 +43,8 @@ def _checked(value, kind):
 
 for _target, _op in ARITHMETIC.items():
     REGISTRY.add(_target, _arithmetic(_op))
+for _target in (operator.truediv, torch.sym_float):
+    REGISTRY.decline(_target, "a symbolic float is unsupported; compute with tensors, such as torch.full((), size)")
 
 
 @REGISTRY.lower(operator.neg)

@@ -1,8 +1,8 @@
 """Writes that combine values with the same index: scatter_add, scatter_reduce, index_add, index_reduce.
 
 A sum is a `ScatterAddNode`, and a mean is a sum divided by a count. For products and extrema, the values are sorted by
-destination, so that values for the same element are neighbours. Then values at the distances 1, 2, 4, … are combined
-if their destinations are equal.
+destination, so that values for the same element are neighbours, and a scan combines neighbours whose destinations are
+equal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from ..builder.flat_index import flat_element_index
 from ..builder.registry import REGISTRY, Unsupported
-from ..extents import is_empty, is_same_shape
+from ..builder.scan import inclusive_scan
+from ..extents import bounds, is_empty, is_same_shape
 from ..serialization import ir
 
 aten = torch.ops.aten
@@ -49,13 +50,10 @@ def scatter_reduce(P, self, dim, index, src, reduce, include_self):
         return self
     if reduce in SUMS:
         return P.trace(_sum_or_mean, self, dim, index, src, reduce == "mean", include_self)[0]
-    if not all(isinstance(extent, int) for extent in index.shape):
-        raise Unsupported(
-            f"reduce={reduce!r} with a dynamic number of values is unsupported; only 'sum' and 'mean' support it"
-        )
     if self.dtype == torch.bool:
         raise Unsupported(f"reduce={reduce!r} of bool values is unsupported; cast them to an integer dtype")
-    return P.trace(_sorted_reduce, self, dim, index, src, COMBINE[reduce], include_self)[0]
+    _, most = bounds(index.shape[dim]) if index.ndim else (0, 1)
+    return P.trace(_sorted_reduce, self, dim, index, src, COMBINE[reduce], include_self, most)[0]
 
 
 @REGISTRY.lower(aten.scatter.reduce, aten.scatter.value_reduce)
@@ -106,27 +104,27 @@ def _sum_or_mean(x, dim, index, src, mean, include_self):
     return torch.div(total, count, rounding_mode="floor").to(x.dtype)
 
 
-def _sorted_reduce(x, dim, index, src, combine, include_self):
+def _sorted_reduce(x, dim, index, src, combine, include_self, most):
     """Reduces with `combine`, which is associative and commutative.
 
-    The values are sorted by destination. After the loop, the last value of each run of equal destinations is the
-    reduction of the whole run.
+    The values are sorted by destination. After the scan, the last value of each run of equal destinations is the
+    reduction of the whole run. A run has at most `most` values; None stands for any number.
     """
     flat, size = x.reshape(-1), math.prod(x.shape)
     destination = flat_element_index(x, dim % max(x.dim(), 1), index).reshape(-1)
     order = torch.argsort(destination, stable=True)
     destination, values = destination[order], _leading_part(src, index).to(x.dtype).reshape(-1)[order]
-    distance = 1
-    while distance < destination.shape[0]:
-        same = destination[distance:] == destination[:-distance]
-        combined = torch.where(same, combine(values[distance:], values[:-distance]), values[distance:])
-        values = torch.cat([values[:distance], combined])
-        distance *= 2
+
+    def combine_run(earlier, later):
+        (d, x), (e, y) = earlier, later
+        return [e, torch.where(d == e, combine(x, y), y)]
+
+    _, values = inclusive_scan(combine_run, 0, destination, values, most=most)
     if include_self:
         values = combine(values, flat[destination])
-    end = torch.ones_like(destination[:1], dtype=torch.bool)
-    is_last = torch.cat([destination[1:] != destination[:-1], end])
+    count = destination.shape[0]
+    is_last = (torch.roll(destination, -1) != destination) | (torch.arange(count) == count - 1)
     # The values that are not the last of their run are written to an extra element at the end, which is dropped.
-    flat = torch.cat([flat, torch.zeros_like(flat[:1])])
+    flat = torch.cat([flat, flat.new_zeros(1)])
     flat = flat.index_copy(0, torch.where(is_last, destination, size), values)
     return flat[:size].reshape(x.shape)

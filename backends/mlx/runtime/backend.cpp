@@ -258,6 +258,7 @@ class Backend final : public et::BackendInterface {
       set(options, option);
     }
     const mx::Device device = chosen_device(options.device);
+    cpu::check_instruction_set();
 
     const void* data = processed.data();
     std::vector<uint64_t> copy;

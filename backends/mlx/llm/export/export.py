@@ -70,7 +70,8 @@ def export_llm(
     are quantized. Weights that are quantized in an mlx-lm folder or a GGUF file, and linear layers with
     torchao's NVFP4 or MX weights, keep their format.
 
-    - `tokenizer`: the tokenizer to store in the program; by default that of the checkpoint.
+    - `tokenizer`: the tokenizer to store in the program; by default that of the adapter, if its folder has one, or of
+      the checkpoint.
     - `adapter`: a folder of `peft` or mlx-lm with a LoRA adapter to merge into the weights.
     - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a
       loaded model.
@@ -109,6 +110,8 @@ def export_llm(
     check_tokenizer(tokenizer)
     progress("load")
     uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits in (16, None)
+    if adapter is not None and tokenizer is None and not isinstance(model, PreTrainedModel):
+        tokenizer = load_tokenizer(Path(adapter))
     model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, quantize, uses_mtp)
     if adapter is not None:
         progress("merge the adapter")

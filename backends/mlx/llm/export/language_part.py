@@ -32,15 +32,29 @@ _TWINS = {
 
 
 # What transformers raises, besides ValueError, if it cannot read a config.
-CONFIG_ERRORS = (AttributeError, ImportError, KeyError, StrictDataclassError, TypeError, ZeroDivisionError)
+CONFIG_ERRORS = (
+    AssertionError, AttributeError, ImportError, KeyError, StrictDataclassError, TypeError, ZeroDivisionError
+)  # fmt: skip
 
 
 def load_config(folder: Path) -> PretrainedConfig:
     """Return the config of the checkpoint in `folder`. Raises ValueError if transformers cannot read it."""
     try:
-        return AutoConfig.from_pretrained(folder)
+        return runnable_config(folder)
     except CONFIG_ERRORS as error:
         raise ValueError(f"load_causal_lm: {folder}: transformers cannot read config.json: {error}") from error
+
+
+def runnable_config(folder: str | Path) -> PretrainedConfig:
+    """Return the config of the checkpoint in `folder` as transformers reads it, without settings of a run.
+
+    Checkpoints may name an implementation of attention that is not installed, such as flash_attention_2, and may ask
+    for results that are tuples.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    config._attn_implementation = None
+    config.return_dict = True
+    return config
 
 
 def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 from torch.distributions import Distribution
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from .attention.all_keys import all_keys_limit
 from .attention.cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .language_part import CONFIG_ERRORS, language_class, language_config, remove_other_media
+from .language_part import CONFIG_ERRORS, language_class, language_config, remove_other_media, runnable_config
 
 _DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
 
@@ -51,7 +51,7 @@ def survey(folder: str | Path) -> Survey:
     except (AttributeError, OSError, ValueError) as error:
         raise ValueError(f"survey: {path}: expected a JSON object with a model's config: {error}") from error
     try:
-        config = language_config(AutoConfig.from_pretrained(folder))
+        config = language_config(runnable_config(folder))
         with torch.device("meta"):
             language = language_class(config) or AutoModelForCausalLM  # the error of the latter names the config
             model = language.from_config(config).eval().requires_grad_(False)

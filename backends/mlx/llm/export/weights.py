@@ -20,6 +20,7 @@ from .language_part import (
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
+_ADAPTER = "adapter_config.json"  # the settings of an adapter of peft or mlx-lm
 _MODELOPT = "hf_quant_config.json"  # the settings of a quantization by NVIDIA's Model Optimizer
 
 
@@ -42,7 +43,8 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
         else:
             model = _load_folder(folder, dtype)
             remove_other_media(model)
-    except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
+    except (AssertionError, ImportError, SafetensorError) as error:
+        # A setting that torch refuses, such as pad_token_id, a quantization package that is missing, or a damaged file.
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
         cast_parameters(model, dtype)
@@ -58,14 +60,21 @@ def find_checkpoint(model: str | Path) -> Path:
     """Return `model` itself if it is a folder or a GGUF file, else the folder with the local copy of the hub id.
 
     Downloads the checkpoint if there is no local copy. Raises ValueError if `model` is neither a folder,
-    nor a GGUF file, nor the id of a model that the hub provides.
+    nor a GGUF file, nor the id of a model that the hub provides, and for a folder with an adapter alone.
     """
-    if Path(model).is_dir() or is_gguf(model):
-        return Path(model)
-    try:
-        return Path(snapshot_download(str(model)))
-    except (OSError, ValueError) as error:  # no network, unknown id, invalid id
-        raise ValueError(f"{model} is not a folder or a GGUF file, and the hub did not provide it: {error}") from error
+    path = Path(model)
+    if not path.is_dir() and not is_gguf(path):
+        try:
+            path = Path(snapshot_download(str(model)))
+        except (OSError, ValueError) as error:  # no network, unknown id, invalid id
+            raise ValueError(
+                f"{model} is not a folder or a GGUF file, and the hub did not provide it: {error}"
+            ) from error
+    if (path / _ADAPTER).is_file() and not (path / "config.json").is_file():
+        settings = read_config(path, _ADAPTER)
+        base = settings.get("base_model_name_or_path") or settings.get("model")  # as peft and mlx-lm name it
+        raise ValueError(f"{model} has an adapter, expected its model, such as {base}, with this folder as the adapter")
+    return path
 
 
 def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -182,12 +191,10 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
     check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
-    options = {}
     whole = load_config(folder)
     config = config_to_load(whole)
     language = existing_class(config, folder)
-    if config is not whole:
-        options["config"] = config
+    options = {"config": config}
     if config is not whole and language is AutoModelForCausalLM:
         options["key_mapping"] = LANGUAGE_MODEL_NAMES
     model, info = language.from_pretrained(
@@ -281,11 +288,16 @@ def _set_generation_config(model: PreTrainedModel, folder: Path) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of all files, memory-mapped, by their names in the files."""
+    """Return the tensors of all files, memory-mapped, by their names in the files.
+
+    Raises ValueError if there are none.
+    """
     tensors = {}
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, "pt") as file:
             tensors |= {name: file.get_tensor(name) for name in file.keys()}
+    if not tensors:
+        raise ValueError(f"load_causal_lm: {folder}: expected files model*.safetensors with the tensors")
     return tensors
 
 

@@ -181,7 +181,14 @@ std::optional<mx::array> sample(const SampleInputs&, mx::Stream) {
   return std::nullopt;
 }
 
+void check_instruction_set() {}
+
 } // namespace executorch_mlx::cpu
+
+// The comment in instruction_set.cpp describes this function.
+extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_cpu_kernels() {
+  return "";
+}
 
 // The comment in blas_name.cpp describes this function.
 extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_blas() {

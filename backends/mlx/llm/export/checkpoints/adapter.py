@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -16,6 +18,10 @@ from ..weights import cast_parameters
 from .load_checks import shortened
 
 _PREFIX = "base_model.model."  # of the names of peft, before the names of the model
+# Patterns in the names of tensors that peft stores a second time, or as they were before the training, if the training
+# has added tokens.
+_COPIES = r"\.(modules_to_save|original_module)\."
+_COPIES_IF_TIED = r"^lm_head\.token_adapter\.trainable_tokens_delta$"
 
 
 def merge_adapter(model: PreTrainedModel, folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -44,19 +50,65 @@ def _merge_peft(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrai
     from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     from peft.utils import load_peft_weights
 
-    adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder), inference_mode=True))
+    config = PeftConfig.from_pretrained(str(folder), inference_mode=True)
+    tensors = {name.removeprefix(_PREFIX): t for name, t in load_peft_weights(str(folder), device="cpu").items()}
+    tensors = language_tensors(model, {n: t for n, t in tensors.items() if not re.search(_COPIES, n)})
+    if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+        tensors = {n: t for n, t in tensors.items() if not re.search(_COPIES_IF_TIED, n)}
+    _resize_vocabulary(model, tensors)
+    adapted = get_peft_model(model, config)
     if not hasattr(adapted, "merge_and_unload"):
         raise ValueError(f"got kind {settings['peft_type']}, expected one to merge, such as LORA")
-    tensors = {name.removeprefix(_PREFIX): t for name, t in load_peft_weights(str(folder), device="cpu").items()}
-    tensors = {f"{_PREFIX}{name}": t for name, t in language_tensors(model, tensors).items()}
-    result = set_peft_model_state_dict(adapted, tensors)
+    result = set_peft_model_state_dict(adapted, {f"{_PREFIX}{name}": tensor for name, tensor in tensors.items()})
     own = adapted.base_model.prefix  # part of the names of all its tensors
     for problem, names in (
         ("missing", [name for name in result.missing_keys if own in name]), ("unexpected", result.unexpected_keys)
     ):  # fmt: skip
         if names:
             raise ValueError(f"{problem} tensors: {shortened(names)}")
+    _untie_adapted_layers(adapted)
     return adapted.merge_and_unload()
+
+
+def _resize_vocabulary(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+    """Give `model` as many tokens as the embedding in `tensors` has, if they contain one. Training may add tokens.
+
+    Raises ValueError if the output projection would lack rows.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+
+    def stored(layer: torch.nn.Module) -> torch.Tensor | None:
+        names = (f"{paths[layer]}{part}.weight" for part in ("", ".base_layer", ".token_adapter.base_layer"))
+        return next((tensors[name] for name in names if name in tensors), None)
+
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    weight = stored(embedding)
+    if weight is None or len(weight) == len(embedding.weight):
+        return
+    if head.weight is not embedding.weight and stored(head) is None:
+        raise ValueError(
+            f"got {len(weight)} tokens in the embedding, but no output projection, which has {len(head.weight)}"
+        )
+    model.resize_token_embeddings(len(weight), mean_resizing=False)
+
+
+def _untie_adapted_layers(adapted: torch.nn.Module) -> None:
+    """Give each layer that has a LoRA adapter a weight of its own, so that merging changes no other layer.
+
+    The output projection may share the weight of the embedding, and layers that the adapter repeats share all weights.
+    """
+    from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    users = Counter(parameter for module in adapted.modules() for parameter in module.parameters(recurse=False))
+    for layer in adapted.modules():
+        if not isinstance(layer, BaseTunerLayer) or isinstance(layer, TrainableTokensLayer):
+            continue
+        base = layer.get_base_layer()
+        for name, parameter in list(base.named_parameters(recurse=False)):
+            if users[parameter] > 1:
+                users[parameter] -= 1
+                setattr(base, name, torch.nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
 
 def _merge_mlx(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrainedModel:

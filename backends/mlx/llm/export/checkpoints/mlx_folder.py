@@ -18,7 +18,7 @@ from ..weights import OPERANDS, empty_model, finish, read_tensors, submodule
 
 # The prefix of the tensors that belong to the language model, in a checkpoint for text and other media.
 _LANGUAGE_MODEL = "language_model."
-# The tensors of a packed weight. Only checkpoints that mlx-lm did not write have a factor for the whole weight.
+# The tensors of a packed weight. Some weights in NVFP4 have a factor for the whole weight, or one for each expert.
 _PARTS = (*OPERANDS, "factor")
 # A pattern in mlx-lm's name of a tensor → its replacement in transformers, for all models and for models of one kind.
 _RENAMED = {
@@ -42,6 +42,8 @@ _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _OFFSET_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 # The kind of a model → the end of the names of tensors that folders of mlx-lm lack. They are 0.
 _ZERO_IN = {"ernie4_5_moe": ".e_score_correction_bias"}
+# The largest element and the largest scale of NVFP4, multiplied. MLX's `global_scale` is the largest value of a weight.
+_NVFP4_LIMIT = 6.0 * 448.0
 # Kinds of models whose weights cannot be used. mlx-lm multiplies those of falcon_h1 by factors of the config.
 _REFUSED = ("falcon_h1",)
 
@@ -57,6 +59,8 @@ def load_mlx(folder: Path) -> PreTrainedModel:
         )
     if is_part:
         tensors = {n.removeprefix(_LANGUAGE_MODEL): t for n, t in tensors.items() if n.startswith(_LANGUAGE_MODEL)}
+    for name in [name for name in tensors if name.endswith(".global_scale")]:
+        tensors[name.removesuffix("global_scale") + "factor"] = tensors.pop(name) / _NVFP4_LIMIT
     tensors = renamed(tensors, model)
     if kind in _JOINED_IN:
         _join_rows(tensors, *_JOINED_IN[kind])

@@ -1,5 +1,7 @@
 """Loads checkpoints of GPTQ, AWQ, AutoRound, compressed-tensors and bitsandbytes, and FP8, NVFP4 or MXFP4 weights.
 
+Also loads those of BitNet, of Gemma's quantization, and of Metal, the quantization of transformers for Apple GPUs.
+
 Integers, NVFP4 and MXFP4 elements are kept, in MLX's packed format. GPTQ, AWQ, AutoRound and compressed-tensors store a
 weight as scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias.
 The weights of FP8 and of bitsandbytes become floats.
@@ -32,8 +34,11 @@ _FP8_SCALES = ("_scale_inv", "_scale", "_weight_scale")
 # Tensors for activations and KV caches in 8 bits, which the program keeps in floats.
 _UNUSED = (
     "input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "kv_scale",
-    *(f"{name}_{part}" for name in "qkv" for part in ("scale", "zero_point")),
+    "input_activation_scale", "output_activation_scale",
+    *(f"{name}_{part}" for name in "qkv" for part in ("scale", "zero_point", "cache_scale")),
 )  # fmt: skip
+# The names of an embedding's tensors in Gemma's quantization → the names of a linear layer's.
+_OF_EMBEDDING = {"embedding_quantized": "weight", "embedding_scale": "weight_scale"}
 
 
 def can_read(settings: dict) -> bool:
@@ -52,13 +57,17 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
     marker, read = _reader(settings)
     model, config = empty_model(folder)
     dtype = dtype or config.dtype or torch.float32
+    columns = {path: m.weight.shape[-1] for path, m in model.named_modules() if getattr(m, "weight", None) is not None}
     tensors = language_tensors(model, read_tensors(folder), read_config(folder).get("model_type"))
+    for path, _, leaf in [name.rpartition(".") for name in tensors]:
+        if leaf in _OF_EMBEDDING:
+            tensors[f"{path}.{_OF_EMBEDDING[leaf]}"] = tensors.pop(f"{path}.{leaf}")
     _read_fp8(tensors, _block_size(settings), dtype)
     for name in [name for name in tensors if name.endswith(f".{marker}")]:
         path = name.removesuffix(f".{marker}")
         own = {n: tensors.pop(f"{path}.{n}") for n in _PARTS if f"{path}.{n}" in tensors}
         try:
-            parts = read(own, settings)
+            parts = read(own, settings | {"columns": columns.get(path)})
         except (KeyError, RuntimeError, ValueError) as error:
             raise ValueError(f"{path}: cannot read the tensors {', '.join(own)}: {error}") from error
         if parts.keys() == {"weight"}:
@@ -83,7 +92,7 @@ def _has_experts_without_conversion(model: PreTrainedModel) -> bool:
 
 # The tensors of a weight that is kept, in all formats.
 _PARTS = (
-    "qweight", "qzeros", "scales", "g_idx", "weight",
+    "qweight", "qzeros", "scales", "g_idx", "weight", "qbiases",
     *(f"weight_{n}" for n in ("packed", "scale", "zero_point", "shape", "g_idx", "scale_2", "global_scale", "format")),
     "SCB", *(f"weight.{n}" for n in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")),
     *(f"weight.quant_state.bitsandbytes__{n}" for n in ("nf4", "fp4")),
@@ -156,7 +165,8 @@ def _in_mlx_format(w, scales, zeros, groups, bits: int) -> Tensors:
     return {"weight": w.view(torch.uint32), "scales": scales, "biases": biases}
 
 
-# Each function below takes the tensors of a weight and the settings, and returns the tensors of the loaded layer.
+# Each function below takes the tensors of a weight and the settings, and returns the tensors of the loaded layer. The
+# settings also have `columns`, the number of columns of the weight, if the layer is known by its path.
 
 
 def _gptq(t: Tensors, settings: dict) -> Tensors:
@@ -247,14 +257,42 @@ def _integers_of_8_bits(t: Tensors, settings: dict) -> Tensors:
     return _in_mlx_format((weight.view(torch.uint8) ^ 128).view(torch.uint32), scales, zeros, None, 8)
 
 
+def _bitnet(t: Tensors, settings: dict) -> Tensors:
+    """The elements are 0, 1 and 2, which stand for -1, 0 and 1. A byte has those of four rows, a quarter apart."""
+    elements = torch.cat([t["weight"] >> shift & 3 for shift in (0, 2, 4, 6)])
+    scale = t["weight_scale"].float()
+    if settings.get("linear_class", "bitlinear") == "bitlinear":
+        scale = 1 / scale
+    scales = scale.reshape(1, 1).expand(len(elements), 1)
+    return _in_mlx_format(pack(elements, 2), scales, torch.ones(scales.shape), None, 2)
+
+
+def _gemma(t: Tensors, settings: dict) -> Tensors:
+    """Integers of 2 and 4 bits are stored without a sign, and those of 8 bits with one."""
+    words, scales = t["weight"].contiguous().view(torch.uint8), t["weight_scale"].float()
+    if settings["columns"] is None:
+        raise ValueError("expected a linear layer or an embedding of the model")
+    bits = words.shape[1] * 8 // settings["columns"]
+    if bits == 8:
+        words = words ^ 128
+    return _in_mlx_format(words.view(torch.uint32), scales, torch.full(scales.shape, 2.0 ** (bits - 1)), None, bits)
+
+
+def _metal(t: Tensors, settings: dict) -> Tensors:
+    return {"weight": t["weight"], "scales": t["scales"], "biases": t["qbiases"]}
+
+
 _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
     "gptq": ("qweight", _gptq),
     "awq": ("qweight", _awq),
+    "bitnet": ("weight_scale", _bitnet),
+    "gemma": ("weight_scale", _gemma),
+    "metal": ("qbiases", _metal),
     **{kind: ("weight_scale", _compressed) for kind in (
         "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "float-quantized", "int-quantized",
         "naive-quantized", "mixed-precision",
     )},
-    **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt")},
+    **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt", "quark")},
 }  # fmt: skip
 
 
@@ -262,6 +300,8 @@ def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | 
     """Return the name of a tensor that each kept weight has, and the function that reads such a weight, or None."""
     kind = settings.get("quant_method")
     if kind == "awq" and settings.get("version", "gemm").lower() != "gemm":
+        return None
+    if kind == "bitnet" and (settings.get("quantization_mode") == "online" or settings.get("use_rms_norm")):
         return None
     if kind in ("auto-round", "intel/auto-round"):
         return _auto_round_reader(settings)

@@ -107,6 +107,11 @@ void multiply_by_keys(
   if (q.type == FloatType::bfloat16) {
     width /= 2;
     q.stride /= 2;
+    if (const auto multiply = kernels().multiply_tiles) {
+      const PairTiles tiles(static_cast<const float*>(q.data), q.stride, tile.count, width);
+      const auto* rows = static_cast<const uint16_t*>(k.data);
+      return multiply(tiles.from_row(0), tile.count, rows, k.stride, keys, a.width, scores, stride);
+    }
     k = {k.data, FloatType::bfloat16_pair, k.stride / 2};
   }
   if (tile.count <= kMaxTransposedRows) {

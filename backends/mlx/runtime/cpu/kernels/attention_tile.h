@@ -53,7 +53,11 @@ void leave_out_unseen_keys(
     ReadValue&& read_value) {
   static thread_local std::vector<float> seen_weights, seen_values;
   for (int64_t row = 0; row < rows; ++row, weights += stride, y += width) {
-    if (std::none_of(y, y + width, [](float x) { return std::isnan(x); })) {
+    bool has_nan = false;  // without an early end, so that the compiler can check several elements at once
+    for (int64_t i = 0; i < width; ++i) {
+      has_nan |= std::isnan(y[i]);
+    }
+    if (!has_nan) {
       continue;
     }
     seen_weights.clear();

@@ -53,6 +53,18 @@ EXECUTORCH_MLX_BLAS_API int executorch_mlx_threads();
 // returned. The function parallel() in pool.h is the C++ form of this one.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context);
 
+// -- instruction sets ----------------------------------------------------------------------------
+
+// The environment variable with the name of the kernels. Without it, or if this processor does not support them, the
+// fastest ones are used.
+#define EXECUTORCH_MLX_CPU_KERNELS "EXECUTORCH_MLX_CPU_KERNELS"
+
+// Returns the instruction set of the kernels: "amx", "avx512_bf16", "avx512", "avx2" or "portable".
+EXECUTORCH_MLX_BLAS_API const char* executorch_mlx_kernels();
+
+// Returns the instruction sets that this processor supports, such as "avx2, portable".
+EXECUTORCH_MLX_BLAS_API const char* executorch_mlx_all_kernels();
+
 // -- matrix products -----------------------------------------------------------------------------
 
 // y [m, n] = alpha * x [m, k] @ b [k, n] + beta * c. x and y are contiguous. b is row-major (`b_column_stride` is 1) or
@@ -409,9 +421,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_sample(const ExecutorchMlxSample* sa
 // call.
 EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_product_calls();
 
-// Selects the kernels for the instruction set "avx512_bf16", "avx512", "avx2" or "portable" from now on, instead of the
-// fastest ones. Returns false and changes nothing if this processor does not support the instruction set. Must not be
-// called while kernels run.
+// Selects the kernels for an instruction set from now on. Returns false and changes nothing if this processor does not
+// support it. Must not be called while kernels run.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_use_kernels(const char* name);
 
 } // extern "C"

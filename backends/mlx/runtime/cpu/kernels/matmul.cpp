@@ -1,6 +1,6 @@
 // Products of x with weights that are not float32. If x has few rows, a kernel converts the weights to float32 in
 // registers. If x has more rows, the weights are converted to float32 while they are packed in panels. Products of
-// bfloat16 with bfloat16 need no conversion if the processor has an instruction for them.
+// bfloat16 with bfloat16 need no conversion if the processor has an instruction for them, for vectors or for tiles.
 #include <algorithm>
 #include <atomic>
 
@@ -46,6 +46,27 @@ void multiply_many_quantized_rows(const ExecutorchMlxQuantizedMatmul& p, const f
     kernels().pack_quantized_panel(matrix_of(p), first, count, panel);
   };
   multiply_many_rows(&operands, 1, FloatType::float32, pack, [](int, int, int) { return Bytes{}; });
+}
+
+// Computes products of bfloat16 pairs in tiles.
+void multiply_in_tiles(const std::vector<RowProduct>& products) {
+  const auto& p = products[0];
+  const PairTiles x(p.x, p.ldx, p.m, p.k);
+  constexpr int kSmallest = 64;   // columns of a task
+  constexpr int kRowBlock = 128;  // rows of x whose results stay in the cache
+  const int count = static_cast<int>(products.size());
+  const int share = total_columns(products.data(), count) / (4 * executorch_mlx_threads()) / kSmallest * kSmallest;
+  const int most = p.m > kTileRows ? 2 * kSmallest : 16 * kSmallest;
+  for_columns(products.data(), count, std::clamp(share, kSmallest, most), [&](int i, int first, int last) {
+    const auto& product = products[i];
+    const auto* w = static_cast<const uint16_t*>(at(product.w, FloatType::bfloat16_pair, first * product.ldw));
+    for (int row = 0; row < p.m; row += kRowBlock) {
+      const int rows = std::min(kRowBlock, p.m - row);
+      compute_block(product, row, rows, first, last - first, [&](float* y, int64_t ldy) {
+        kernels().multiply_tiles(x.from_row(row), rows, w, 2 * product.ldw, last - first, 2 * p.k, y, ldy);
+      });
+    }
+  });
 }
 
 } // namespace
@@ -123,6 +144,9 @@ extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* produ
         {{.x = x.get(), .ldx = p.k / width, .y = product.y, .ldy = product.n, .m = p.m, .n = product.n, .k = p.k / width,
           .y_type = product.y_type},
          product.w, product.row_stride / width});
+  }
+  if (in_pairs && kernels().multiply_tiles != nullptr) {
+    return multiply_in_tiles(rows);
   }
   multiply_rows_together(rows, in_pairs ? FloatType::bfloat16_pair : p.type);
 }

@@ -259,6 +259,35 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
   });
 }
 
+// Rows of bfloat16 pairs, x [m, k], in the tiles of multiply_tiles().
+class PairTiles {
+ public:
+  PairTiles(const float* x, int64_t ldx, int m, int k)
+      : pairs_(whole_tiles(k) * kTileRows), tiles_(pairs_ * whole_tiles(m) * kTileRows) {
+    parallel_ranges(whole_tiles(m), pairs_ * kTileRows, [&](int64_t first, int64_t last) {
+      for (int64_t row = first * kTileRows; row < last * kTileRows; row += kTileRows) {
+        float* to = tiles_.get() + row * pairs_;
+        const auto rows = static_cast<int>(std::min<int64_t>(kTileRows, m - row));
+        kernels().transpose(x + row * ldx, FloatType::bfloat16_pair, ldx, rows, k, to, kTileRows);
+        std::fill(to + int64_t{k} * kTileRows, to + pairs_ * kTileRows, 0.0f);
+      }
+    });
+  }
+
+  // The tiles from this row on, a multiple of kTileRows.
+  const float* from_row(int64_t row) const {
+    return tiles_.get() + row * pairs_;
+  }
+
+ private:
+  static int64_t whole_tiles(int rows) {
+    return (int64_t{rows} + kTileRows - 1) / kTileRows;
+  }
+
+  int64_t pairs_;  // of a row, with zeros at the end
+  AlignedFloats tiles_;
+};
+
 // A product with the rows of a matrix w [n, k], which have the distance ldw.
 struct RowProduct : Operands {
   const void* w;

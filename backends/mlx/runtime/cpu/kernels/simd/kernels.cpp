@@ -30,6 +30,7 @@ extern const Kernels kernels = {
     .panel_size = panel_size,
     .pack_panel = pack_panel,
     .multiply_panels = multiply_panels,
+    .multiply_tiles = nullptr,  // select_kernels.cpp adds it
     .multiply_columns = multiply_columns,
     .column_panel_width = column_panel_width,
     .multiply_recurrent_panel = multiply_recurrent_panel,

@@ -15,6 +15,7 @@ constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 constexpr int kIntegerPanelRows = 16;  // rows of the matrix in a panel of IntegerPanels
 constexpr int kRecurrentPanel = 48;    // columns in a panel of the weights of a recurrent layer
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
+constexpr int kTileRows = 16;          // rows of a tile of multiply_tiles
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
 struct QuantizedMatrix {
@@ -138,6 +139,12 @@ struct Kernels {
       FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
       FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes);
 
+  // y [m, n] = x [m, k] @ w.T for bfloat16 x and w [n, k], k a multiple of 2. tiles.cpp defines the results. Tiles of
+  // kTileRows rows of x follow each other, transposed: [pairs, kTileRows], with zeros up to a multiple of kTileRows
+  // pairs. Null without AMX.
+  void (*multiply_tiles)(
+      const float* x, int m, const uint16_t* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy);
+
   // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`. Then adds `addend` [m, n], with
   // the distance lda between rows, unless it is null.
   void (*multiply_columns)(
@@ -238,6 +245,13 @@ extern const Kernels kernels;
 }
 namespace avx512_bf16 {  // avx512 with BF16 and VNNI
 extern const Kernels kernels;
+}
+
+namespace amx {  // functions for avx512_bf16::kernels on a processor with AMX: see tiles.cpp
+void multiply_tiles(const float* x, int m, const uint16_t* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy);
+// Like multiply_integers, for at least kTileRows rows of x.
+void multiply_integer_tiles(
+    const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
 }
 
 // The kernels for the best instruction set of this processor, or those that executorch_mlx_use_kernels() selected.
