@@ -18,7 +18,8 @@ import warnings
 import torch
 import torch.nn.functional as F
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 
 torch.manual_seed(0)
 x34 = torch.randn(3, 4)
@@ -307,8 +308,7 @@ def problem(function, inputs, extensions: bool, compares_values: bool) -> str | 
     if refused:
         return "; ".join(dict.fromkeys(f"{d.target}: {d.reason}" for d in refused))
     try:
-        program = Runtime.get().load_program(manager.to_executorch().buffer)
-        results = program.load_method("forward").execute(list(inputs))
+        results = LoadedMethod(manager.to_executorch().buffer).execute(list(inputs))
     except Exception as error:
         return f"run: {_first_line(error)}"
     expected = torch.utils._pytree.tree_leaves(expected)

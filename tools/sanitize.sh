@@ -3,7 +3,8 @@
 #
 #   tools/sanitize.sh address   tests under ASan and UBSan  [COUNT=programs of the payload fuzzer]
 #                               [TESTS=expression for -k] [ROWS=op rows] [N=processes]
-#   tools/sanitize.sh thread    tests under TSan            [REPEAT=runs of the thread tests] [TESTS=expression for -k]
+#   tools/sanitize.sh thread    tests under TSan            [REPEAT=runs of the runtime's thread tests]
+#                               [TESTS=expression for -k of these tests]
 #   tools/sanitize.sh payload   fuzz payloads               [RUNS=mutations] [FUZZ_ARGS=options of libFuzzer]
 #   tools/sanitize.sh pte       fuzz .pte files             [RUNS=mutations] [FUZZ_ARGS=options of libFuzzer]
 #
@@ -84,6 +85,9 @@ thread() {
       -k "${TESTS:-thread or share or parallel}" \
       test/runtime/test_robust.py test/runtime/test_shared.py test/runtime/test_cpu_kernels.py
   done
+  # In each of these tests, the threads of the caller, of the engine and of MLX work together.
+  checked "LD_PRELOAD=$(preload tsan)" setarch -R "$python" -m pytest -q -p no:cacheprovider \
+    test/engine/test_engine_overlap.py test/engine/test_engine_c_api.py
 }
 
 # fuzz TARGET LONGEST

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime, preprocess
+from executorch_mlx import MLXPartitioner, preprocess
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.liveness import lifetimes, recycle
 from executorch_mlx.builder.emitter import Emitted, Replacement
 from executorch_mlx.builder.interface import Interface
 from executorch_mlx.builder.slots import Space, TensorSlot
 from executorch_mlx.serialization import ir
+from loaded_method import LoadedMethod
 
 
 class RandomProgram:
@@ -255,8 +256,7 @@ def test_exported_program_keeps_its_results(delegate, monkeypatch):
 
         monkeypatch.setattr(preprocess, "assemble", functools.wraps(assemble)(counting))
         edge = to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()])
-        loaded = Runtime.get().load_program(edge.to_executorch().buffer)
-        method = loaded.load_method("forward")
+        method = LoadedMethod(edge.to_executorch().buffer)
         xs = [torch.full((3, 6), 0.1), torch.full((3, 6), -0.3)]
         results[reuse] = [t.clone() for x in xs for t in method.execute([x])]
     assert counts[True] * 4 < counts[False]

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import executorch_mlx
 import torch
 from executorch_mlx.custom_kernel_ops.sample import sample
+from loaded_method import LoadedMethod
 from oprows.portable import without_replacements
 
 DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64}
@@ -40,11 +41,7 @@ def lower(model, arguments, how="replaced", **options):
 @functools.cache
 def load(shape, dtype, names, how):
     """Returns a function that runs `Sample(names)` in the runtime. It takes a list: the logits, then the parameters."""
-    from executorch_mlx import Runtime
-
     values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)
     buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values), how).buffer
-    program = Runtime.get().load_program(buffer)
-    method = program.load_method("forward")
-    # The program must outlive its method.
-    return lambda arguments, program=program: method.execute(arguments)[0].clone()
+    method = LoadedMethod(buffer)
+    return lambda arguments: method.execute(arguments)[0].clone()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from executorch_mlx.custom_kernel_ops.logits_processors import bias_logits, mask_logits, penalize_logits
 from executorch_mlx.llm.sampling_head import adjust_logits, sample_logits
+from loaded_method import LoadedMethod
 from sampling_programs import lower
 
 VOCABULARY = 500
@@ -32,12 +33,9 @@ class Adjusted(torch.nn.Module):
 
 @functools.cache
 def _load(names, kinds):
-    from executorch_mlx import Runtime
-
     arguments = tuple(torch.ones(shape, dtype=dtype) for shape, dtype in kinds)
-    program = Runtime.get().load_program(lower(Adjusted(names), arguments).buffer)
-    method = program.load_method("forward")
-    return lambda values, program=program: [t.clone() for t in method.execute(values)]
+    method = LoadedMethod(lower(Adjusted(names), arguments).buffer)
+    return lambda values: [t.clone() for t in method.execute(values)]
 
 
 def _run(how, logits, **given):

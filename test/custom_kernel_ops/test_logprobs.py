@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from executorch_mlx.custom_kernel_ops.logprobs import token_logprobs, top_logprobs
+from loaded_method import LoadedMethod
 from sampling_programs import lower
 
 TOP_COUNT = 5
@@ -17,13 +18,10 @@ class Both(torch.nn.Module):
 
 @functools.cache
 def _program(shape, dtype, enabled_shape):
-    from executorch_mlx import Runtime
-
     tokens, enabled = torch.zeros(shape[0], dtype=torch.int64), torch.zeros(enabled_shape, dtype=torch.int64)
     inputs = torch.zeros(shape, dtype=dtype), tokens, enabled
-    loaded = Runtime.get().load_program(lower(Both(), inputs).buffer)
-    method = loaded.load_method("forward")
-    return lambda inputs, loaded=loaded: [t.clone() for t in method.execute(inputs)]
+    method = LoadedMethod(lower(Both(), inputs).buffer)
+    return lambda inputs: [t.clone() for t in method.execute(inputs)]
 
 
 @pytest.fixture(params=["eager", "runtime"])

@@ -10,6 +10,7 @@ from sampling_programs import Sample, lower
 from executorch_mlx import SamplingHead
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 
 
 def scalar(value, dtype=torch.float32):
@@ -137,11 +138,8 @@ def test_one_delegate_call_draws_the_token(strict, output_kind):
 
 
 def test_one_program_for_all_parameters():
-    from executorch_mlx import Runtime
-
     step = Step(top_k=40)
-    program = Runtime.get().load_program(lower(step, ARGUMENTS).buffer)
-    method = program.load_method("forward")
+    method = LoadedMethod(lower(step, ARGUMENTS).buffer)
     seen = set()
     for temperature in (0.0, 0.5, 1.0, 3.0):
         for top_p in (0.2, 0.9, 1.0):

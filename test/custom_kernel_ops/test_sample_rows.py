@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from executorch_mlx import Runtime
 from executorch_mlx.custom_kernel_ops.logits_processors import bias_logits, penalize_logits
 from executorch_mlx.custom_kernel_ops.sample import sample
 from executorch_mlx.llm.sampling_head import sample_logits
+from loaded_method import LoadedMethod
 from sampling_programs import DTYPES, Sample, lower
 
 from sampling_logits import logits_of
@@ -51,9 +51,8 @@ def program(vocabulary, request):
     lowered = lower(
         Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), request.param, dynamic_shapes=shapes
     )
-    loaded = Runtime.get().load_program(lowered.buffer)
-    method = loaded.load_method("forward")
-    return lambda logits, values, loaded=loaded: method.execute([logits, *values.values()])[0].clone()
+    method = LoadedMethod(lowered.buffer)
+    return lambda logits, values: method.execute([logits, *values.values()])[0].clone()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,8 +102,7 @@ def test_rows_without_a_seed_draw_independently(how):
     logits, ones = logits_of("flat", 1, 300).expand(ROWS, -1).contiguous(), torch.ones(ROWS)
     model = Sample(("temperature", "top_p"))
     if how == "node":
-        program = Runtime.get().load_program(lower(model, (logits, ones, ones), how).buffer)
-        drawn = program.load_method("forward").execute([logits, ones, ones])[0]
+        drawn = LoadedMethod(lower(model, (logits, ones, ones), how).buffer).execute([logits, ones, ones])[0]
     else:
         drawn = model(logits, ones, ones)
     assert drawn.unique().numel() > ROWS / 2
@@ -146,6 +144,5 @@ def test_each_row_is_adjusted_as_in_a_batch_of_its_own():
         one = Adjust()(logits[i : i + 1], own, [x[i] for x in bias.values()])
         assert together[i : i + 1].equal(one), i
     inputs = (logits, tuple(penalties.values()), tuple(bias.values()))
-    program = Runtime.get().load_program(lower(Adjust(), inputs).buffer)
-    outputs = program.load_method("forward").execute([logits, *penalties.values(), *bias.values()])
+    outputs = LoadedMethod(lower(Adjust(), inputs).buffer).execute([logits, *penalties.values(), *bias.values()])
     assert outputs[0].equal(together)

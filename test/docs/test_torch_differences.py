@@ -3,7 +3,8 @@
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 
 INF, NAN = float("inf"), float("nan")
 INDICES = torch.tensor([0, 9])
@@ -27,8 +28,7 @@ def run(function, *inputs) -> torch.Tensor:
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
     assert partitioner.explain().refused == ()
-    program = Runtime.get().load_program(manager.to_executorch().buffer)
-    return program.load_method("forward").execute(list(inputs))[0]
+    return LoadedMethod(manager.to_executorch().buffer).execute(list(inputs))[0]
 
 
 def tensor(*values, dtype=None):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from c_api import FAILED, ApiError, Engine, Model
-from executorch.runtime import Runtime
 from executorch_mlx.llm import LLM
 from irprograms import Graph, ir
+from loaded_method import LoadedMethod
 
 MESSAGE = "this process was forked after"
 
@@ -79,11 +79,8 @@ def test_methods_in_a_fork(delegate, capfd):
     g = Graph()
     g.emit(ir.ExpNode(x=g.input((3,)), out=g.output((3,))))
 
-    programs = []  # a method does not keep its program
-
     def load():
-        programs.append(Runtime.get().load_program(g.pte()))
-        return programs[-1].load_method("forward")
+        return LoadedMethod(g.pte())
 
     method, zeros = load(), [torch.zeros(3)]
 

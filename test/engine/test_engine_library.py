@@ -10,6 +10,7 @@ import llm_programs as programs
 import pytest
 import test_engine_rows
 import torch
+from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from fuzz_payloads import peak_gigabytes
 from llm_runner import BUILD
 
@@ -135,6 +136,15 @@ def test_example_in_c(tmp_path):
 @pytest.fixture(scope="module")
 def stress(tmp_path_factory):
     return build_project(STRESS, tmp_path_factory.mktemp("stress")) / "stress"
+
+
+def test_failing_allocation_ends_its_request_only(stress, tmp_path):
+    path = programs.export_rows(tmp_path / "rows.pte", 4)
+    program = stress.with_name("failing_allocations")
+    done = subprocess.run([str(program), str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    failed, *rest = done.stdout.split()
+    assert int(failed) > 50 and rest == ["failed,", "0", "wrong"]
 
 
 def test_methods_of_the_engine_in_cpp(stress, tmp_path_factory, tmp_path):
@@ -269,6 +279,26 @@ def test_token_outside_the_vocabulary_is_an_error(run, tmp_path):
     assert done.stdout == "255\n"
     assert done.finish == "error"
     assert "forward: returned the token 256, which is outside the vocabulary [0, 256)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("token_bytes", "token_bytes: the tensor has no memory"),
+        ("get_eos_ids", "get_eos_ids: the tensor has no memory"),
+        ("forward", "forward: an output has no memory"),
+    ],
+)
+def test_result_without_memory_is_an_error(run, tmp_path, method, message):
+    """The program names no memory for the result of the method, and no instruction writes it."""
+    path = programs.export(tmp_path / "model.pte", programs.successor, get_eos_ids=torch.tensor([4]))
+    file = deserialize_pte_binary(path.read_bytes())
+    (plan,) = (plan for plan in file.program.execution_plan if plan.name == method)
+    result = plan.values[plan.outputs[0]].val
+    result.data_buffer_idx, result.allocation_info, plan.chains[0].instructions = 0, None, []
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1 and message in done.stderr
 
 
 def test_missing_forward_is_an_error(run, tmp_path):

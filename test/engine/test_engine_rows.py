@@ -306,6 +306,24 @@ def test_damaged_prefix_is_refused(path, saved, tmp_path):
     assert "got format version 2, expected 1" in refusal(path, file)
 
 
+def test_prefix_that_is_truncated_while_it_is_read_is_refused(path, saved, tmp_path):
+    """The file shrinks in a step between two buffers."""
+    file = shutil.copy(saved, tmp_path / "short.cache")
+
+    def truncate(request):
+        while len(request.events) == 1 and engine.stats().waiting == 0:  # until load_prefix() is queued
+            time.sleep(0.001)
+        if len(request.events) == 2:  # a part is read
+            os.truncate(file, 100)
+
+    options = dict(max_new_tokens=500, ignore_eos=True, draft=0)
+    with api.Engine(path) as engine, engine.submit([3], truncate, **options) as running:
+        with pytest.raises(api.ApiError, match="the file is damaged"):
+            engine.load_prefix(file)
+        running.cancel()
+        assert answer(engine, PROMPTS[3])[1] == 0
+
+
 def test_prefix_of_another_program_is_refused(windowed, saved):
     assert "the prompt cache of another program" in refusal(windowed, saved)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .programs import EXTENTS, Batch, Program
@@ -122,9 +123,4 @@ def _outputs_of(node, output) -> set[int]:
 
 
 def _load(lowered):
-    from executorch_mlx import Runtime
-
-    program = Runtime.get().load_program(bytes(lowered.to_executorch().buffer))
-    method = program.load_method("forward")
-    method.keep = program  # a program has to outlive its methods
-    return method
+    return LoadedMethod(bytes(lowered.to_executorch().buffer))

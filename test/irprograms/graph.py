@@ -13,6 +13,7 @@ from executorch_mlx import Runtime
 from executorch_mlx.builder.digests import raw_bytes
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.pack import pack_payload
+from loaded_method import LoadedMethod
 
 SCALAR_TYPES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4,
@@ -286,13 +287,8 @@ def load(pte: bytes):
     return Runtime.get().load_program(pte)
 
 
-class Model:
+class Model(LoadedMethod):
     """The method `forward` of a loaded .pte. A call returns the list of outputs."""
 
-    def __init__(self, pte: bytes):
-        # The program is kept in an attribute, because a method does not keep its program alive.
-        self.program = load(pte)
-        self.method = self.program.load_method("forward")
-
     def __call__(self, *args) -> list[Any]:
-        return self.method.execute(args)
+        return self.execute(args)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from executorch_mlx import Runtime
 from executorch_mlx.llm.export import export_llm
+from loaded_method import LoadedMethod
 from test_families import CHUNK, CONTEXT, FAMILIES, family_program, wide_model
 from test_state_families import random_model
 
@@ -51,9 +52,7 @@ def assert_chunks_do_not_matter(method, *row):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32(name, tmp_path_factory):
-    assert_chunks_do_not_matter(
-        Runtime.get().load_program(family_program(name, tmp_path_factory)).load_method("forward")
-    )
+    assert_chunks_do_not_matter(LoadedMethod(family_program(name, tmp_path_factory)))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_half_precision_and_quantization(name, options, tmp_path):
     exported = export_llm(model, **options, chunk=CHUNK, max_context_len=CONTEXT, outputs="logits", verify=False)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
-    assert_chunks_do_not_matter(Runtime.get().load_program(tmp_path / "model.pte").load_method("forward"))
+    assert_chunks_do_not_matter(LoadedMethod(tmp_path / "model.pte"))
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import pytest
 import torch
 import transformers as hf
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.packed import MLXExperts
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 
 SMALL = dict(
     hidden_size=64,
@@ -103,7 +104,7 @@ def test_lowered_model_equals_eager(delegate, name, bits):
     (chain,) = read_payload(bytes(payload.data)).instruction_chains
     names = [i.op.NAME for i in chain.instructions]
     assert names.count("GatherQmmNode" if bits else "GatherMmNode") == 2
-    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    method = LoadedMethod(program.buffer)
     for tokens in (TOKENS, TOKENS[:, :1].contiguous()):
         with torch.no_grad():
             expected = model(tokens)

@@ -11,6 +11,7 @@ from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
+from loaded_method import LoadedMethod
 from row_programs import RowProgram
 from tokenizers import Tokenizer, models
 from torch.export import ExportedProgram
@@ -163,8 +164,7 @@ def test_a_minimal_head_has_two_inputs(tmp_path):
 def test_logits_equal_transformers(tmp_path):
     exported = export_llm(small_llama(), outputs="logits")
     exported.save(tmp_path / "model.pte")
-    program = Runtime.get().load_program(tmp_path / "model.pte")
-    (logits,) = program.load_method("forward").execute([torch.tensor([PROMPT]), torch.tensor([0])])
+    (logits,) = LoadedMethod(tmp_path / "model.pte").execute([torch.tensor([PROMPT]), torch.tensor([0])])
     with torch.no_grad():
         expected = small_llama()(torch.tensor([PROMPT])).logits[:, -1:]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)

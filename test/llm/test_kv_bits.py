@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from executorch_mlx import LLM, Runtime
+from executorch_mlx import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 from test_chunks import assert_chunks_do_not_matter
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -118,7 +119,7 @@ def test_chunks_do_not_matter_in_a_ring_buffer(bits, extensions, tmp_path):
         mistral(), kv_bits=bits, allow_extensions=extensions, chunk=64, max_context_len=128, outputs="logits"
     )
     result.save(tmp_path / "model.pte")  # compares the logits with eager torch
-    assert_chunks_do_not_matter(Runtime.get().load_program(tmp_path / "model.pte").load_method("forward"))
+    assert_chunks_do_not_matter(LoadedMethod(tmp_path / "model.pte"))
 
 
 def test_16_bits_are_half_precision(tmp_path):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.export.microscaled import use_packed_weights
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig, NVFP4WeightOnlyConfig
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 from torchao.quantization import quantize_
@@ -49,7 +50,7 @@ def test_a_linear_layer_keeps_its_format(delegate, name, dtype):
     (payload,) = program.executorch_program.backend_delegate_data
     (chain,) = read_payload(bytes(payload.data)).instruction_chains
     assert chain.instructions[0].op.mode == name.split(",")[0]
-    (actual,) = Runtime.get().load_program(program.buffer).load_method("forward").execute([x])
+    (actual,) = LoadedMethod(program.buffer).execute([x])
     assert actual.dtype == dtype
     error = (actual.float() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == torch.float32 else 1e-2)
@@ -87,6 +88,6 @@ def test_export_keeps_the_format_and_quantizes_the_other_layers(tmp_path):
     modes = [i.op.mode for i in chain.instructions if type(i.op).__name__ == "QuantizedMatmulNode"]
     assert modes == ["nvfp4"] * 7 + ["affine"]
     exported.save(tmp_path / "model.pte")
-    method = Runtime.get().load_program(tmp_path / "model.pte").load_method("forward")
+    method = LoadedMethod(tmp_path / "model.pte")
     logits = method.execute([ids, torch.tensor([0])])[0][0, -1]
     assert (logits - expected).norm() / expected.norm() < 0.02

@@ -7,8 +7,9 @@ import executorch_mlx
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import Runtime, SamplingHead
+from executorch_mlx import SamplingHead
 from executorch_mlx.llm.export.history import TokenHistory
+from loaded_method import LoadedMethod
 
 CONTEXT, WINDOW = 24, 6
 
@@ -20,9 +21,8 @@ def lower(module, arguments, **options):
 
 
 def method_of(lowered):
-    program = Runtime.get().load_program(lowered.to_executorch().buffer)
-    method = program.load_method("forward")
-    return lambda *inputs, program=program: [t.clone() for t in method.execute(list(inputs))]
+    method = LoadedMethod(lowered.to_executorch().buffer)
+    return lambda *inputs: [t.clone() for t in method.execute(list(inputs))]
 
 
 # The window -----------------------------------------------------------------------------

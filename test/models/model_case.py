@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 from oprows.lowering import delegate_calls, host_calls
 
 
@@ -73,8 +74,7 @@ def measure(model: Model) -> Result:
         exported = torch.export.export(module, inputs, dynamic_shapes=dynamic)
         manager = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     host, delegates = host_calls(manager), delegate_calls(manager)
-    program = Runtime.get().load_program(bytes(manager.to_executorch().buffer))
-    method = program.load_method("forward")
+    method = LoadedMethod(bytes(manager.to_executorch().buffer))
     actual = [results(tuple(method.execute(list(call)))) for call in calls]
     return Result(
         delegates,

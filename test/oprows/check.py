@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from loaded_method import LoadedMethod
 
 if TYPE_CHECKING:
     from .lowering import Lowered
@@ -31,10 +32,7 @@ def pytest_function(rows: Sequence[OpRow]):
 
 def run_in_process(row: OpRow, lowered: Lowered) -> None:
     """Run a lowered op row in ExecuTorch's Python runtime and compare the results. Raises Failure."""
-    from executorch_mlx import Runtime
-
-    program = Runtime.get().load_program(lowered.pte)
-    method = program.load_method("forward")
+    method = LoadedMethod(lowered.pte)
     for call, (inputs, expected) in enumerate(lowered.calls):
         compare(row, call, method.execute(list(inputs)), expected)
 

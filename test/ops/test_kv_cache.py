@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from loaded_method import LoadedMethod
 from oprows import Dyn, f32, floats, ints, pytest_function, row
 from oprows.portable import without_replacements
 
@@ -180,7 +181,7 @@ def test_eager_operators_check_rows(start, row, message):
 @pytest.fixture(scope="module")
 def row_method():
     from executorch.exir import to_edge_transform_and_lower
-    from executorch_mlx import MLXPartitioner, Runtime
+    from executorch_mlx import MLXPartitioner
 
     inputs = row_inputs([0, 0], [0, 0])
     inputs[3:] = torch.tensor([0]), torch.tensor([0])
@@ -188,8 +189,8 @@ def row_method():
     shapes = tuple({2: length} for _ in range(3)) + (None, None)
     program = torch.export.export(CachedAttention(2, rows=3), tuple(inputs), dynamic_shapes=shapes)
     lowered = to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()]).to_executorch()
-    loaded = Runtime.get().load_program(lowered.buffer)
-    return lambda *inputs, loaded=loaded: loaded.load_method("forward").execute(list(inputs))[0].clone()
+    method = LoadedMethod(lowered.buffer)
+    return lambda *inputs: method.execute(list(inputs))[0].clone()
 
 
 @pytest.mark.parametrize("start, row, length", [(16, 0, 1), (14, 1, 3), (0, 3, 1), (0, 7, 2)])
@@ -214,7 +215,7 @@ def test_positions_beyond_a_row_are_refused_and_change_no_row(row_method, start,
 def test_nodes_of_rows_have_the_bits_of_the_instructions_that_they_replace(options, dtype):
     """Programs with `RowUpdateNode` and `RowSdpaNode`, and without them, give the same results in several calls."""
     from executorch.exir import to_edge_transform_and_lower
-    from executorch_mlx import MLXPartitioner, Runtime
+    from executorch_mlx import MLXPartitioner
 
     module = CachedAttention(2, rows=3, **options).eval()
     for name in ("keys", "values"):
@@ -228,13 +229,12 @@ def test_nodes_of_rows_have_the_bits_of_the_instructions_that_they_replace(optio
         exported = torch.export.export(module, example)
         with without_replacements() if how == "portable" else nullcontext():
             lowered = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch()
-        program = Runtime.get().load_program(lowered.buffer)
-        methods[how] = (program, program.load_method("forward"))
+        methods[how] = LoadedMethod(lowered.buffer)
     for call in range(6):
         query, key, value = torch.randn(3, 1, 4, 4, 8, generator=generator)
         positions = torch.tensor([call, 2 * call, 9 - call, call + 6])
         arguments = (query, key[:, :2].to(dtype), value[:, :2].to(dtype), positions, torch.tensor([0, 1, 2, 0]))
-        for how, (_, method) in methods.items():
+        for how, method in methods.items():
             results[how].append(method.execute(arguments)[0].clone())
     assert all(a.equal(b) for a, b in zip(results["replaced"], results["portable"], strict=True))
     assert all(x.isfinite().all() for x in results["replaced"])

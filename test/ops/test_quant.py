@@ -7,11 +7,12 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     get_symmetric_quantization_config,
 )
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.custom_ops.packing import pack, quantize, unpack
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 from oprows import Dyn, bf16, data, f16, f32, floats, indices, ints, pytest_function, row
 from torchao.quantization import (
     Float8WeightOnlyConfig,
@@ -174,7 +175,7 @@ def check(layer, config, dtype, x, compile_config=None):
     manager, report = lowered(layer, config, dtype, x, compile_config)
     assert not report.refused, report
     program = manager.to_executorch()
-    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    method = LoadedMethod(program.buffer)
     (actual,) = method.execute([x])
     weight = layer.weight.dequantize().float()
     if x.is_floating_point():
@@ -279,7 +280,7 @@ def test_tied_weight_is_stored_once(delegate, quantize, dtype):
     program = manager.to_executorch()
     (payload,) = program.executorch_program.backend_delegate_data
     assert read_payload(bytes(payload.data)).num_constant_tensors == 3
-    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    method = LoadedMethod(program.buffer)
     tolerance = 1e-5 if dtype == f32 else 1.6e-2
     for x in (tokens, tokens[:, :1].contiguous()):
         torch.testing.assert_close(method.execute([x])[0], model(x), rtol=tolerance, atol=tolerance)
@@ -304,7 +305,7 @@ def test_dynamic_activations(delegate, config):
     edge = EdgeCompileConfig(_check_ir_validity=False)  # _int_mm is not in core ATen
     program = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=edge).to_executorch()
     assert not partitioner.explain().refused, partitioner.explain()
-    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    method = LoadedMethod(program.buffer)
     for inputs in (x, x[:, :1].contiguous()):
         torch.testing.assert_close(method.execute([inputs])[0], model(inputs).detach(), rtol=1e-5, atol=1e-5)
 
@@ -325,7 +326,7 @@ def test_pt2e(delegate, is_per_channel, is_dynamic):
     (payload,) = program.executorch_program.backend_delegate_data
     (chain,) = read_payload(bytes(payload.data)).instruction_chains
     assert "QuantizedMatmulNode" in names(i.op for i in chain.instructions)
-    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    method = LoadedMethod(program.buffer)
     # A sum between two integers may be rounded to either of them. The scale of the result is below 0.02.
     torch.testing.assert_close(method.execute([x])[0], model(x), rtol=0, atol=0.02)
 

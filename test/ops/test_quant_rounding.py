@@ -3,10 +3,11 @@
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
 from executorch_mlx.custom_ops.packing import pack
 from executorch_mlx.llm.export.packed import MLXExperts, MLXLinear
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerAxis, PerGroup
 from torchao.quantization.quant_primitives import MappingType
@@ -79,7 +80,7 @@ def check(layer, exact, dtype):
     partitioner = MLXPartitioner()
     program = to_edge_transform_and_lower(torch.export.export(layer, (x,)), partitioner=[partitioner]).to_executorch()
     assert not partitioner.explain().refused, partitioner.explain()
-    (actual,) = Runtime.get().load_program(program.buffer).load_method("forward").execute([x])
+    (actual,) = LoadedMethod(program.buffer).execute([x])
     expected = exact(x.double())
     error = (actual.double() - expected).norm() / expected.norm()
     assert actual.dtype == dtype

@@ -6,6 +6,7 @@ import pytest
 import torch
 from executorch_mlx.custom_ops.quantized_cache import EntryFormat, dequantize, hadamard, quantize
 from executorch_mlx.serialization import ir
+from loaded_method import LoadedMethod
 from oprows import Dyn, OpRow, bf16, f16, f32, floats, ints, lower, pytest_function, row, run_in_process
 from oprows.portable import without_replacements
 
@@ -94,10 +95,7 @@ test_op_row = pytest_function(ROWS)
 
 
 def outputs_of(lowered):
-    from executorch_mlx import Runtime
-
-    program = Runtime.get().load_program(lowered.pte)
-    method = program.load_method("forward")
+    method = LoadedMethod(lowered.pte)
     return [[x.clone() for x in method.execute(list(inputs))] for inputs, _ in lowered.calls]
 
 

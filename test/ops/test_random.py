@@ -6,8 +6,9 @@
 import torch
 import torch.nn.functional as F
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
 import executorch_mlx.custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
+from loaded_method import LoadedMethod
 from oprows import Dyn, bf16, data, f16, f32, floats, i32, i64, ints, lower, pytest_function, row
 
 random_bits = torch.ops.mlx.random_bits
@@ -91,8 +92,7 @@ def test_unseeded_bits_differ_within_a_call_and_between_calls(delegate):
         edge_verified=False,
     )
     lowered = lower(op_row)
-    program = Runtime.get().load_program(lowered.pte)
-    method = program.load_method("forward")
+    method = LoadedMethod(lowered.pte)
     x = torch.zeros((), dtype=torch.int64)
     results = [t.tolist() for _ in range(3) for t in method.execute([x])]
     assert len({tuple(bits) for bits in results}) == 6
@@ -101,8 +101,7 @@ def test_unseeded_bits_differ_within_a_call_and_between_calls(delegate):
 def test_a_payload_without_inputs(delegate):
     """`x` is unused, so that the delegated graph has no inputs."""
     lowered = lower(row("randint.low", lambda x: torch.randint(3, 4, (4,)), floats(2), **RANDOM))
-    program = Runtime.get().load_program(lowered.pte)
-    assert program.load_method("forward").execute([torch.zeros(2)])[0].tolist() == [3] * 4
+    assert LoadedMethod(lowered.pte).execute([torch.zeros(2)])[0].tolist() == [3] * 4
 
 
 def test_reasons_for_declined_draws_give_advice():
@@ -140,8 +139,7 @@ def test_the_moments_of_draws(delegate):
     manager = to_edge_transform_and_lower(
         torch.export.export(Draws(), (x,)), partitioner=[MLXPartitioner()], compile_config=config
     )
-    program = Runtime.get().load_program(manager.to_executorch().buffer)
-    method = program.load_method("forward")
+    method = LoadedMethod(manager.to_executorch().buffer)
     uniform, normal, bernoulli, integers, drawn, first = method.execute([x])
     assert not torch.equal(uniform, method.execute([x])[0])
 

@@ -6,8 +6,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 from oprows import Dyn, f32, floats, indices, ints, pytest_function, row
 from oprows.portable import without_replacements
 
@@ -150,8 +151,7 @@ def test_a_recurrence(name, portable):
     with without_replacements() if portable else nullcontext():
         lowered = program_of(name)
     assert replacements_of(lowered) == ([] if portable else NODES[name])
-    program = Runtime.get().load_program(lowered.buffer)
-    method = program.load_method("forward")
+    method = LoadedMethod(lowered.buffer)
     for count in LENGTHS:
         tensors = inputs(count)
         expected = formula(*tensors)
@@ -163,8 +163,7 @@ def test_a_recurrence(name, portable):
 @pytest.mark.parametrize("name", CASES)
 def test_calls_of_any_length_give_the_same_bits(name):
     _, inputs, _, axis = CASES[name]
-    program = Runtime.get().load_program(program_of(name).buffer)
-    method = program.load_method("forward")
+    method = LoadedMethod(program_of(name).buffer)
     length = 150
     *tensors, initial = inputs(length)
     has_tokens = [x.dim() > 2 and x.shape[axis] == length for x in tensors]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, i64, indices, pytest_function, row
 from torch.nn import functional as F
 
@@ -125,8 +126,7 @@ def test_an_index_out_of_range_never_reaches_another_row(delegate, capfd):
         manager = to_edge_transform_and_lower(
             exported, partitioner=[MLXPartitioner()], compile_config=EdgeCompileConfig(_check_ir_validity=False)
         )
-        program = Runtime.get().load_program(manager.to_executorch().buffer)
-        method = program.load_method("forward")
+        method = LoadedMethod(manager.to_executorch().buffer)
         if factor == 1:  # the indices are on the host
             with pytest.raises(RuntimeError):
                 method.execute(list(inputs))

@@ -1,7 +1,8 @@
 """Matrix inverses, linear systems, determinants and Cholesky factors."""
 
 import torch
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 from oprows import Dyn, data, f32, floats, lower, pytest_function, row
 
 LINALG = {"dtypes": (f32,), "loose": 20, "nodes": ["ScanNode"], "edge_verified": False, "signed_zero": False}
@@ -76,8 +77,7 @@ test_op_row = pytest_function(ROWS)
 def test_a_singular_matrix_has_no_finite_inverse(delegate):
     singular = data([[1.0, 2.0], [2.0, 4.0]])
     lowered = lower(row("inverse/singular", lambda x: torch.inverse(x), cases=[(TINY,)], **LINALG))
-    program = Runtime.get().load_program(lowered.pte)
-    (result,) = program.load_method("forward").execute([singular.make(f32, 0, torch.Generator())])
+    (result,) = LoadedMethod(lowered.pte).execute([singular.make(f32, 0, torch.Generator())])
     assert not result.isfinite().any()
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 
 ERFINV = torch.ops.aten.erfinv.default
 
@@ -56,8 +57,7 @@ def test_program_is_one_delegate_and_matches_eager(way, delegate):
     with torch.no_grad():
         manager = lower(way, module, (x,), MLXPartitioner())
         assert called_operators(manager) == ["executorch_call_delegate"]
-        program = Runtime.get().load_program(manager.to_executorch().buffer)
-        method = program.load_method("forward")
+        method = LoadedMethod(manager.to_executorch().buffer)
         for inputs in (x.abs(), -x.abs()):
             torch.testing.assert_close(method.execute([inputs])[0], module(inputs))
 
@@ -71,8 +71,7 @@ def test_extensions_are_used_if_allowed(way, delegate):
     (graph,) = payloads(program)
     ops = {i.op.NAME for chain in graph.instruction_chains for i in chain.instructions}
     assert "ErfInvNode" in ops
-    loaded = Runtime.get().load_program(program.buffer)
-    torch.testing.assert_close(loaded.load_method("forward").execute([x])[0], ErfInv()(x))
+    torch.testing.assert_close(LoadedMethod(program.buffer).execute([x])[0], ErfInv()(x))
 
 
 @both_ways

@@ -4,7 +4,8 @@ import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 from torch.nn import functional as F
 
 
@@ -28,8 +29,7 @@ class Lowered:
 
     def assert_matches_eager(self, *calls):
         """Run successive calls, each a tuple of inputs, and compare the results with those of eager torch."""
-        program = Runtime.get().load_program(self.pte)
-        method = program.load_method("forward")
+        method = LoadedMethod(self.pte)
         assert calls
         for inputs in calls:
             with torch.no_grad():

@@ -10,6 +10,7 @@ from executorch_mlx.builder.program import ProgramBuilder
 from executorch_mlx.builder.slots import Space
 from executorch_mlx.preprocess import CONSTANT_ALIGNMENT, MLXBackend
 from executorch_mlx.serialization.read import read_payload
+from loaded_method import LoadedMethod
 
 
 def lowered_modules(edge):
@@ -22,10 +23,7 @@ def lower(module, *inputs, **kwargs):
 
 
 def load(edge):
-    program = Runtime.get().load_program(edge.to_executorch().buffer)
-    method = program.load_method("forward")
-    method.program = program  # must outlive the method
-    return method
+    return LoadedMethod(edge.to_executorch().buffer)
 
 
 class TwoEqualWeights(torch.nn.Module):

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime, SamplingHead, verify
+from executorch_mlx import MLXPartitioner, SamplingHead, verify
 from executorch_mlx.random import rand, seed_random_ops
 from executorch_mlx.random.distributions import largest_below
+from loaded_method import LoadedMethod
 
 CONFIG = EdgeCompileConfig(_check_ir_validity=False)
 
@@ -68,8 +69,7 @@ def test_the_program_draws_what_eager_torch_draws(delegate):
     rows = {"x": {0: torch.export.Dim("rows", min=2, max=100)}, "scale": None}
     exported = torch.export.export(Everything(), (torch.randn(3, 4),), {"scale": scale}, dynamic_shapes=rows)
     seeded = seed_random_ops(exported)
-    eager, program = seeded.module(), Runtime.get().load_program(lowered(seeded))
-    method = program.load_method("forward")
+    eager, method = seeded.module(), LoadedMethod(lowered(seeded))
     for count, seed in ((3, 1), (3, 2), (17, -5), (17, 2**62)):
         x = torch.randn(count, 4)
         exact, rounded = eager(x, scale=scale, seed=torch.tensor(seed))
@@ -102,8 +102,7 @@ class Counted(torch.nn.Module):
 
 
 def test_a_buffer_can_count_the_calls(delegate):
-    program = Runtime.get().load_program(lowered(torch.export.export(Counted(), (torch.zeros(5),))))
-    method = program.load_method("forward")
+    method = LoadedMethod(lowered(torch.export.export(Counted(), (torch.zeros(5),))))
     for call in range(1, 4):
         assert method.execute([torch.zeros(5)])[0].equal(rand([5], seed=call))
 
@@ -136,9 +135,9 @@ def test_integers_up_to_a_dynamic_size(delegate):
     """The size stays unrestricted: ExecuTorch cannot store a tensor with a size of at most 2^31."""
     model, shapes = Wrapped(lambda x: torch.randint(0, x.shape[0], (6,))), (({0: torch.export.Dim.DYNAMIC},),)
     seeded = seed_random_ops(torch.export.export(model, (torch.zeros(900),), dynamic_shapes=shapes))
-    program = Runtime.get().load_program(lowered(seeded))
+    method = LoadedMethod(lowered(seeded))
     for x in (torch.zeros(4), torch.zeros(900)):
-        (drawn,) = program.load_method("forward").execute([x, torch.tensor(7)])
+        (drawn,) = method.execute([x, torch.tensor(7)])
         assert drawn.equal(seeded.module()(x, seed=torch.tensor(7)))
 
 
@@ -168,8 +167,7 @@ def test_verify_compares_a_seeded_program(delegate):
 
 def test_a_program_without_inputs_is_seeded(delegate):
     program = seed_random_ops(torch.export.export(Wrapped(lambda: torch.randint(2, 9, (4,))), ()))
-    loaded = Runtime.get().load_program(lowered(program))
-    (drawn,) = loaded.load_method("forward").execute([torch.tensor(7)])
+    (drawn,) = LoadedMethod(lowered(program)).execute([torch.tensor(7)])
     assert drawn.equal(program.module()(seed=torch.tensor(7)))
 
 

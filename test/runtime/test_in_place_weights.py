@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner
+from loaded_method import LoadedMethod
 
 MEGABYTE = 1 << 20
 VOCABULARY, WIDTH = 16 * 1024, 1024  # the sizes of a float32 table of 64 MiB
@@ -43,8 +44,7 @@ def test_loading_and_calls_do_not_copy_weights(tmp_path):
     del edge, exported
 
     before = anonymous_memory()
-    program = Runtime.get().load_program(path)
-    method = program.load_method("forward")
+    method = LoadedMethod(path)
     loaded = anonymous_memory()
     results = [method.execute([torch.tensor([i])])[0] for i in (7, 0, VOCABULARY - 1, 7)]
     grown = anonymous_memory() - before

@@ -8,6 +8,7 @@ from irprograms import FLOAT32, Graph, ir, lit, pte, value_of
 from irprograms.memory_limit import FAILED, MEGABYTE, SLACK, products
 
 from executorch_mlx import MLXPartitioner, load_delegate, memory
+from loaded_method import LoadedMethod
 
 pytestmark = pytest.mark.usefixtures("delegate")  # loads the delegate before a test imports mlx.core
 
@@ -216,8 +217,7 @@ def test_models_give_the_same_results_under_any_limit_that_admits_them(limit, mo
     load_delegate()
     exported = torch.export.export(module.eval(), (x,))
     edge = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()])
-    program = Runtime.get().load_program(edge.to_executorch().buffer)
-    method = program.load_method("forward")
+    method = LoadedMethod(edge.to_executorch().buffer)
     expected = method.execute([x])[0].clone()
     admitted = []
     for kilobytes in (200_000, 40_000, 25_000, 15_000, 10_000, 6_000, 3_000, 200):

@@ -1,5 +1,7 @@
 """Load options: invalid values, the device, limits of a call, and Metal source inside a program."""
 
+import ctypes
+
 import pytest
 import torch
 from executorch_mlx import memory
@@ -30,6 +32,19 @@ INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
 def test_invalid_options_are_refused(delegate, key, value, message, capfd):
     assert set_option(key, value) == INVALID_ARGUMENT
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "function, arguments",
+    [
+        ("set_option", [None, None]), ("group", [None, None]), ("group_share", [None, 8]),
+        ("buffers_open", [None, None]), ("buffers_copy", [None] + 4 * [0]), ("buffers_read", [None] + 4 * [0]),
+        ("buffers_write", [None] + 4 * [0]), ("deferred_finish", [None]),
+    ],
+)  # fmt: skip
+def test_null_pointers_are_errors(delegate, function, arguments):
+    call = getattr(ctypes.CDLL(delegate), f"executorch_mlx_{function}")
+    assert call(*(x if x is None else ctypes.c_int64(x) for x in arguments)) == INVALID_ARGUMENT
 
 
 def test_device_option_accepts_the_cpu():

@@ -16,6 +16,7 @@ from executorch_mlx.custom_ops.packing import pack
 from executorch_mlx.serialization.read import read_payload
 from hypothesis import given, settings
 from irprograms import Graph, ir
+from loaded_method import LoadedMethod
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the CPU kernels are built on Linux only")
 
@@ -348,8 +349,7 @@ def test_exported_layer_has_two_groups(quantized, dtype, calls):
     (delegate,) = compiled.executorch_program.backend_delegate_data
     ops = [i.op for chain in read_payload(bytes(delegate.data)).instruction_chains for i in chain.instructions]
     assert sum(isinstance(op, ir.QuantizedMatmulNode if quantized else ir.AddmmNode) for op in ops) == 5
-    program = Runtime.get().load_program(compiled.buffer)
-    method, before = program.load_method("forward"), calls()
+    method, before = LoadedMethod(compiled.buffer), calls()
     (result,) = method.execute([x])
     assert calls() == before + 2
     rtol, atol = (1e-4, 1e-4) if dtype == torch.float32 else (0.05, 0.1)

@@ -8,6 +8,7 @@ from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.inspect.infer_types import infer_types
 from irprograms import Graph, ir, lit
 from irprograms.examples import decoder
+from loaded_method import LoadedMethod
 
 
 def run_profiled(pte: bytes, calls: list[list], folder):
@@ -25,8 +26,7 @@ def instruction_events(path) -> list:
 
 
 def run_plain(pte: bytes, calls: list[list]):
-    program = Runtime.get().load_program(pte)
-    method = program.load_method("forward")
+    method = LoadedMethod(pte)
     return [[x.clone() for x in method.execute(inputs)] for inputs in calls]
 
 

@@ -1,5 +1,6 @@
 """Damaged programs, invalid inputs, memory and threads."""
 
+import ctypes
 import dataclasses
 import subprocess
 import sys
@@ -9,10 +10,14 @@ from pathlib import Path
 import leaks
 import pytest
 import torch
+from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from executorch.exir.schema import Buffer
+from executorch_mlx.serialization.pack import pack_payload
 from fuzz_payloads import fuzz
 from irprograms import FLOAT32, INT32, Graph, Model, ir, lit, lits, number, value_of
 from irprograms.examples import EXAMPLES, decoder
 from irprograms.node_case import random
+from loaded_method import LoadedMethod
 
 
 def test_damaged_programs_run_or_return_an_error():
@@ -120,6 +125,56 @@ def test_integer_outputs_are_returned():
     )
     g.output_value(double)
     assert g.run(torch.zeros(4)) == [8]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the memory map is unknown")
+def test_output_that_is_a_constant_of_a_mapped_file_is_refused(tmp_path, capfd):
+    g = Graph()
+    g.emit(ir.ExpNode(x=g.input((3,)), out=g.output((3,))))
+    file = deserialize_pte_binary(g.pte())
+    (plan,) = file.program.execution_plan
+    output = plan.values[plan.outputs[0]].val
+    output.data_buffer_idx, output.allocation_info = len(file.program.constant_buffer), None
+    file.program.constant_buffer.append(Buffer(bytes(64)))
+    path = tmp_path / "constant.pte"
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(RuntimeError):
+        LoadedMethod(path).execute([torch.zeros(3)])
+    assert "output 0: the tensor is a constant in a file, and cannot be written" in capfd.readouterr().err
+
+
+def test_output_stays_a_tensor(capfd):
+    """The two outputs of the delegate, a tensor and an integer, are the same value of ExecuTorch."""
+    g = Graph()
+    g.emit(ir.ExpNode(x=g.input((3,)), out=g.output((3,))))
+    g.output_value(g.item(g.input((1,), torch.int64)))
+    file = deserialize_pte_binary(g.pte())
+    (plan,) = file.program.execution_plan
+    arguments = plan.chains[0].instructions[0].instr_args.args
+    arguments[3] = arguments[2]
+    model = Model(bytes(serialize_pte_binary(file)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(3), torch.tensor([7]))
+        assert "output 1: got a value with tag 4, expected tag 1" in capfd.readouterr().err
+
+
+def test_deferred_call_without_outputs_is_no_source_of_tokens(delegate, capfd):
+    g = Graph()
+    tokens = g.input((1, 1), torch.int64)
+    g.names[tokens.idx] = "tokens"
+    model = g.load(pack_payload(dataclasses.replace(g.graph(), output_map=None)))
+    library, elements = ctypes.CDLL(delegate), (ctypes.c_int64 * 1)(0)
+    library.executorch_mlx_deferred_take.restype = ctypes.c_void_p
+    library.executorch_mlx_defer(None, None, None, ctypes.c_size_t(0))
+    model(torch.zeros(1, 1, dtype=torch.int64))
+    source = ctypes.c_void_p(library.executorch_mlx_deferred_take())
+    assert source
+    library.executorch_mlx_defer(source, None, elements, ctypes.c_size_t(1))
+    with pytest.raises(RuntimeError):
+        model(torch.zeros(1, 1, dtype=torch.int64))
+    library.executorch_mlx_deferred_free(source)
+    assert "defer: the source has no output with this memory" in capfd.readouterr().err
 
 
 # -- programs --------------------------------------------------------------------

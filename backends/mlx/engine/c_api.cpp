@@ -125,7 +125,7 @@ void verify_targets(
   const auto total = static_cast<int64_t>(prompt.size() + inputs.size());
   check_argument(
       total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ", targets.size(),
-      " targets, expected at most ", program.metadata().max_context_len + 1, " together");
+      " targets, expected at most ", static_cast<uint64_t>(program.metadata().max_context_len) + 1, " together");
   size_t done = 0;
   size_t most = std::min(static_cast<size_t>(program.max_verify()), kScoredTokens);
   engine.scheduler->run(std::move(prompt), [&](Row& row) {

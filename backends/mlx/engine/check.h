@@ -59,6 +59,11 @@ void check_ok(executorch::runtime::Error error, const Parts&... message) {
   }
 }
 
+// Whether the elements of a tensor can be read. The tensor of a damaged program may have no memory.
+inline bool has_memory(const executorch::aten::Tensor& tensor) {
+  return tensor.numel() == 0 || tensor.const_data_ptr() != nullptr;
+}
+
 inline std::string dtype_name(executorch::aten::ScalarType type) {
   return executorch::runtime::toString(type);
 }

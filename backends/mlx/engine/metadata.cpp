@@ -22,6 +22,10 @@ MetadataReader::MetadataReader(executorch::extension::Module& module, std::strin
     if (meta.ok() && meta->num_inputs() == 0 && meta->num_backends() == 0) {
       auto values = module.execute(name);
       check_program(values.ok(), path_, ": ", name, ": ", describe(values.error()));
+      for (const EValue& value : *values) {
+        check_program(
+            !value.isTensor() || has_memory(value.toTensor()), path_, ": ", name, ": the tensor has no memory");
+      }
       values_[name] = std::move(*values);
     }
   }

@@ -221,6 +221,7 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
   check_ok(outputs.error(), name_, ": ", count, " tokens at position ", tasks[0].position, ": ");
   for (const EValue& value : *outputs) {
     check(value.isTensor(), EXECUTORCH_MLX_FAILED, name_, ": an output is not a tensor");
+    check(has_memory(value.toTensor()), EXECUTORCH_MLX_FAILED, name_, ": an output has no memory");
   }
   check(!outputs->empty(), EXECUTORCH_MLX_FAILED, name_, ": no output");
   return std::move(*outputs);

@@ -2,11 +2,12 @@
 
 #include <executorch_mlx/buffers.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -44,36 +45,59 @@ struct Header {
   uint64_t checksum = 0; // of the file, with 0 in place of the checksum
 };
 
-// Returns a 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes make it as fast as the memory.
-uint64_t hash(std::span<const char> bytes, uint64_t seed) {
-  constexpr size_t kBlock = 64;
-  constexpr uint64_t kFactor = 0x9FB21C651E98DF25; // odd, with irregular bits
-  uint64_t lanes[8];
-  for (uint64_t i = 0; i < 8; ++i) {
-    lanes[i] = (seed + i + 1) * kFactor;
+// Computes a 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes make it as fast as the
+// memory.
+class Hash {
+ public:
+  static constexpr size_t kBlock = 64;
+
+  explicit Hash(uint64_t seed) {
+    for (uint64_t i = 0; i < 8; ++i) {
+      lanes_[i] = (seed + i + 1) * kFactor;
+    }
   }
-  const auto add = [&](const char* block) {
+
+  // Adds bytes. Only the last addition may have a size that is not a multiple of kBlock.
+  void add(std::span<const char> bytes) {
+    size_ += bytes.size();
+    while (bytes.size() >= kBlock) {
+      add_block(bytes.data());
+      bytes = bytes.subspan(kBlock);
+    }
+    std::copy(bytes.begin(), bytes.end(), rest_);
+  }
+
+  // Returns the hash, after the last addition.
+  uint64_t value() {
+    add_block(rest_);
+    uint64_t result = size_;
+    for (const uint64_t lane : lanes_) {
+      result = (result ^ lane ^ (lane >> 31)) * kFactor;
+      result ^= result >> 29;
+    }
+    return result;
+  }
+
+ private:
+  static constexpr uint64_t kFactor = 0x9FB21C651E98DF25; // odd, with irregular bits
+
+  void add_block(const char* block) {
     for (size_t i = 0; i < 8; ++i) {
       uint64_t word;
       std::memcpy(&word, block + 8 * i, sizeof(word));
-      lanes[i] = std::rotl((lanes[i] ^ word) * kFactor, 29);
+      lanes_[i] = std::rotl((lanes_[i] ^ word) * kFactor, 29);
     }
-  };
-  size_t at = 0;
-  for (; at + kBlock <= bytes.size(); at += kBlock) {
-    add(bytes.data() + at);
   }
-  char rest[kBlock] = {};
-  if (at < bytes.size()) {
-    std::memcpy(rest, bytes.data() + at, bytes.size() - at);
-  }
-  add(rest);
-  uint64_t result = bytes.size();
-  for (const uint64_t lane : lanes) {
-    result = (result ^ lane ^ (lane >> 31)) * kFactor;
-    result ^= result >> 29;
-  }
-  return result;
+
+  uint64_t lanes_[8];
+  char rest_[kBlock] = {};
+  uint64_t size_ = 0;
+};
+
+uint64_t hash(std::span<const char> bytes, uint64_t seed) {
+  Hash result(seed);
+  result.add(bytes);
+  return result.value();
 }
 
 std::span<const char> as_bytes(std::span<const int64_t> ids) {
@@ -90,32 +114,46 @@ uint64_t hash_of(const Header& header) {
 
 } // namespace
 
-// A file in memory.
-class MappedFile {
+// A regular file, which is read from its beginning. It is not mapped: a read of a map is a fatal signal if another
+// process has truncated the file.
+class InputFile {
  public:
-  explicit MappedFile(const std::string& path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    check(file >= 0, EXECUTORCH_MLX_NOT_FOUND, path, ": cannot read the file");
+  explicit InputFile(const std::string& path) : file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check(file_ >= 0, EXECUTORCH_MLX_NOT_FOUND, path, ": cannot read the file");
     struct stat status = {};
-    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
+    if (fstat(file_, &status) == 0 && S_ISREG(status.st_mode)) {
       size_ = static_cast<size_t>(status.st_size);
-      data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     }
-    close(file);
-    check(data_ != MAP_FAILED, EXECUTORCH_MLX_INVALID_ARGUMENT, path, ": the file is empty, or not a regular file");
-    madvise(data_, size_, MADV_SEQUENTIAL);
+    if (size_ == 0) {
+      close(file_);
+      check_argument(false, path, ": the file is empty, or not a regular file");
+    }
   }
-  MappedFile(const MappedFile&) = delete;
-  ~MappedFile() {
-    munmap(data_, size_);
+  InputFile(const InputFile&) = delete;
+  ~InputFile() {
+    close(file_);
   }
 
-  std::span<const char> bytes() const {
-    return {static_cast<const char*>(data_), size_};
+  // The size that the file had when it was opened.
+  size_t size() const {
+    return size_;
+  }
+
+  // Reads bytes into `target`, and returns how many: fewer than asked for at the end of the file or after an error.
+  size_t read(std::span<char> target) {
+    size_t done = 0;
+    while (done < target.size()) {
+      const ssize_t count = ::read(file_, target.data() + done, target.size() - done);
+      if (count <= 0 && !(count < 0 && errno == EINTR)) {
+        break;
+      }
+      done += static_cast<size_t>(std::max<ssize_t>(0, count));
+    }
+    return done;
   }
 
  private:
-  void* data_ = MAP_FAILED;
+  const int file_;
   size_t size_ = 0;
 };
 
@@ -203,7 +241,15 @@ std::unique_ptr<RowBuffers> checked_buffers(const LlmProgram& program) {
 }
 
 uint64_t program_hash(const LlmProgram& program) {
-  return program.hash([&] { return hash(MappedFile(program.path()).bytes(), 0); });
+  return program.hash([&] {
+    InputFile file(program.path());
+    std::vector<char> part(size_t{1} << 20);
+    Hash result(0);
+    while (const size_t count = file.read(part)) {
+      result.add(std::span(part).first(count));
+    }
+    return result.value();
+  });
 }
 
 } // namespace
@@ -319,24 +365,22 @@ void RowWriter::write(std::span<const char> bytes) {
 }
 
 RowReader::RowReader(const LlmProgram& program, const std::string& path)
-    : path_(path), buffers_(checked_buffers(program)), file_(std::make_unique<const MappedFile>(path)) {
-  rest_ = file_->bytes();
+    : path_(path), buffers_(checked_buffers(program)), file_(std::make_unique<InputFile>(path)) {
   Header header;
-  const bool has_header =
-      rest_.size() >= sizeof(header) && std::memcmp(rest_.data(), header.magic, sizeof(header.magic)) == 0;
+  const std::span<char> bytes(reinterpret_cast<char*>(&header), sizeof(header));
+  const bool has_header = file_->read(bytes) == bytes.size() &&
+      std::memcmp(header.magic, Header().magic, sizeof(header.magic)) == 0;
   check_argument(has_header, path, ": not a prompt cache");
-  std::memcpy(&header, rest_.data(), sizeof(header));
-  rest_ = rest_.subspan(sizeof(header));
   check_argument(
       header.version == Header().version, path, ": got format version ", header.version, ", expected ",
       Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
-  const bool is_complete = header.num_ids <= rest_.size() / sizeof(int64_t) &&
-      header.num_bytes == rest_.size() - header.num_ids * sizeof(int64_t);
+  rest_ = file_->size() - bytes.size();
+  const bool is_complete = header.num_ids <= rest_ / sizeof(int64_t) &&
+      header.num_bytes == rest_ - header.num_ids * sizeof(int64_t);
   check_argument(is_complete, path, ": the file is incomplete");
   ids_.resize(header.num_ids);
-  std::memcpy(ids_.data(), rest_.data(), header.num_ids * sizeof(int64_t));
-  rest_ = rest_.subspan(header.num_ids * sizeof(int64_t));
+  read({reinterpret_cast<char*>(ids_.data()), ids_.size() * sizeof(int64_t)});
   check_prompt(program.metadata(), ids_, "prefix");
   written_ = header.written;
   const bool is_possible = std::ssize(ids_) <= written_ && written_ <= program.metadata().max_context_len;
@@ -347,24 +391,29 @@ RowReader::RowReader(const LlmProgram& program, const std::string& path)
 
 RowReader::~RowReader() = default;
 
+void RowReader::read(std::span<char> target) {
+  check_argument(
+      target.size() <= rest_ && file_->read(target) == target.size(), path_, ": the file is damaged");
+  rest_ -= target.size();
+}
+
 bool RowReader::read_next(Row& row) {
   row.truncate(0);
   // The row is written before the checksum is known, so that the file is read once.
   if (next_ < buffers_->count()) {
     const auto range = buffers_->range(next_, row.index, std::ssize(ids_), written_);
-    check_argument(range.bytes <= rest_.size(), path_, ": the file is damaged");
+    std::vector<char> bytes(range.bytes);
+    read(bytes);
     // The checksum is computed while the buffer is written.
-    const auto bytes = rest_.first(range.bytes);
-    JoiningThread sum{std::thread([this, bytes] { checksum_ = hash(bytes, checksum_); })};
+    JoiningThread sum{std::thread([&] { checksum_ = hash(bytes, checksum_); })};
     buffers_->write(next_, range, bytes.data());
     sum.thread.join();
-    rest_ = rest_.subspan(range.bytes);
     ++next_;
   }
   if (next_ < buffers_->count()) {
     return true;
   }
-  check_argument(rest_.empty() && checksum_ == expected_, path_, ": the file is damaged");
+  check_argument(rest_ == 0 && checksum_ == expected_, path_, ": the file is damaged");
   row.append(ids_);
   row.written = std::max(row.written, written_);
   return false;

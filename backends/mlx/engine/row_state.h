@@ -43,7 +43,7 @@ class RowContents {
   std::vector<std::vector<char>> overwritten_; // by buffer
 };
 
-class MappedFile;
+class InputFile;
 class RowBuffers;
 
 // Writes a row to a file, one buffer at a time, so that the engine can use other rows in between. The program must
@@ -87,10 +87,12 @@ class RowReader {
   bool read_next(Row& row);
 
  private:
+  void read(std::span<char> target);
+
   const std::string path_;
   const std::unique_ptr<RowBuffers> buffers_;
-  const std::unique_ptr<const MappedFile> file_;
-  std::span<const char> rest_; // of the file
+  const std::unique_ptr<InputFile> file_;
+  size_t rest_ = 0; // bytes of the file that are not read yet
   std::vector<int64_t> ids_;
   int64_t written_ = 0; // Row::written
   uint64_t expected_ = 0, checksum_ = 0;

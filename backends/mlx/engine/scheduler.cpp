@@ -32,6 +32,7 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
       max_rows_(1, program.metadata().rows),
       max_chunk_(1, largest_chunk(program, options)) {
   check_not_forked();
+  running_.reserve(static_cast<size_t>(program.metadata().rows)); // so that a request that has left the queue is kept
   if (draft != nullptr) {
     guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
   } else if (program.has_mtp_head()) {
@@ -88,14 +89,16 @@ executorch_mlx_engine_stats Scheduler::stats() const {
 
 void Scheduler::loop() {
   while (wait_for_work()) {
-    end_cancelled();
-    raise_limits();
-    begin_next();
-    advance_prompt();
-    step();
+    guarded(running_, [this] { // the work between calls may lack memory, too
+      end_cancelled();
+      raise_limits();
+      begin_next();
+      advance_prompt();
+      step();
+    });
   }
-  for (const auto& request : Requests(running_)) {
-    end(request, EXECUTORCH_MLX_CANCELLED);
+  while (!running_.empty()) {
+    end(std::shared_ptr(running_.front()), EXECUTORCH_MLX_CANCELLED);
   }
   finish_pending();
   std::unique_lock lock(mutex_);
@@ -121,9 +124,10 @@ void Scheduler::end_cancelled() {
   const auto take_cancelled = [&](const auto& request) {
     return request->is_cancelled() && (cancelled.push_back(request), true);
   };
-  std::for_each(running_.begin(), running_.end(), take_cancelled);
   {
     std::lock_guard lock(mutex_);
+    cancelled.reserve(running_.size() + queue_.size()); // a request that has left the queue must not get lost
+    std::for_each(running_.begin(), running_.end(), take_cancelled);
     std::erase_if(queue_, take_cancelled);
   }
   for (const auto& request : cancelled) {
@@ -420,8 +424,22 @@ void Scheduler::take(
 }
 
 void Scheduler::end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason) {
-  request->end(reason);
+  try {
+    request->end(reason);
+  } catch (const std::bad_alloc& error) { // no room for the rest of the text
+    return fail(request, EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
+  }
   leave(request, /*is_valid=*/true);
+}
+
+// Ends a request with an error, and forgets its row.
+void Scheduler::fail(const std::shared_ptr<Request>& request, executorch_mlx_status status, const char* message) {
+  try {
+    request->end(EXECUTORCH_MLX_FINISH_ERROR, status, message);
+  } catch (const std::bad_alloc& error) { // no room for the message; that of std::bad_alloc needs no memory
+    request->end(EXECUTORCH_MLX_FINISH_ERROR, EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
+  }
+  leave(request, /*is_valid=*/false);
 }
 
 // Releases the row of a request that is over. `is_valid`: whether the row holds the tokens that it should.

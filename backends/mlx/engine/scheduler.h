@@ -129,6 +129,7 @@ class Scheduler {
       const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn,
       bool was_drafted = false);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
+  void fail(const std::shared_ptr<Request>& request, executorch_mlx_status status, const char* message);
   void leave(const std::shared_ptr<Request>& request, bool is_valid);
   void count_steps(int64_t steps, int64_t drafted, double seconds);
   template <typename Body>
@@ -163,25 +164,25 @@ class Scheduler {
   std::thread::id thread_id_;
 };
 
-// Runs `body`. If it throws, the requests end with this error, and their rows are forgotten.
+// Runs `body`. If it throws, the requests end with this error, and their rows are forgotten. `requests` may be
+// running_.
 template <typename Body>
 void Scheduler::guarded(const Requests& requests, Body&& body) {
-  const auto fail = [&](executorch_mlx_status status, const char* message) {
-    for (const auto& request : requests) {
-      if (request->row != nullptr) {
-        request->end(EXECUTORCH_MLX_FINISH_ERROR, status, message);
-        leave(request, /*is_valid=*/false);
+  const auto fail_all = [&](executorch_mlx_status status, const char* message) {
+    for (size_t i = requests.size(); i-- > 0;) { // from the end, because those that fail leave running_
+      if (const auto request = requests[i]; request->row != nullptr) {
+        fail(request, status, message);
       }
     }
   };
   try {
     body();
   } catch (const EngineError& error) {
-    fail(error.status, error.what());
+    fail_all(error.status, error.what());
   } catch (const std::bad_alloc& error) {
-    fail(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
+    fail_all(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
   } catch (const std::exception& error) {
-    fail(EXECUTORCH_MLX_FAILED, error.what());
+    fail_all(EXECUTORCH_MLX_FAILED, error.what());
   }
 }
 

@@ -24,6 +24,7 @@
 #include "call/state.h"
 #include "guarded.h"
 #include "memory/limit.h"
+#include "memory/mapped_files.h"
 #include "options.h"
 #include "process_group.h"
 #include "program/constants.h"
@@ -53,6 +54,7 @@ struct Handle {
   Program program;
   State state;
   mx::Stream stream;
+  MappedFiles files;  // at load
   Limits limits;
   bool restores_buffers = true;  // see Options::restore_buffers
   std::shared_ptr<void> membership = std::make_shared<char>();  // see SharedData::join()
@@ -147,7 +149,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
     Context context(handle.program, state, handle.stream, handle.limits, profiler ? &*profiler : nullptr);
     context.run(handle.program.graph->main_chain_idx());
     context.wait_for_started_work();
-    outputs = collect_outputs(handle.program, args, state, handle.stream);
+    outputs = collect_outputs(handle.program, args, state, handle.files, handle.stream);
     write_value_outputs(handle.program, args, state);
     // Buffers are evaluated even if no output depends on them. Otherwise, their unevaluated graph would grow with
     // every call. Temporaries are released first, because MLX cannot update a buffer in place while a temporary
@@ -345,13 +347,17 @@ const char* executorch_mlx_device(const char* device) {
 
 int executorch_mlx_group(int* rank, int* size) {
   return static_cast<int>(guarded("group", [&] {
+    check_argument(rank != nullptr && size != nullptr, "got a null pointer");
     *rank = process_group().rank();
     *size = process_group().size();
   }));
 }
 
 int executorch_mlx_group_share(void* data, size_t size) {
-  return static_cast<int>(guarded("group", [&] { share(data, size); }));
+  return static_cast<int>(guarded("group", [&] {
+    check_argument(data != nullptr || size == 0, "got a null pointer");
+    share(data, size);
+  }));
 }
 
 namespace {

@@ -71,6 +71,7 @@ Bytes bytes_of(Buffer& buffer, const char* description) {
 template <typename Body>
 int with_bytes(executorch_mlx_buffers* buffers, size_t i, Body&& body) {
   return static_cast<int>(guarded("buffers", [&] {
+    check_argument(buffers != nullptr, "got a null pointer");
     check_argument(i < buffers->buffers.size(), "got buffer ", i, ", expected less than ", buffers->buffers.size());
     std::lock_guard lock(buffers->session->mutex);
     std::lock_guard evaluations(memory_mutex());
@@ -160,6 +161,7 @@ int executorch_mlx_buffers_read(
     executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data) {
   return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
     check_range(bytes, begin, count);
+    check_argument(data != nullptr || count == 0, "got a null pointer");
     for (size_t i = 0; i < bytes.outer; ++i) {
       std::memcpy(static_cast<char*>(data) + i * count * bytes.inner, bytes.at(i, begin), count * bytes.inner);
     }
@@ -170,6 +172,7 @@ int executorch_mlx_buffers_write(
     executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, const void* data) {
   return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
     check_range(bytes, begin, count);
+    check_argument(data != nullptr || count == 0, "got a null pointer");
     for (size_t i = 0; i < bytes.outer; ++i) {
       std::memcpy(bytes.at(i, begin), static_cast<const char*>(data) + i * count * bytes.inner, count * bytes.inner);
     }

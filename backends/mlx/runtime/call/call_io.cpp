@@ -157,8 +157,8 @@ mx::array cast_output(const mx::array& array, const Tensor& tensor, const Label&
   return array;
 }
 
-// Gives the ExecuTorch tensor the shape of `array`, and checks that the tensor has memory.
-void resize_output(Tensor tensor, const mx::array& array, const Label& label) {
+// Gives the ExecuTorch tensor the shape of `array`, and checks that the memory of the tensor can be written.
+void resize_output(Tensor tensor, const mx::array& array, const Label& label, const MappedFiles& files) {
   using executorch::aten::SizesType;
   const std::vector<SizesType> sizes(array.shape().begin(), array.shape().end());
   const auto error = executorch::runtime::resize_tensor(
@@ -166,8 +166,12 @@ void resize_output(Tensor tensor, const mx::array& array, const Label& label) {
   if (error != Error::Ok) {
     fail(error, label, ": got ", describe(array), ", expected ", describe_tensor(tensor));
   }
+  const void* memory = tensor.const_data_ptr();
+  check_argument(array.size() == 0 || memory != nullptr, label, ": the tensor has no memory");
+  // Since the program was loaded, other memory may have taken the place of a file.
   check_argument(
-      array.size() == 0 || tensor.mutable_data_ptr() != nullptr, label, ": the tensor has no memory");
+      !files.contains(memory) || !MappedFiles().contains(memory), label,
+      ": the tensor is a constant in a file, and cannot be written");
 }
 
 } // namespace
@@ -200,6 +204,7 @@ std::vector<mx::array> collect_outputs(
     const Program& program,
     Arguments args,
     const State& state,
+    const MappedFiles& files,
     mx::Stream stream) {
   std::vector<mx::array> arrays;
   const auto* outputs = program.graph->output_map();
@@ -214,7 +219,7 @@ std::vector<mx::array> collect_outputs(
     check_program(array.has_value(), label, " is never written");
     auto tensor = tensor_of(*args[first + i], label);
     arrays.push_back(cast_output(*array, tensor, label, stream));
-    resize_output(tensor, arrays.back(), label);
+    resize_output(tensor, arrays.back(), label, files);
   }
   return arrays;
 }
@@ -251,11 +256,18 @@ void write_value_outputs(const Program& program, Arguments args, const State& st
     if (slot.slot_type() == fb::SlotType::TensorSlot) {
       continue;
     }
+    const Label label{program, "output", i, slot};
+    EValue& output = *args[first + i];
     const auto write = [&]<typename T>(const T& value) {
       if constexpr (std::is_same_v<T, std::monostate>) {
-        fail(Error::InvalidProgram, Label{program, "output", i, slot}, " is never written");
+        fail(Error::InvalidProgram, label, " is never written");
       } else {
-        *args[first + i] = EValue(value);
+        const EValue result(value);
+        // In place of a tensor, the value would break instructions that take the tensor.
+        check_argument(
+            output.isNone() || output.tag == result.tag, label, ": got a value with tag ", static_cast<int>(result.tag),
+            ", expected tag ", static_cast<int>(output.tag));
+        output = result;
       }
     };
     std::visit(write, state.values[slot.idx()]);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call/state.h"
+#include "memory/mapped_files.h"
 #include "program/program.h"
 
 namespace executorch_mlx {
@@ -22,18 +23,21 @@ void read_inputs(const Program& program, Arguments args, State& state, mx::Strea
 
 // Returns the arrays of the output tensors, in the order of the outputs, without evaluating them. Checks each
 // array against the ExecuTorch tensor of its output, casts the array to the dtype of this tensor where cast_output()
-// in call_io.cpp allows a cast, and resizes the ExecuTorch tensor to the shape of the array.
+// in call_io.cpp allows a cast, and resizes the ExecuTorch tensor to the shape of the array. Refuses a tensor in the
+// memory of a file: a damaged program may name a constant as an output. `files` were mapped when the program was
+// loaded.
 std::vector<mx::array> collect_outputs(
     const Program& program,
     Arguments args,
     const State& state,
+    const MappedFiles& files,
     mx::Stream stream);
 
 // Copies `arrays` into the ExecuTorch tensors of the outputs. `arrays` are what collect_outputs() returned, and
 // must have been evaluated.
 void write_tensor_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays);
 
-// Copies value slots to the outputs that are integers, floats or bools instead of tensors.
+// Copies value slots to the outputs that are integers, floats or bools instead of tensors. An output keeps its type.
 void write_value_outputs(const Program& program, Arguments args, const State& state);
 
 } // namespace executorch_mlx

@@ -64,7 +64,8 @@ void DeferredCall::finish() {
 }
 
 const mx::array& DeferredCall::output(const void* memory) const {
-  const size_t first = args_.size() - program_.graph->output_map()->size();
+  const auto* outputs = program_.graph->output_map();
+  const size_t first = args_.size() - (outputs == nullptr ? 0 : outputs->size());
   auto array = outputs_.begin();
   for (size_t i = first; i < args_.size(); ++i) {
     if (!args_[i]->isTensor()) {
@@ -154,7 +155,10 @@ executorch_mlx_deferred* executorch_mlx_deferred_take() {
 }
 
 int executorch_mlx_deferred_finish(executorch_mlx_deferred* call) {
-  return static_cast<int>(guarded("execute", [&] { call->call->finish(); }));
+  return static_cast<int>(guarded("execute", [&] {
+    check_argument(call != nullptr, "got a null pointer");
+    call->call->finish();
+  }));
 }
 
 void executorch_mlx_deferred_free(executorch_mlx_deferred* call) {

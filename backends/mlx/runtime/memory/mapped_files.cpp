@@ -5,9 +5,11 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 namespace executorch_mlx {
@@ -26,6 +28,14 @@ MappedFiles::MappedFiles() {
     }
   }
 #endif
+}
+
+bool MappedFiles::contains(const void* address) const {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  // The memory map, and so the list, is in ascending order.
+  const auto next = std::upper_bound(
+      ranges_.begin(), ranges_.end(), at, [](uintptr_t x, const Range& range) { return x < range.begin; });
+  return next != ranges_.begin() && at < std::prev(next)->end;
 }
 
 size_t MappedFiles::release([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) const {

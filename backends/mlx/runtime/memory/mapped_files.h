@@ -12,6 +12,9 @@ class MappedFiles {
  public:
   MappedFiles();  // reads the memory map
 
+  // Whether an address is in a part of the memory that maps a file and cannot be written.
+  bool contains(const void* address) const;
+
   // Releases the pages in `bytes` bytes from `begin` on, if they map a file. They no longer count as memory of this
   // process. A later read maps them again: the contents stay the same. Returns the number of released bytes, which is 0
   // for other memory and for locked pages.
