@@ -59,7 +59,7 @@ def make(name, layers):
 
 
 def export(name, layers, has_kernels):
-    """Returns the path of the program. Exports it if the file does not exist."""
+    """Return the path of the program. Exports it if the file does not exist."""
     from executorch_mlx.builder.emitter import Emitter
     from executorch_mlx.llm.export import export_llm
     from executorch_mlx.serialization import ir
@@ -82,7 +82,7 @@ def export(name, layers, has_kernels):
 
 
 def timed(prefill, decode):
-    """Returns the milliseconds of a call with the prompt, and the median of those of later calls with one token."""
+    """Return the milliseconds of a call with the prompt, and the median of those of later calls with one token."""
     start = time.perf_counter()
     prefill()
     times = [time.perf_counter() - start]
@@ -140,7 +140,7 @@ def work(connection, make_calls, arguments, threads):
 
 
 def measure(tasks, options):
-    """Returns the medians of each task, which is a function that makes the calls, and its arguments."""
+    """Return the medians of each task, which is a function that makes the calls, and its arguments."""
     spawn, connections = multiprocessing.get_context("spawn"), []
     for make_calls, arguments in tasks:
         ours, theirs = spawn.Pipe()

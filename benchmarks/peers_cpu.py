@@ -56,7 +56,7 @@ import models  # noqa: E402
 
 
 def build(path: Path, *command: object) -> Path:
-    """Returns `path`. If it does not exist, `command` writes it first."""
+    """Return `path`. If it does not exist, `command` writes it first."""
     if not path.exists():
         print(f"building {path.relative_to(BUILD)} ...", flush=True)
         offline = os.environ | {"HF_HUB_OFFLINE": "1"}
@@ -183,7 +183,7 @@ def why_missing(engine: Engine) -> str | None:
 
 
 def run(command: list[object]) -> tuple[dict, int]:
-    """Runs a worker. Returns the JSON in its last line, and the largest resident memory in bytes."""
+    """Run a worker. Returns the JSON in its last line, and the largest resident memory in bytes."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=errors, text=True)
         output = process.stdout.read()

@@ -33,7 +33,7 @@ SETTLE = 0.02  # seconds in which the threads of the process before come to rest
 
 
 def make(name, batch, args):
-    """Returns the module and its input."""
+    """Return the module and its input."""
     import torch
 
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def make(name, batch, args):
 
 
 def export(model, x):
-    """Returns the exported program, and the seconds that the export took."""
+    """Return the exported program, and the seconds that the export took."""
     import torch
     from executorch.exir import to_edge_transform_and_lower
 
@@ -66,7 +66,7 @@ def load(buffer):
 
 
 def measure(calls, count):
-    """Returns the seconds of `count` calls of each function. The functions take turns."""
+    """Return the seconds of `count` calls of each function. The functions take turns."""
     seconds = [[] for _ in calls]
     for _ in range(count):
         for call, times in zip(calls, seconds, strict=True):
@@ -103,7 +103,7 @@ def error(model, x, buffer):
 
 
 def medians(processes, task, args):
-    """Runs a task in all processes. Returns the median seconds of each engine of each process."""
+    """Run a task in all processes. Returns the median seconds of each engine of each process."""
     for connection in processes:
         connection.send(task)
     for connection in processes:

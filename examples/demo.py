@@ -25,7 +25,7 @@ PARAMETERS = {
 
 
 def run(runner: Path, program: Path, prompt: list[int], tokens: int, parameters: dict) -> str:
-    """Runs mlx_llm_runner and returns the text of its answer."""
+    """Run mlx_llm_runner and return the text of its answer."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
     ids = ",".join(map(str, prompt))
     command = [runner, program, "--prompt-ids", ids, "--max-new-tokens", str(tokens), *flags]

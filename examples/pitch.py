@@ -26,7 +26,7 @@ HOP = 160  # samples from the begin of a window to the begin of the next
 
 
 def glide(seconds: float = 3.0) -> torch.Tensor:
-    """Returns a tone [1, samples] with five harmonics that rises by two octaves."""
+    """Return a tone [1, samples] with five harmonics that rises by two octaves."""
     t = np.arange(int(seconds * RATE)) / RATE
     frequency = 110 * 4 ** (t / seconds) * (1 + 0.02 * np.sin(2 * np.pi * 5 * t))
     phase = 2 * np.pi * np.cumsum(frequency) / RATE

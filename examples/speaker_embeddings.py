@@ -27,7 +27,7 @@ VOWELS = {"a": (730, 1090, 2440), "i": (270, 2290, 3010)}  # formants in Hz
 
 
 def synthesize(pitch: float, formant_factor: float, formants: tuple[float, ...], seconds: float) -> np.ndarray:
-    """Returns a vowel: pulses of a slightly varying pitch, filtered by resonances at the formants."""
+    """Return a vowel: pulses of a slightly varying pitch, filtered by resonances at the formants."""
     t = np.arange(int(seconds * RATE)) / RATE
     phase = np.cumsum(pitch * (1 + 0.03 * np.sin(2 * np.pi * 3 * t))) / RATE
     sound = np.diff(np.floor(phase), prepend=0) + 0.003 * np.random.default_rng(0).standard_normal(len(t))
@@ -38,7 +38,7 @@ def synthesize(pitch: float, formant_factor: float, formants: tuple[float, ...],
 
 
 def recordings(paths: list[Path]) -> dict[str, np.ndarray]:
-    """Returns the samples of the recordings, or of synthetic vowels if there are no paths, by name."""
+    """Return the samples of the recordings, or of synthetic vowels if there are no paths, by name."""
     if paths:
         return {p.stem: preprocess_wav(p) for p in paths}
     return {

@@ -25,7 +25,7 @@ def _changed_fields(change: Callable[[Emitter, type[ir.Op], dict[str, Any]], Non
 
 
 def scaled_constant(name: str):
-    """Returns a context in which the compiler multiplies the constant `name` of every program by 1.01."""
+    """Return a context in which the compiler multiplies the constant `name` of every program by 1.01."""
 
     def change(emitter, op, fields):
         for field, value in fields.items():
@@ -36,7 +36,7 @@ def scaled_constant(name: str):
 
 
 def changed_field(broken: type[ir.Op], field: str, new: Callable[[Any], Any]):
-    """Returns a context in which the compiler replaces `field` of every instruction `broken` by `new(its value)`."""
+    """Return a context in which the compiler replaces `field` of every instruction `broken` by `new(its value)`."""
 
     def change(emitter, op, fields):
         if op is broken:

@@ -289,7 +289,7 @@ class Call(torch.nn.Module):
 
 
 def problem(function, inputs, extensions: bool, compares_values: bool) -> str | None:
-    """Returns the reason if `function` is not delegated whole, fails or gives wrong results. Returns None otherwise."""
+    """Return the reason if `function` is not delegated whole, fails or gives wrong results. Returns None otherwise."""
     model = Call(function).eval()
     partitioner = MLXPartitioner(allow_extensions=extensions)
     try:

@@ -40,13 +40,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Seeds torch's generator and the delegate's before each test, so that draws do not depend on earlier tests."""
+    """Seed torch's generator and the delegate's before each test, so that draws do not depend on earlier tests."""
     torch.manual_seed(0)
     _set_random_seed(0)
 
 
 def pytest_collectstart():
-    """Seeds torch's generator before each module is imported.
+    """Seed torch's generator before each module is imported.
 
     What a module draws, such as the weights of its layers, then does not depend on the modules imported before it.
     """
@@ -55,7 +55,7 @@ def pytest_collectstart():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef):
-    """Seeds torch's generator for a fixture that several tests share, which is set up before `seeded`."""
+    """Seed torch's generator for a fixture that several tests share, which is set up before `seeded`."""
     if fixturedef.scope == "function":
         return (yield)
     with torch.random.fork_rng(devices=[]):
@@ -72,7 +72,7 @@ def forgetful():
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible():
-    """Sets Python's handler for SIGINT if the signal is ignored, as it is in a background job of a shell.
+    """Set Python's handler for SIGINT if the signal is ignored, as it is in a background job of a shell.
 
     Otherwise, the programs that tests start and interrupt would ignore the signal too.
     """

@@ -35,7 +35,7 @@ PADDING = 1024  # room for damage that makes a program longer
 
 
 def mutated(value, rng: random.Random):
-    """Returns a random value that the schema allows in place of `value`. For the program, it is most likely wrong."""
+    """Return a random value that the schema allows in place of `value`. For the program, it is most likely wrong."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -62,7 +62,7 @@ def mutated(value, rng: random.Random):
 
 
 def mutate_fields(payload: bytes, rng: random.Random) -> bytes:
-    """Changes fields of some instructions. The result is a valid FlatBuffer."""
+    """Change fields of some instructions. The result is a valid FlatBuffer."""
     graph = read_payload(payload)
     for _ in range(rng.choice((1, 1, 2, 4))):
         instruction = rng.choice(rng.choice(graph.instruction_chains).instructions)
@@ -81,7 +81,7 @@ def mutate_fields(payload: bytes, rng: random.Random) -> bytes:
 
 
 def damage(payload: bytes, rng: random.Random) -> bytes:
-    """Truncates a payload, mutates its fields, or changes some of its bytes."""
+    """Truncate a payload, mutate its fields, or change some of its bytes."""
     data = bytearray(payload)
     choice = rng.random()
     if choice < 0.05:
@@ -109,7 +109,7 @@ def peak_gigabytes() -> float:
 
 
 def run_worker(seed: int, start: int, count: int) -> None:
-    """Runs `count` damaged programs. Prints lines for `run_batch`.
+    """Run `count` damaged programs. Prints lines for `run_batch`.
 
     The line before a program is `try NUMBER NAME`, and the line after it is `ran` or `refused`. A line `memory` follows
     if the program used too much memory. The last line is `done`.
@@ -161,7 +161,7 @@ class Counts:
 
 
 def run_batch(seed: int, start: int, count: int) -> Counts:
-    """Runs programs in workers. If a program kills its worker, it counts as a failure, and a new worker continues with
+    """Run programs in workers. If a program kills its worker, it counts as a failure, and a new worker continues with
     the next program."""
     counts = Counts()
     end = start + count
@@ -203,7 +203,7 @@ def run_batch(seed: int, start: int, count: int) -> Counts:
 
 
 def fuzz(count: int, seed: int, jobs: int = 1) -> Counts:
-    """Runs `count` damaged programs, `jobs` workers at a time."""
+    """Run `count` damaged programs, `jobs` workers at a time."""
     starts = range(0, count, BATCH)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         batches = list(pool.map(lambda start: run_batch(seed, start, min(BATCH, count - start)), starts))

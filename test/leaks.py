@@ -20,7 +20,7 @@ def process_status(key: str) -> int:
 
 
 def run_two_methods(model: Model, args, first: str) -> None:
-    """Runs two methods that share their buffers, then unloads them. The method named `first` is unloaded first."""
+    """Run two methods that share their buffers, then unload them. The method named `first` is unloaded first."""
     methods = {"forward": model.method, "sample": model.program.load_method("sample")}
     del model.method
     for method in methods.values():

@@ -35,7 +35,7 @@ def op_rows(family: str) -> list:
 
 
 def selected(name: str | None) -> Iterator[tuple[str, int, str]]:
-    """Yields (family, index in the family, name) for each op row that `name` selects; all op rows if it is None."""
+    """Yield (family, index in the family, name) for each op row that `name` selects; all op rows if it is None."""
     for family in families():
         for i, row in enumerate(op_rows(family)):
             if name in (None, family, row.name, row.name.split("/")[0], row.target) or (
@@ -45,7 +45,7 @@ def selected(name: str | None) -> Iterator[tuple[str, int, str]]:
 
 
 def run_one(job: tuple[str, int, str]) -> tuple[str, float, str | None]:
-    """Returns the name of the op row, the seconds it took, and the error or None."""
+    """Return the name of the op row, the seconds it took, and the error or None."""
     from oprows.check import Failure
     from oprows.runner import run_in_runner
 

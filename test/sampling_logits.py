@@ -4,7 +4,7 @@ import torch
 
 
 def logits_of(kind, batch, vocabulary, seed=0):
-    """Returns logits `[batch, vocabulary]`, float32. `kind` is "text", "flat", "ties" or "constant"."""
+    """Return logits `[batch, vocabulary]`, float32. `kind` is "text", "flat", "ties" or "constant"."""
     g = torch.Generator().manual_seed(seed)
     noise = torch.randn(batch, vocabulary, generator=g)
     if kind == "flat":

@@ -23,7 +23,7 @@ LIBRARIES_OF_OTHER_WHEELS = ("libexecutorch*.so", "libmlx.so", "libtorch*.so", "
 
 
 def native_wheel() -> Path:
-    """Makes a wheel of the build in build/, tagged for this machine, and returns its path."""
+    """Make a wheel of the build in build/, tagged for this machine, and return its path."""
     out = WORK / "native"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -37,7 +37,7 @@ def native_wheel() -> Path:
 
 
 def manylinux_wheel(out: Path) -> Path:
-    """Builds the Linux wheel in the folder `out` and returns its path."""
+    """Build the Linux wheel in the folder `out` and return its path."""
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("w") as lock:  # parallel tests may call this at once
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -53,7 +53,7 @@ def manylinux_wheel(out: Path) -> Path:
 
 
 def install_auditwheel() -> Path:
-    """Installs auditwheel in a folder of its own, unless it is there already, and returns the folder."""
+    """Install auditwheel in a folder of its own, unless it is there already, and return the folder."""
     folder = WORK / "auditwheel"
     installed = folder / "installed"
     if not installed.exists() or installed.read_text().split() != AUDITWHEEL:
@@ -70,7 +70,7 @@ def move(wheel: Path, out: Path) -> Path:
 
 
 def run(command: list[object], environment: dict[str, str] | None = None) -> None:
-    """Runs a command with additions to the environment. Raises RuntimeError with the command's output if it fails."""
+    """Run a command with additions to the environment. Raises RuntimeError with the command's output if it fails."""
     command = list(map(str, command))
     environment = os.environ | (environment or {})
     done = subprocess.run(

@@ -14,7 +14,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 
 def expressions(shape: Iterable[int | torch.SymInt]) -> list[Any]:
-    """Returns the extents of `shape`: ints, and symbolic expressions for dynamic extents.
+    """Return the extents of `shape`: ints, and symbolic expressions for dynamic extents.
 
     A comparison of such expressions adds no guards to the graph. Expressions that differ may have the same value.
     """
@@ -32,7 +32,7 @@ def is_empty(shape: Iterable[int | torch.SymInt]) -> bool:
 
 
 def bounds(extent: int | torch.SymInt) -> tuple[int, int | None]:
-    """Returns the lower and the upper bound of an extent. The upper bound is None if it is 2**31 - 1 or more.
+    """Return the lower and the upper bound of an extent. The upper bound is None if it is 2**31 - 1 or more.
 
     MLX stores extents as 32-bit integers, so that such a bound excludes no array.
     """
@@ -44,12 +44,12 @@ def bounds(extent: int | torch.SymInt) -> tuple[int, int | None]:
 
 
 def _with_small_sizes(values: ValueRanges) -> ValueRanges:
-    """Returns the range of a symbol, extended to 0 if it begins at 1 or 2: see `range_of`."""
+    """Return the range of a symbol, extended to 0 if it begins at 1 or 2: see `range_of`."""
     return ValueRanges(0, values.upper) if 0 <= values.lower <= 2 else values
 
 
 def range_of(values: ValueRanges) -> tuple[int, int | None]:
-    """Returns the bounds of `values` as `bounds` does.
+    """Return the bounds of `values` as `bounds` does.
 
     torch assumes that a dynamic dimension is at least 2, so that a lower bound of 2 may stand for 0 or 1. A lower bound
     of 2 or less is therefore returned as 0.

@@ -40,7 +40,7 @@ class OtherDelegateError(RuntimeError):
 
 
 def load_delegate(path: str | None = None) -> str:
-    """Registers the MLX delegate with the ExecuTorch runtime of this process. Later calls only return the path.
+    """Register the MLX delegate with the ExecuTorch runtime of this process. Later calls only return the path.
 
     Call this function before `executorch.runtime` is imported. On macOS, that import registers ExecuTorch's own MLX
     delegate, and ExecuTorch uses the one that is registered first. `from executorch_mlx import Runtime` does both in
@@ -78,7 +78,7 @@ def load_delegate(path: str | None = None) -> str:
 
 
 def load_engine() -> str:
-    """Registers the delegate, and returns the path of the library of the LLM engine, which lies beside the delegate.
+    """Register the delegate, and return the path of the library of the LLM engine, which lies beside the delegate.
 
     Raises:
         FileNotFoundError: The same as for `load_delegate`, or the engine is missing.
@@ -89,7 +89,7 @@ def load_engine() -> str:
 
 @functools.cache
 def load_scale_search() -> ctypes.CDLL | None:
-    """Loads the library with the kernel for quantization, and returns it, or None if it is not built.
+    """Load the library with the kernel for quantization, and return it, or None if it is not built.
 
     The library is independent of the delegate. It is searched in the same folders.
     """
@@ -101,7 +101,7 @@ def load_scale_search() -> ctypes.CDLL | None:
 
 @functools.cache
 def import_runtime() -> type[Runtime]:
-    """Registers the MLX delegate, then imports ExecuTorch's `Runtime` and returns it.
+    """Register the MLX delegate, then import ExecuTorch's `Runtime` and return it.
 
     Its methods then copy outputs on one thread: see output_copies.py.
 
@@ -123,7 +123,7 @@ def import_runtime() -> type[Runtime]:
 
 
 def blas_name(delegate: str) -> str:
-    """Returns the name of the BLAS that multiplies float64 and complex matrices on a CPU.
+    """Return the name of the BLAS that multiplies float64 and complex matrices on a CPU.
 
     The name is the one that OpenBLAS reports, or "mlx" for MLX's own BLAS, or "mlx, loaded first" if libmlx was loaded
     too early to replace MLX's BLAS. In the last case, MLX's BLAS also multiplies float32 matrices.
@@ -136,7 +136,7 @@ def blas_name(delegate: str) -> str:
 
 
 def cpu_kernels(delegate: str) -> str:
-    """Returns the instruction set of the CPU kernels, such as "avx2", or "" on a platform without such kernels.
+    """Return the instruction set of the CPU kernels, such as "avx2", or "" on a platform without such kernels.
 
     `delegate` is the path that `load_delegate` returned.
     """
@@ -154,7 +154,7 @@ def _find_delegate(path: str | None) -> Path:
 
 
 def _folders() -> tuple[Path, ...]:
-    """Returns the folders in which libraries are searched, in order."""
+    """Return the folders in which libraries are searched, in order."""
     package = Path(__file__).resolve().parent
     build = os.environ.get("EXECUTORCH_MLX_BUILD")
     return (Path(build),) if build else (package / "lib", package.parent.parent / "build")
@@ -181,7 +181,7 @@ def _find_in_wheel(package: str, library: str) -> Path:
 
 
 def _load_blas(folder: Path) -> bool:
-    """Loads the BLAS in `folder`, and returns whether there is one.
+    """Load the BLAS in `folder`, and return whether there is one.
 
     This library is loaded with global symbols. libmlx calls the BLAS functions of the first such library that defines
     them. All libraries that `load_delegate` loads afterwards have local symbols. Otherwise torch, if it is imported

@@ -22,7 +22,7 @@ _LARGE = 1 << 21
 
 
 def copy_outputs_on_one_thread() -> None:
-    """Changes `Method.execute` of ExecuTorch: while it runs, OpenMP has one thread in the calling thread.
+    """Change `Method.execute` of ExecuTorch: while it runs, OpenMP has one thread in the calling thread.
 
     If the outputs of a call are large, the next call of the method may copy them with several threads. Call this
     function once. It only has an effect on Linux, and if torch uses OpenMP.

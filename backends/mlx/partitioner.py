@@ -84,7 +84,7 @@ class MLXPartitioner(Partitioner):
         self._reports: list[Report] = []
 
     def explain(self) -> Report:
-        """Returns the decision about every FX node of every graph that was partitioned so far.
+        """Return the decision about every FX node of every graph that was partitioned so far.
 
         Raises RuntimeError before the first graph is partitioned.
         """
@@ -124,7 +124,7 @@ class MLXPartitioner(Partitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Returns the operators to preserve: each has a handler that can lower all of its calls in the program.
+        """Return the operators to preserve: each has a handler that can lower all of its calls in the program.
 
         The second result, ExecuTorch's filter of nodes, is None.
         """
@@ -132,7 +132,7 @@ class MLXPartitioner(Partitioner):
         return list(targets - self._targets_in_undelegated_bodies(ep, targets)), None
 
     def _targets_in_undelegated_bodies(self, program: ExportedProgram, targets: set) -> set:
-        """Returns the members of `targets` in branches and loop bodies that ExecuTorch will run.
+        """Return the members of `targets` in branches and loop bodies that ExecuTorch will run.
 
         ExecuTorch has no kernels for most of them. Which nodes are delegated is known only after decomposition. The
         bodies of a `while_loop` are left out: ExecuTorch neither decomposes nor runs them.
@@ -169,7 +169,7 @@ class MLXPartitioner(Partitioner):
         return exported_program.run_decompositions(table) if table else exported_program
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
-        """Returns the members of `targets` for which the builder can lower every call in the program."""
+        """Return the members of `targets` for which the builder can lower every call in the program."""
         builder = ProgramBuilder(program, allow_extensions=self._allow_extensions)
         remaining = set(targets)
         for node in _calls(program):
@@ -258,7 +258,7 @@ def _insert(before: Node, target: torch._ops.OpOverload, x: Node, *args, **kwarg
 
 
 def _origin(node: Node) -> Node:
-    """Returns the node whose memory `node` has: the first of a chain of views and writes in place, or `node` itself."""
+    """Return the node whose memory `node` has: the first of a chain of views and writes in place, or `node` itself."""
     while node.op == "call_function" and _shares_memory(node.target):
         node = node.args[0]
     return node
@@ -270,7 +270,7 @@ def _shares_memory(target: object) -> bool:
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
-    """Yields the call nodes of the program's graph and of the graphs of its branches and loop bodies."""
+    """Yield the call nodes of the program's graph and of the graphs of its branches and loop bodies."""
     yield from _calls_in(program.graph_module)
 
 
@@ -293,7 +293,7 @@ def _refuse_users_of_nonzero(reasons: dict[Node, str | None]) -> None:
 
 
 def _decide_partitions(module: GraphModule, reasons: dict[Node, str | None]) -> list[Iterable[Node]]:
-    """Returns the groups of nodes that can each be computed in one call of a delegate.
+    """Return the groups of nodes that can each be computed in one call of a delegate.
 
     `reasons` maps each call node to the reason why it is unsupported, or to None. Adds a reason for each condition that
     another group, ExecuTorch or the caller reads, because a delegate call cannot return a condition.
@@ -310,7 +310,7 @@ def _decide_partitions(module: GraphModule, reasons: dict[Node, str | None]) -> 
 
 
 def _partitions(module: GraphModule, supported: set[Node]) -> list[Iterable[Node]]:
-    """Returns the groups of supported nodes that can each be computed in one call of a delegate."""
+    """Return the groups of supported nodes that can each be computed in one call of a delegate."""
     if all(n in supported for n in module.graph.nodes if n.op == "call_function"):
         return [supported]  # the general search for cycles takes long
     support = _SupportedNodes(supported)

@@ -33,14 +33,14 @@ class MLXBackend(BackendDetails):
     def copy_exported_program_for_preprocess(
         cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> ExportedProgram:
-        """Returns `edge_program` itself. The builder does not change it, and a copy would duplicate the weights."""
+        """Return `edge_program` itself. The builder does not change it, and a copy would duplicate the weights."""
         return edge_program
 
     @staticmethod
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """Returns the payload of a graph, and the constants to which the payload refers by key."""
+        """Return the payload of a graph, and the constants to which the payload refers by key."""
         return _compile(edge_program, compile_specs, set(), Digests())
 
     @classmethod
@@ -49,7 +49,7 @@ class MLXBackend(BackendDetails):
         edge_programs: dict[str, list[ExportedProgram]],
         compile_specs: dict[str, list[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """Returns the results of `preprocess` for the graphs of every method, by method.
+        """Return the results of `preprocess` for the graphs of every method, by method.
 
         A constant that several graphs use is in the result of the first of them. ExecuTorch merges the constants of all
         graphs by key, and would hash each copy.
@@ -69,7 +69,7 @@ class MLXBackend(BackendDetails):
 
 
 def _contents(program: ExportedProgram, buffer: str, digests: Digests) -> tuple[str, str]:
-    """Returns the name and the digest of a buffer. Methods share buffers for which both are equal."""
+    """Return the name and the digest of a buffer. Methods share buffers for which both are equal."""
     return buffer, digests.of(stored_tensor(program, buffer).detach().contiguous()).text
 
 
@@ -77,7 +77,7 @@ def _compile(
     edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests,
     written: Collection[tuple[str, str]] = (),
 ) -> PreprocessResult:
-    """Returns the result of `preprocess` for a graph, without the constants whose keys are in `stored`.
+    """Return the result of `preprocess` for a graph, without the constants whose keys are in `stored`.
 
     Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant. `written` has the
     buffers that any graph writes, as `_contents` describes them.

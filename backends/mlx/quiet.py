@@ -33,7 +33,7 @@ def quiet_imports() -> Iterator[None]:
 
 
 def _to_debug_level(name: str, start: str) -> Callable[[logging.LogRecord], bool]:
-    """Returns a filter for the logger `name` that reduces messages that begin with `start` to debug level."""
+    """Return a filter for the logger `name` that reduces messages that begin with `start` to debug level."""
 
     def demote(record: logging.LogRecord) -> bool:
         if not str(record.msg).startswith(start):

@@ -7,7 +7,7 @@ from process import resident
 
 
 def measured(steps, prompt: torch.Tensor, options) -> dict[str, dict[int, float]]:
-    """Returns the median seconds of a prefill and of a decode step, and the resident bytes, by length.
+    """Return the median seconds of a prefill and of a decode step, and the resident bytes, by length.
 
     `options.prefill` has the lengths of the prefills, and `options.context` those of the prompts before the decode
     steps. `steps.fill(prompt)` and `steps.call(tokens, position)` return a token and the seconds of the call.

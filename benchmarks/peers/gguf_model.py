@@ -31,7 +31,7 @@ FILE_TYPES = {
 
 
 def tensors(path: Path):
-    """Yields the names and values of a safetensors file with float32 tensors."""
+    """Yield the names and values of a safetensors file with float32 tensors."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

@@ -70,7 +70,7 @@ NOT_FOLDED = {
 
 
 def instructions(name: str, fn, inputs) -> list[str]:
-    """Lowers `fn`, compares its results with eager torch, and returns the names of its instructions."""
+    """Lower `fn`, compare its results with eager torch, and return the names of its instructions."""
     case = row(f"program/{name}", fn, inputs, dtypes=[f32])
     lowered = lower(case)
     run_in_process(case, lowered)

@@ -12,7 +12,7 @@ from executorch_mlx.cli.main import main
 
 
 def doctor(*arguments, **environment) -> tuple[int, list[str]]:
-    """Returns the exit code of the command and the lines that it prints.
+    """Return the exit code of the command and the lines that it prints.
 
     The command runs in a process of its own, because a process can register a delegate only once.
     """

@@ -17,7 +17,7 @@ PROMPT = [2 + (7 * i + i * i) % 120 for i in range(40)]
 
 
 def answers(llm):
-    """Returns the tokens of two requests: 64 greedy steps, and 24 sampled steps with a seed.
+    """Return the tokens of two requests: 64 greedy steps, and 24 sampled steps with a seed.
 
     The requests run at the same time if the program has two rows. The prompts have a common beginning, so that the
     cache of one row is copied to the other.

@@ -10,7 +10,7 @@ def chat(*texts) -> bytes:
 
 
 def common_length(left: list, right: list) -> int:
-    """Returns the length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     return next((i for i, (a, b) in enumerate(zip(left, right)) if a != b), min(len(left), len(right)))
 
 

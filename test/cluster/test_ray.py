@@ -47,7 +47,7 @@ def cluster():
 
 
 def engine_processes(node) -> list[int]:
-    """Returns the ids of the engine processes on a node of the cluster."""
+    """Return the ids of the engine processes on a node of the cluster."""
     raylet = node.all_processes["raylet"][0].process.pid
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

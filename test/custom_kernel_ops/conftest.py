@@ -38,7 +38,7 @@ def random_bits(batch, count, seed):
 
 
 def kept(logits, temperature, top_p, top_k=None, min_p=None):
-    """Returns which tokens all filters keep, bool `[B, V]`, computed in float64."""
+    """Return which tokens all filters keep, bool `[B, V]`, computed in float64."""
     x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST_FLOAT, -torch.inf).double()
     p = torch.softmax((x - x.amax(-1, keepdim=True).clamp(min=-LARGEST_FLOAT)) / temperature, -1)
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices

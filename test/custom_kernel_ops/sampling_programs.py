@@ -40,7 +40,7 @@ def lower(model, arguments, how="replaced", **options):
 
 @functools.cache
 def load(shape, dtype, names, how):
-    """Returns a function that runs `Sample(names)` in the runtime. It takes a list: the logits, then the parameters."""
+    """Return a function that runs `Sample(names)` in the runtime. It takes a list: the logits, then the parameters."""
     values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)
     buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values), how).buffer
     method = LoadedMethod(buffer)

@@ -173,7 +173,7 @@ def test_history_without_valid_mask_counts_fully():
 
 
 def packed(allowed):
-    """Returns the mask of `allowed`, bool `[B, V]`, as int32 `[B, ceil(V / 32)]` with a bit for each token."""
+    """Return the mask of `allowed`, bool `[B, V]`, as int32 `[B, ceil(V / 32)]` with a bit for each token."""
     batch, vocabulary = allowed.shape
     bits = torch.nn.functional.pad(allowed, (0, -vocabulary % 32)).reshape(batch, -1, 32)
     return (bits.long() << torch.arange(32)).sum(-1).to(torch.int32)

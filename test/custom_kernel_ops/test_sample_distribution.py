@@ -19,7 +19,7 @@ FILTERS = [
 
 
 def logits_of(vocabulary):
-    """Returns logits of 24 likely tokens at random places in the vocabulary. All others have almost no weight."""
+    """Return logits of 24 likely tokens at random places in the vocabulary. All others have almost no weight."""
     g = torch.Generator().manual_seed(vocabulary)
     logits = torch.full((vocabulary,), -25.0)
     tokens = torch.randperm(vocabulary, generator=g)[:24]

@@ -25,13 +25,13 @@ KINDS = ("text", "flat", "ties")
 
 
 def parameters(advance=0):
-    """Returns the parameters of all rows, with `advance` added to the seeds."""
+    """Return the parameters of all rows, with `advance` added to the seeds."""
     values = {n: torch.tensor(VALUES[n], dtype=DTYPES[n]) for n in NAMES}
     return values | {"seed": values["seed"] + advance}
 
 
 def alone(logits, values):
-    """Returns the token of each row, drawn in a batch of its own."""
+    """Return the token of each row, drawn in a batch of its own."""
     return torch.cat([
         sample(logits[i : i + 1], **{n: v[i] if v.dim() else v for n, v in values.items()}) for i in range(len(logits))
     ])  # fmt: skip
@@ -122,7 +122,7 @@ def test_wrong_number_of_rows_raises(name):
 
 
 def adjustments():
-    """Returns the arguments of penalize_logits and those of bias_logits, for ROWS rows."""
+    """Return the arguments of penalize_logits and those of bias_logits, for ROWS rows."""
     g = torch.Generator().manual_seed(1)
     history = torch.randint(-2, 60, (ROWS, 12), generator=g)
     return dict(

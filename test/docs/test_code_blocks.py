@@ -43,7 +43,7 @@ def folder(tmp_path_factory, chat_program, delegate) -> Path:
 
 
 def create_files(folder: Path, chat_program: Path) -> Path:
-    """Creates the files that the blocks use in `folder`, and returns the folder."""
+    """Create the files that the blocks use in `folder`, and return the folder."""
     from executorch_mlx.llm import LLM
 
     (folder / "chat.pte").symlink_to(chat_program)
@@ -115,7 +115,7 @@ def test_export_prints_what_the_guide_says(folder):
 
 
 def hide_differences(text: str) -> str:
-    """Returns `text` with `?` in place of the differences from eager torch, which depend on the processor."""
+    """Return `text` with `?` in place of the differences from eager torch, which depend on the processor."""
     return re.sub(r"\d\.\de-\d\d", "?", text)
 
 

@@ -20,12 +20,12 @@ def test_generated_file_is_current(script):
 
 
 def documented() -> list[str]:
-    """Returns the names on docs/python-api.md: those with generated text (`::: name`), and those in headings."""
+    """Return the names on docs/python-api.md: those with generated text (`::: name`), and those in headings."""
     return re.findall(r"^(?:::: |### `)([\w.]+)`?$", (ROOT / "docs" / "python-api.md").read_text(), re.MULTILINE)
 
 
 def resolve(name: str):
-    """Returns the object with a dotted name."""
+    """Return the object with a dotted name."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:

@@ -64,7 +64,7 @@ class Engine:
         return Request(self, prompt, on_event, options)
 
     def generate(self, prompt: Sequence[int], **options) -> list[int]:
-        """Returns the tokens of the answer."""
+        """Return the tokens of the answer."""
         with self.submit(prompt, **options) as request:
             request.wait()
             return request.tokens
@@ -191,7 +191,7 @@ class Request:
 
 
 def _fill_mask(allowed: Callable, _, answer, length, mask, words) -> bool:
-    """Writes a mask of the ids that `allowed(answer)` returns.
+    """Write a mask of the ids that `allowed(answer)` returns.
 
     If `allowed` returns None, returns False, which ends the request.
     """

@@ -42,7 +42,7 @@ class Gate:
 
 
 def error_of(function, *arguments, **options) -> tuple[int, str]:
-    """Returns the status and the message of the error that the function raises."""
+    """Return the status and the message of the error that the function raises."""
     with pytest.raises(api.ApiError) as error:
         function(*arguments, **options)
     return error.value.status, str(error.value)
@@ -296,7 +296,7 @@ def test_failing_step_ends_its_requests_only(tmp_path):
 
 
 def token_offsets_of(count: int):
-    """Returns the offsets of `count` tokens in 256 bytes. Each token has one byte, but the last has all that remain."""
+    """Return the offsets of `count` tokens in 256 bytes. Each token has one byte, but the last has all that remain."""
     import torch
 
     return torch.cat([torch.arange(count), torch.tensor([256])])

@@ -66,7 +66,7 @@ def chat(tmp_path_factory):
 
 
 def summed_answer(context: list[int], end: int, capacity: int) -> list[int]:
-    """Returns the answer of `programs.summed` before the token `end`. Appends drawn tokens, and `end`, to `context`."""
+    """Return the answer of `programs.summed` before the token `end`. Appends drawn tokens, and `end`, to `context`."""
     answer = []
     while True:
         token = sum((i + 1) * t for i, t in enumerate(context)) % 256

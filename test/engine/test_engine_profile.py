@@ -13,7 +13,7 @@ def delegated_events(path) -> list:
 
 
 def calls_in_profile(llm, path) -> int:
-    """Writes a profile and returns the number of calls of methods in it."""
+    """Write a profile and return the number of calls of methods in it."""
     try:
         llm.program.write_profile(path)
     except RuntimeError as error:
@@ -30,7 +30,7 @@ def test_unwritable_profile_is_an_error(run, successor, tmp_path):
 
 
 def test_profiles_beside_a_running_request(successor, tmp_path):
-    """Profiles can be written while a request runs, also after one that could not be written."""
+    """Profile can be written while a request runs, also after one that could not be written."""
     from executorch_mlx import LLM
 
     with LLM.load(successor, profile=True) as llm:

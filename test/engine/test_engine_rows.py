@@ -113,7 +113,7 @@ LONG = [RANDOM.randrange(2, 1500) for _ in range(200)]
 
 
 def answer(engine, prompt, **options) -> tuple[list[int], int]:
-    """Returns the answer, and the number of prompt tokens that were reused."""
+    """Return the answer, and the number of prompt tokens that were reused."""
     with engine.submit(prompt, **options_of({"temperature": 0.8, "seed": 1}, **options)) as request:
         assert request.wait() and request.finish != api.FINISH_ERROR, request.error
         return request.tokens, request.info.reused_tokens
@@ -278,7 +278,7 @@ def test_file_of_the_program_is_read_before_the_engine_is_needed_for_a_prefix(pa
 
 
 def refusal(path, file) -> str:
-    """Returns the message of the error of `load_prefix`. After the error, the engine answers without a prefix."""
+    """Return the message of the error of `load_prefix`. After the error, the engine answers without a prefix."""
     with api.Engine(path) as engine:
         with pytest.raises(api.ApiError) as error:
             engine.load_prefix(file)

@@ -59,7 +59,7 @@ def draw(run, tmp_path_factory):
 
 
 def value_of(name):
-    """Returns a value other than the off value, as an argument of the runner."""
+    """Return a value other than the off value, as an argument of the runner."""
     if name in SCALARS:
         return "5" if SCALARS[name].type is int else "0.5"
     return {"logit_bias": "3:0.5", "allowed_tokens": "3"}[name]

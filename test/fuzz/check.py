@@ -75,7 +75,7 @@ def _runs(program: Program) -> bool:
 
 
 def _failures(programs: Sequence[Program], counts: Counts, route: type[Route]) -> list[tuple[Program, Exception]]:
-    """Returns the programs that fail, with their failures.
+    """Return the programs that fail, with their failures.
 
     If compiling or running all programs together raises an error, each half of the list is checked separately.
     """
@@ -94,7 +94,7 @@ def _failures(programs: Sequence[Program], counts: Counts, route: type[Route]) -
 
 
 def _compare_all(programs: Sequence[Program], compiled: Route) -> dict[int, Exception]:
-    """Returns the first failure of each program that fails, by the index of the program."""
+    """Return the first failure of each program that fails, by the index of the program."""
     failures = dict(compiled.failures)
     for extent in EXTENTS if any(p.is_dynamic for p in programs) else EXTENTS[:1]:
         for index, results in compiled.run(extent).items():
@@ -112,14 +112,14 @@ def _first_line(failure: Exception) -> str:
 
 
 def _with_source(failure: Exception, program: Program) -> Exception:
-    """Returns an exception with the message of `failure`, followed by the source of the program."""
+    """Return an exception with the message of `failure`, followed by the source of the program."""
     kind = type(failure) if isinstance(failure, WrongAnswer) else RuntimeError
     name = "" if isinstance(failure, WrongAnswer) else f"{type(failure).__name__}: "
     return kind(f"{name}{failure}\n\n{program.source()}")
 
 
 def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exception) -> None:
-    """Raises WrongAnswer if `results` differ from eager torch by more than rounding explains.
+    """Raise WrongAnswer if `results` differ from eager torch by more than rounding explains.
 
     Raises `results` if they are an exception. If eager torch refuses the extent, returns without a comparison.
 
@@ -140,7 +140,7 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
 
 
 def _compare(extent: int, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], noisy: list) -> None:
-    """Raises WrongAnswer if `results` differ from `expected` by more than the spread of the runs `noisy` explains."""
+    """Raise WrongAnswer if `results` differ from `expected` by more than the spread of the runs `noisy` explains."""
     for index, (a, e) in enumerate(zip(results, expected, strict=True)):
         if a.shape != e.shape and extent == 1:
             return  # torch.export assumes that a dynamic extent is not 1, so the program does not broadcast it
@@ -163,7 +163,7 @@ def _noisy_run(program: Program, arguments: Sequence[torch.Tensor], seed: int) -
 
 
 def _wrong(actual, expected, noisy) -> torch.Tensor:
-    """Returns a bool mask of the elements of `actual` that are outside the tolerance."""
+    """Return a bool mask of the elements of `actual` that are outside the tolerance."""
     if not expected.is_floating_point():
         unstable = torch.zeros(expected.shape, dtype=torch.bool)
         for run in noisy:

@@ -64,7 +64,7 @@ class DirectRoute:
 
 
 def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
-    """Returns the compiled method of a program, and whether the method accepts every extent.
+    """Return the compiled method of a program, and whether the method accepts every extent.
 
     The method is an object with the attributes of `irprograms.Graph` that `irprograms.pte` reads.
     """
@@ -85,7 +85,7 @@ def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
 
 
 def _interface(value: torch.Tensor) -> tuple:
-    """Returns the description of an input or output as in `irprograms.Graph.inputs`: slot, shape, dtype, dim order."""
+    """Return the description of an input or output as in `irprograms.Graph.inputs`: slot, shape, dtype, dim order."""
     shape = tuple(d if isinstance(d, int) else bounds(d) for d in value.shape)
     return None, shape, value.dtype, list(range(value.ndim))
 
@@ -94,7 +94,7 @@ def _interface(value: torch.Tensor) -> tuple:
 
 
 def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
-    """Returns the core ATen graph of a program, and whether the graph is valid for every extent.
+    """Return the core ATen graph of a program, and whether the graph is valid for every extent.
 
     The placeholders are the inputs, then the constants. If the graph would be valid only for some extents, the program
     is traced again for the single extent EXTENTS[0].
@@ -127,7 +127,7 @@ def _writes(node: Node) -> bool:
 
 
 def _symbol(environment: ShapeEnv) -> torch.SymInt:
-    """Returns a new symbol for the dynamic extent, from _SMALLEST_EXTENT to LARGEST_EXTENT."""
+    """Return a new symbol for the dynamic extent, from _SMALLEST_EXTENT to LARGEST_EXTENT."""
     symbol = environment.create_symbol(EXTENTS[0], ConstantSource(DYNAMIC), dynamic_dim=DimDynamic.DYNAMIC)
     environment.constrain_symbol_range(symbol, compiler_min=_SMALLEST_EXTENT, compiler_max=LARGEST_EXTENT)
     return environment.create_symintnode(symbol, hint=EXTENTS[0])
@@ -153,7 +153,7 @@ def _guards_hold(environment: ShapeEnv) -> bool:
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """Returns the decompositions that a trace applies. torch.export applies the same.
+    """Return the decompositions that a trace applies. torch.export applies the same.
 
     They are torch's default decompositions, and those of the CompositeImplicitAutograd operators, which torch otherwise
     applies at dispatch. Operators for which the delegate has a handler are left out.
@@ -171,7 +171,7 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _exported(program: Program, traced: GraphModule) -> SimpleNamespace:
-    """Returns an object with the attributes of an ExportedProgram that the builder reads."""
+    """Return an object with the attributes of an ExportedProgram that the builder reads."""
     placeholders = [n.name for n in traced.graph.nodes if n.op == "placeholder"]
     constants = dict(zip(placeholders[len(program.inputs) :], program.constant_values()))
     inputs = [

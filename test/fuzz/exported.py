@@ -43,7 +43,7 @@ class ExportedRoute:
 
 
 def _lower(batch: Batch):
-    """Returns the lowered module, and a dict from the index of each program that was not delegated completely to the
+    """Return the lowered module, and a dict from the index of each program that was not delegated completely to the
     reason."""
     example = tuple(t for p in batch.programs for t in p.arguments(EXTENTS[0]))
     with _quiet():
@@ -64,7 +64,7 @@ def _lower(batch: Batch):
 
 @contextlib.contextmanager
 def _quiet():
-    """Hides the warnings of torch and ExecuTorch about the programs."""
+    """Hide the warnings of torch and ExecuTorch about the programs."""
     level = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -81,7 +81,7 @@ def _to_edge(exported, *partitioners: MLXPartitioner):
 
 
 def _check_portable(exported) -> None:
-    """Raises CaptureRefused if ExecuTorch's own passes fail on the program, without the partitioner.
+    """Raise CaptureRefused if ExecuTorch's own passes fail on the program, without the partitioner.
 
     They fail on `w[i]` with an index tensor of rank 0, which torch.export turns into a `select` by `i.item()`.
     """
@@ -113,7 +113,7 @@ class _Partitioner(MLXPartitioner):
 
 
 def _outputs_of(node, output) -> set[int]:
-    """Returns the indices of the outputs that depend on `node`."""
+    """Return the indices of the outputs that depend on `node`."""
     reached, open_nodes = {node}, [node]
     while open_nodes:
         users = [u for u in open_nodes.pop().users if u not in reached]

@@ -30,11 +30,11 @@ class _Writer:
         self.also_returned: list[str] = []
 
     def pick(self, usual, *others):
-        """Returns `usual` in most cases, else one of `others`."""
+        """Return `usual` in most cases, else one of `others`."""
         return self.draw(st.sampled_from([usual] * max(3, 2 * len(others)) + list(others)))
 
     def either(self, *options):
-        """Returns one of `options`, which are equally likely."""
+        """Return one of `options`, which are equally likely."""
         return self.draw(st.sampled_from(options))
 
     def input(self, name: str, *shape, dtype=F32, low=-4, high=5) -> str:
@@ -46,7 +46,7 @@ class _Writer:
         return name
 
     def let(self, name: str, expression: str) -> str:
-        """Adds the statement `name = expression` and returns `name`.
+        """Add the statement `name = expression` and return `name`.
 
         In one of twenty cases, the value also becomes an output of the program, and so has a user outside the pattern.
         """
@@ -56,7 +56,7 @@ class _Writer:
         return name
 
     def ordered(self, a: str, operator: str, b: str) -> str:
-        """Returns the expression of a commutative operation, with the operands in either order."""
+        """Return the expression of a commutative operation, with the operands in either order."""
         return self.either(f"{a} {operator} {b}", f"{b} {operator} {a}")
 
     def program(self, *outputs: str) -> Program:

@@ -39,7 +39,7 @@ class Input:
         return DYNAMIC in self.shape
 
     def make(self, extent: int, seed: int = 0) -> torch.Tensor:
-        """Returns a tensor for this input, with `extent` in place of the dynamic extent."""
+        """Return a tensor for this input, with `extent` in place of the dynamic extent."""
         shape = [extent if size == DYNAMIC else size for size in self.shape]
         generator = torch.Generator().manual_seed(seed + sum(map(ord, self.name)))
         if self.dtype == torch.bool:
@@ -75,11 +75,11 @@ class Program:
         return any(i.is_dynamic for i in self.inputs)
 
     def body(self) -> list[str]:
-        """Returns the lines of `forward`."""
+        """Return the lines of `forward`."""
         return [*(f"{s.target} = {s.expression}" for s in self.statements), f"return ({', '.join(self.outputs)},)"]
 
     def source(self) -> str:
-        """Returns complete torch code: a module, inputs, and one call of the module."""
+        """Return complete torch code: a module, inputs, and one call of the module."""
         names = ", ".join(i.name for i in self.inputs)
         buffers = [f"        self.register_buffer({name!r}, {expression})" for name, expression in self.constants]
         unpack = [f"{name} = self.{name}" for name, _ in self.constants]
@@ -96,16 +96,16 @@ class Program:
         return "\n".join([*lines, f"print(Model()({names}))", ""])
 
     def arguments(self, extent: int) -> tuple[torch.Tensor, ...]:
-        """Returns a tensor for each input, with `extent` in place of the dynamic extent."""
+        """Return a tensor for each input, with `extent` in place of the dynamic extent."""
         return tuple(i.make(extent) for i in self.inputs)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Returns the outputs in eager torch."""
+        """Return the outputs in eager torch."""
         with torch.no_grad():
             return self.function()(*arguments, *self.constant_values())
 
     def function(self) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """Returns the program as a function of the inputs and the constants."""
+        """Return the program as a function of the inputs and the constants."""
         return _compiled(self)
 
     def constant_values(self) -> list[torch.Tensor]:

@@ -363,7 +363,7 @@ def attention(g: Graph):
 
 
 def computed_indices(g: Graph):
-    """Reads and writes at computed indices, such as scatter, index_put, index_add and gather."""
+    """Read and write at computed indices, such as scatter, index_put, index_add and gather."""
     x = g.value(lambda v: v.ndim > 0)
     axis = g.axis(x, static=True)
     limit = x.shape[axis]

@@ -30,7 +30,7 @@ class Route(Protocol):
     """The failures of programs that could not be compiled, by the index of the program in the list."""
 
     def run(self, extent: int) -> dict[int, Sequence[torch.Tensor] | Exception]:
-        """Runs the compiled programs, with `extent` as the size of every dynamic dimension.
+        """Run the compiled programs, with `extent` as the size of every dynamic dimension.
 
         Returns the outputs of each program, or the error that its call raised, by the index of the program.
         """

@@ -18,7 +18,7 @@ BATCH = 20
 
 
 def short(examples: int):
-    """Returns the settings of a deterministic run with a number of examples. Here, an example is a list of programs."""
+    """Return the settings of a deterministic run with a number of examples. Here, an example is a list of programs."""
     return settings(max_examples=examples, deadline=None, database=None, derandomize=True,
                     phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
 
@@ -48,7 +48,7 @@ def example() -> Program:
 
 
 def cancelling() -> Program:
-    """Sums whose terms cancel: 1 + erf(x) in GELU, and the products in attention."""
+    """Sum whose terms cancel: 1 + erf(x) in GELU, and the products in attention."""
     q, k, v = (Input(name, (1, 2, 7, 4), torch.float32) for name in "qkv")
     statements = Statement("y", "F.gelu(q - 1.5)"), Statement("z", "F.scaled_dot_product_attention(q, k, v) @ v.mT")
     return Program((q, k, v), statements, ("y", "z"))

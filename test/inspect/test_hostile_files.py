@@ -25,7 +25,7 @@ def inspect(capsys, tmp_path):
 
 
 def nested(depth: int) -> Graph:
-    """Returns a program of nested branches. In every chain, both branches of an IfNode are the next inner chain, so
+    """Return a program of nested branches. In every chain, both branches of an IfNode are the next inner chain, so
     that the innermost chain runs 2^depth times."""
     g = Graph()
     inner = g.chain(ir.NoopNode())
@@ -65,7 +65,7 @@ def test_billions_of_slots(inspect, field):
 
 
 def with_shared_chain(g: Graph) -> bytes:
-    """Returns the payload of `g`, changed so that every entry of the vector of chains refers to the first chain."""
+    """Return the payload of `g`, changed so that every entry of the vector of chains refers to the first chain."""
     payload = bytearray(g.payload())
     program = Buffer(bytes(payload[HEADER.size :]))
     chains = next(f for f in ir.MLXGraph.FIELDS if f.name == "instruction_chains")

@@ -142,7 +142,7 @@ def test_svg_needs_graphviz(inspect, net):
 
 
 def error_of(inspect, path) -> str:
-    """Returns the one line that `inspect` prints on failure."""
+    """Return the one line that `inspect` prints on failure."""
     code, out, err = inspect(path)
     assert code == 1 and out == "" and err.count("\n") == 1
     return err

@@ -70,7 +70,7 @@ def test_range_of_too_many_numbers_has_an_unknown_type():
 
 
 def program(*ops: ir.Op) -> ir.MLXGraph:
-    """Returns a program with two inputs and an output of type float32[2, 3], and with temporaries from slot 3 on."""
+    """Return a program with two inputs and an output of type float32[2, 3], and with temporaries from slot 3 on."""
     meta = ir.TensorMeta(shape=[ir.ShapeDim(value=2), ir.ShapeDim(value=3)], scalar_type=FLOAT32)
     return ir.MLXGraph(
         num_input_tensors=2,

@@ -82,14 +82,14 @@ class Graph:
         return tid
 
     def constant(self, tensor: torch.Tensor) -> ir.Tid:
-        """Adds a constant and returns its slot. The names are c1, c2, …"""
+        """Add a constant and return its slot. The names are c1, c2, …"""
         tid = self._slot(CONSTANT, tensor.shape, tensor.dtype)
         self.names[tid.idx] = f"c{self.counts[CONSTANT]}"
         self.data[self.names[tid.idx]] = tensor
         return tid
 
     def input(self, shape: Sequence[Dim], dtype=torch.float32, dim_order: Sequence[int] | None = None) -> ir.Tid:
-        """Adds an input, row-major by default, and returns its slot. The names are x1, x2, …"""
+        """Add an input, row-major by default, and return its slot. The names are x1, x2, …"""
         tid = self._slot(INPUT, shape, dtype)
         self.names[tid.idx] = f"x{self.counts[INPUT]}"
         dim_order = self.meta[tid.idx].dim_order = list(dim_order or range(len(shape)))
@@ -105,7 +105,7 @@ class Graph:
         self.outputs.append((vid, kind))
 
     def buffer(self, shape: Sequence[int], dtype=torch.float32, initial=None) -> ir.Tid:
-        """Adds a mutable buffer that starts with `initial` or zeros, and returns its slot. The names are b1, b2, …"""
+        """Add a mutable buffer that starts with `initial` or zeros, and return its slot. The names are b1, b2, …"""
         tid = self._slot(BUFFER, shape, dtype)
         self.names[tid.idx] = f"b{self.counts[BUFFER]}"
         if initial is not None:
@@ -120,18 +120,18 @@ class Graph:
         return ir.Vid(self.num_values - 1)
 
     def item(self, tid: ir.Tid) -> ir.Vid:
-        """Emits an instruction that reads a tensor of one element into a value slot. Returns the value slot."""
+        """Emit an instruction that reads a tensor of one element into a value slot. Returns the value slot."""
         vid = self.new_value()
         self.emit(ir.ItemIntNode(x=tid, out=vid))
         return vid
 
     def chain(self, *ops: ir.Op) -> int:
-        """Adds a chain with the given instructions, and returns the index of the chain."""
+        """Add a chain with the given instructions, and return the index of the chain."""
         self.chains.append(list(ops))
         return len(self.chains) - 1
 
     def emit(self, *ops: ir.Op) -> None:
-        """Appends instructions to the main chain."""
+        """Append instructions to the main chain."""
         self.chains[0].extend(ops)
 
     # -- serialization ---------------------------------------------------------
@@ -196,7 +196,7 @@ class Graph:
         return pack_payload(self.graph())
 
     def pte(self, payload: bytes | None = None) -> bytes:
-        """Returns a .pte with the given payload; by default with the payload of this program."""
+        """Return a .pte with the given payload; by default with the payload of this program."""
         return pte({"forward": self}, payload)
 
     def load(self, payload: bytes | None = None) -> "Model":
@@ -207,7 +207,7 @@ class Graph:
 
 
 def pte(methods: dict[str, Graph], payload: bytes | None = None) -> bytes:
-    """Returns a .pte with one delegated graph for each method. `payload` replaces the payload of every graph."""
+    """Return a .pte with one delegated graph for each method. `payload` replaces the payload of every graph."""
     store, plans, payloads = NamedDataStore(), [], []
     for name, graph in methods.items():
         for key, tensor in graph.data.items():
@@ -249,7 +249,7 @@ def _plan(name: str, graph: Graph, payload_index: int) -> et.ExecutionPlan:
 
 
 def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
-    """Returns ExecuTorch's description of an input or output, and the end of its memory.
+    """Return ExecuTorch's description of an input or output, and the end of its memory.
 
     `slot` is an element of `Graph.inputs` or `Graph.outputs`. `memory` is the offset at which a tensor gets its memory.
     """
@@ -283,7 +283,7 @@ def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
 
 
 def load(pte: bytes):
-    """Loads a .pte with ExecuTorch's runtime, and returns the program."""
+    """Load a .pte with ExecuTorch's runtime, and return the program."""
     return Runtime.get().load_program(pte)
 
 

@@ -9,7 +9,7 @@ SLACK = 64 << 10
 
 
 def products(size: int, count: int = 1) -> Graph:
-    """Returns a program that computes s = sin(s @ s.T) @ x `count` times, starting with s = x, and sums the rows of s.
+    """Return a program that computes s = sin(s @ s.T) @ x `count` times, starting with s = x, and sums the rows of s.
 
     The input x is [n, 64]. Each computation needs two temporaries of n² floats.
     """

@@ -37,7 +37,7 @@ class NodeCase:
 
 
 def parametrize(cases: list[NodeCase]):
-    """Returns a decorator that runs a test with the arguments `case` and `dtype`, for every case and dtype."""
+    """Return a decorator that runs a test with the arguments `case` and `dtype`, for every case and dtype."""
     params = [pytest.param(case, dtype, id=case.name(dtype)) for case in cases for dtype in case.dtypes]
     return pytest.mark.parametrize("case, dtype", params)
 
@@ -54,7 +54,7 @@ def random_indices(*shape: int, high: int) -> torch.Tensor:
 
 
 def build(case: NodeCase, inputs: dict[str, Any], outputs: list[torch.Tensor]) -> Graph:
-    """Returns a program with one instruction, with inputs and outputs of the given shapes and dtypes."""
+    """Return a program with one instruction, with inputs and outputs of the given shapes and dtypes."""
     g = Graph()
 
     def slot(value):
@@ -71,7 +71,7 @@ def build(case: NodeCase, inputs: dict[str, Any], outputs: list[torch.Tensor]) -
 
 
 def inputs_and_outputs(case: NodeCase, dtype: torch.dtype) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Returns the inputs of a case in `dtype`, and the outputs that torch computes from these inputs."""
+    """Return the inputs of a case in `dtype`, and the outputs that torch computes from these inputs."""
 
     def cast(value):
         if isinstance(value, list):
@@ -84,7 +84,7 @@ def inputs_and_outputs(case: NodeCase, dtype: torch.dtype) -> tuple[dict[str, An
 
 
 def check(case: NodeCase, dtype: torch.dtype) -> None:
-    """Runs a case and compares the results with the expected outputs."""
+    """Run a case and compare the results with the expected outputs."""
     inputs, outputs = inputs_and_outputs(case, dtype)
     args = []
     for value in inputs.values():

@@ -12,7 +12,7 @@ DEFAULTS = {
 
 
 def set_option(key: str, value: str) -> int:
-    """Sets the default of an option. Returns 0, or the number of an ExecuTorch Error."""
+    """Set the default of an option. Returns 0, or the number of an ExecuTorch Error."""
     call = ctypes.CDLL(load_delegate()).executorch_mlx_set_option
     call.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     return call(key.encode(), value.encode())
@@ -20,7 +20,7 @@ def set_option(key: str, value: str) -> int:
 
 @contextmanager
 def option(key: str, value: str):
-    """Sets an option for the programs loaded in the `with` block."""
+    """Set an option for the programs loaded in the `with` block."""
     assert set_option(key, value) == 0
     try:
         yield

@@ -21,7 +21,7 @@ SPLITS = {"1": [1], "3": [3], "16": [16], "64": [64], "mixed": [33, 1, 7, 40, 2,
 
 
 def logits_by_position(method, prompt, lengths, *row):
-    """Returns the logits after each chunk, by the position of the last token of the chunk."""
+    """Return the logits after each chunk, by the position of the last token of the chunk."""
     logits, at, i = {}, 0, 0
     while at < len(prompt):
         tokens = prompt[at : at + lengths[i % len(lengths)]]

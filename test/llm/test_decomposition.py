@@ -68,7 +68,7 @@ def products(x, buffer):
 
 
 def scalars(x, buffer):
-    """Calls that differ in a scalar only, even if both are equal in Python."""
+    """Call that differ in a scalar only, even if both are equal in Python."""
     sums = x.sum(-1)
     return torch.copysign(x, 0.0), torch.copysign(x, -0.0), sums + 1, sums + 1.0, x.clamp(min=0), x.clamp(max=0)
 

@@ -294,7 +294,7 @@ def test_stats(chat_program):
 
 
 def test_many_requests_leave_nothing_behind(chat_program):
-    """Runs 300 requests, 16 at once. A third is cancelled or dropped, and some fail. All others are complete and right.
+    """Run 300 requests, 16 at once. A third is cancelled or dropped, and some fail. All others are complete and right.
     """
 
     async def request(number: int, llm: LLM) -> list[int] | None:

@@ -100,7 +100,7 @@ def test_a_portable_program_gives_the_tokens_of_one_with_extensions(model, bits,
 
 
 def nodes_by_method(exported):
-    """Returns the names of the nodes in the chains of each method, and of those in its replacements."""
+    """Return the names of the nodes in the chains of each method, and of those in its replacements."""
     program = exported.program.executorch_program
     payloads = [bytes(data.data) for data in program.backend_delegate_data]
     in_chains, replacements = {}, {}

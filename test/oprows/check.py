@@ -18,7 +18,7 @@ class Failure(AssertionError):
 
 
 def pytest_function(rows: Sequence[OpRow]):
-    """Returns the pytest test function for the op rows of a file."""
+    """Return the pytest test function for the op rows of a file."""
     import pytest
 
     from .lowering import lower
@@ -54,7 +54,7 @@ def compare(
 
 
 def _difference(row: OpRow, a: torch.Tensor, e: torch.Tensor) -> str | None:
-    """Describes how the actual output `a` differs from the expected output `e`. None if they agree."""
+    """Describe how the actual output `a` differs from the expected output `e`. None if they agree."""
     if a.dtype != e.dtype or a.shape != e.shape:
         return f"got {a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
     a, e = _comparable(a), _comparable(e)
@@ -74,7 +74,7 @@ def _difference(row: OpRow, a: torch.Tensor, e: torch.Tensor) -> str | None:
 
 
 def _comparable(t: torch.Tensor) -> torch.Tensor:
-    """Returns `t` in a dtype that torch can compare: torch cannot compare uint16 and uint32 tensors."""
+    """Return `t` in a dtype that torch can compare: torch cannot compare uint16 and uint32 tensors."""
     return t.to(torch.int64) if t.dtype in (torch.uint16, torch.uint32) else t
 
 

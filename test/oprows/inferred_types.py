@@ -13,7 +13,7 @@ NO_RULE = {ir.ScanNode, ir.WhileNode, ir.MetalKernelNode}
 
 
 def problems(graph: ir.MLXGraph) -> list[str]:
-    """Returns a message for each instruction that has no type rule, and for each whose type rule is wrong.
+    """Return a message for each instruction that has no type rule, and for each whose type rule is wrong.
 
     A wrong rule is found only in the main chain.
     """

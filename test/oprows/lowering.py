@@ -89,7 +89,7 @@ def _lower(module: torch.nn.Module, row: OpRow):
 
 
 def host_calls(manager) -> list[str]:
-    """Returns the names of the operators that are not delegated: a name for each call of an operator."""
+    """Return the names of the operators that are not delegated: a name for each call of an operator."""
     targets = [
         getattr(n.target, "__name__", str(n.target))
         for n in manager.exported_program().graph.nodes
@@ -136,7 +136,7 @@ def lowered_targets() -> Iterator[set[str]]:
 
 
 def target_name(target) -> str:
-    """Returns the name of a target, as in `OpRow.target`."""
+    """Return the name of a target, as in `OpRow.target`."""
     if isinstance(target, str):
         return target
     if isinstance(target, torch._ops.OpOverload):

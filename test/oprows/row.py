@@ -70,7 +70,7 @@ class OpRow:
         return self.name
 
     def recipes(self) -> Iterator[tuple[Input, torch.dtype]]:
-        """Yields the recipe and the dtype of each input of the program, in order: dtype by dtype, case by case."""
+        """Yield the recipe and the dtype of each input of the program, in order: dtype by dtype, case by case."""
         for i, dtype in enumerate(self.dtypes):
             for leaf in pytree.tree_leaves(self.cases_for(i)):
                 if isinstance(leaf, Input):
@@ -151,7 +151,7 @@ def row(
     signed_zero: bool = True,
     nodes: Sequence[str] = (),
 ) -> OpRow:
-    """Makes an op row. The test exports, lowers and runs calls of an operator and compares with eager torch.
+    """Make an op row. The test exports, lowers and runs calls of an operator and compares with eager torch.
 
     Args:
         name: the overload, then optionally "/" and a variant. "exp" is `aten.exp.default`, "sum.dim_IntList" is another

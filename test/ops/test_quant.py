@@ -46,7 +46,7 @@ def quantize_affine(x, scale, zero_point):
 
 
 def rounded(choose, x, low, high, dtype):
-    """Rounds x to integers and back, as PT2E does with activations whose range is computed in the program."""
+    """Round x to integers and back, as PT2E does with activations whose range is computed in the program."""
     parameters = *choose(x, low, high, 1e-5, dtype), low, high, dtype
     return PT2E.dequantize_per_tensor(PT2E.quantize_per_tensor(x, *parameters), *parameters)
 

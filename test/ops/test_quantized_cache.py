@@ -100,7 +100,7 @@ def outputs_of(lowered):
 
 
 def node_names(lowered):
-    """Returns the names of the nodes in the chains, and of those in the replacements."""
+    """Return the names of the nodes in the chains, and of those in the replacements."""
     in_chains = {i.op.NAME for g in lowered.graphs for chain in g.instruction_chains for i in chain.instructions}
     return in_chains, {r.instruction.op.NAME for g in lowered.graphs for r in g.replacements or ()}
 

@@ -112,7 +112,7 @@ def has_token_axis(x, axis):
 
 
 def program_of(name):
-    """Returns the manager of a program that runs a recurrence for any number of tokens."""
+    """Return the manager of a program that runs a recurrence for any number of tokens."""
     op, inputs, _, axis = CASES[name]
     operator = getattr(torch.ops.mlx, op)
     example = inputs(EXAMPLE_LENGTH)
@@ -132,7 +132,7 @@ def program_of(name):
 
 
 def replacements_of(program):
-    """Returns the names of the nodes that replace instructions of the only delegate of a program."""
+    """Return the names of the nodes that replace instructions of the only delegate of a program."""
     (delegate,) = program.executorch_program.backend_delegate_data
     return [r.instruction.op.NAME for r in read_payload(bytes(delegate.data)).replacements or ()]
 
@@ -146,7 +146,7 @@ NODES = {
 @pytest.mark.parametrize("portable", [False, True], ids=["nodes", "loops"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_recurrence(name, portable):
-    """Runs the nodes that replace the loops, and the loops."""
+    """Run the nodes that replace the loops, and the loops."""
     op, inputs, formula, _ = CASES[name]
     with without_replacements() if portable else nullcontext():
         lowered = program_of(name)

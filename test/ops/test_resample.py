@@ -23,7 +23,7 @@ def with_infinities(*shape):
 
 
 def sampled(*options):
-    """Returns a function that samples images at the positions of a grid, once with each of `options`."""
+    """Return a function that samples images at the positions of a grid, once with each of `options`."""
     return lambda x, grid: [F.grid_sample(x, grid, mode, padding, corners) for mode, padding, corners in options]
 
 

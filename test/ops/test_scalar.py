@@ -32,7 +32,7 @@ def asserted(x, at):
 
 
 def conditions(x, at):
-    """Uses conditions on sizes and on a number from a tensor, of which one is also asserted."""
+    """Use conditions on sizes and on a number from a tensor, of which one is also asserted."""
     n, size = at.item(), x.shape[0]
     torch._check(n >= 0)
     branch = torch.cond((size > 4) & (n != 2), lambda x: x + 1, lambda x: x - 1, (x,))
@@ -41,7 +41,7 @@ def conditions(x, at):
 
 
 def symbolic_arguments(x, y):
-    """Passes the extent of `y` to operators whose lowering is traced."""
+    """Pass the extent of `y` to operators whose lowering is traced."""
     n = y.shape[0]
     image = x[None, None].expand(1, 1, 3, 8)
     counts = torch.arange(5)

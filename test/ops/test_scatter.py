@@ -18,7 +18,7 @@ def put(x, *rest):
 
 
 def first_rows(x, n):
-    """Calls operators whose handlers compare extents, with an extent that is known only at run time."""
+    """Call operators whose handlers compare extents, with an extent that is known only at run time."""
     n = n.item()
     torch._check(n >= 0)
     torch._check(n <= 8)

@@ -307,7 +307,7 @@ def test_lowering_that_restricts_a_dynamic_dimension_is_refused(delegate):
 
 
 def _cumulative(name):
-    """Returns a function that applies `torch.<name>` along axis 0 and returns a tensor or a tuple of tensors."""
+    """Return a function that applies `torch.<name>` along axis 0 and returns a tensor or a tuple of tensors."""
 
     def cumulate(x):
         y = getattr(torch, name)(x, 0)

@@ -48,7 +48,7 @@ HALF_TYPES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16
 
 
 def encode(x: np.ndarray, dtype: int) -> np.ndarray:
-    """Returns float32 values converted to `dtype`: float16 and bfloat16 as uint16. bfloat16 is truncated."""
+    """Return float32 values converted to `dtype`: float16 and bfloat16 as uint16. bfloat16 is truncated."""
     if dtype == FLOAT32:
         return x
     return x.astype(np.float16).view(np.uint16) if dtype == FLOAT16 else (x.view(np.uint32) >> 16).astype(np.uint16)
@@ -355,7 +355,7 @@ def test_attention(library, queries, keys, memory_order, make_mask):
 
 
 def reference_attention(q, k, v, arguments):
-    """Returns attention in float64 with the scale 0.5. Two heads of q share each head of k and v."""
+    """Return attention in float64 with the scale 0.5. Two heads of q share each head of k and v."""
     queries, keys = q.shape[2], k.shape[2]
     scores = q.double() @ k.double().repeat_interleave(2, 1).transpose(-1, -2) * 0.5
     mask = arguments.get("mask")

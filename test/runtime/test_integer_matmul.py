@@ -31,7 +31,7 @@ class Matrix:
         )
 
     def multiply(self, library, x, x_type=FLOAT32, panels=None):
-        """Returns x [m, k] @ w.T, computed by the kernel. With `panels`, it gets these instead of the matrix."""
+        """Return x [m, k] @ w.T, computed by the kernel. With `panels`, it gets these instead of the matrix."""
         y = np.empty((len(x), len(self.w)), x.dtype)
         matmul = self._arguments(x.ctypes.data, len(x), y.ctypes.data, x_type)
         if panels is not None:
@@ -43,13 +43,13 @@ class Matrix:
         return y
 
     def multiply_as_floats(self, library, x):
-        """Returns x @ w.T, computed by the kernel that converts the matrix to float32."""
+        """Return x @ w.T, computed by the kernel that converts the matrix to float32."""
         y = np.empty((len(x), len(self.w)), np.float32)
         library.executorch_mlx_quantized_matmul(ctypes.byref(self._arguments(x.ctypes.data, len(x), y.ctypes.data)))
         return y
 
     def packed(self, library):
-        """Returns the panels of the matrix, and a few bytes after them that must not change."""
+        """Return the panels of the matrix, and a few bytes after them that must not change."""
         matmul = self._arguments()
         size = library.executorch_mlx_integer_panels_size(ctypes.byref(matmul))
         panels = np.full(size + 8, 0x5A, np.uint8)
@@ -73,7 +73,7 @@ class Matrix:
         return (dots[2].astype(np.longdouble) * 65536 + lower).astype(np.float32)
 
     def expected(self, x):
-        """Returns x @ w.T as simd/integers.h defines it. A longdouble holds a product of float32 numbers exactly."""
+        """Return x @ w.T as simd/integers.h defines it. A longdouble holds a product of float32 numbers exactly."""
         groups = x.reshape(len(x), -1, self.group_size)
         largest = np.abs(groups).max(-1)
         if self.digits == 1:
@@ -97,7 +97,7 @@ class Matrix:
 
 
 def digits_of(integers, count):
-    """Returns the digits of integers in base 256, each in [-128, 127], the lowest one first."""
+    """Return the digits of integers in base 256, each in [-128, 127], the lowest one first."""
     digits = []
     for _ in range(count - 1):
         digits.append((integers + 128) % 256 - 128)
@@ -147,7 +147,7 @@ def test_half_activations_lose_no_precision(library, bits, dtype):
 
 
 def exact_product(matrix, x):
-    """Returns x @ w.T in float64, and the products of the largest value of each group with the magnitudes of w."""
+    """Return x @ w.T in float64, and the products of the largest value of each group with the magnitudes of w."""
     size = matrix.group_size
     w = matrix.scales.repeat(size, 1).astype(np.float64) * matrix.integers
     biases = matrix.biases.repeat(size, 1).astype(np.float64)

@@ -33,7 +33,7 @@ SHAPES = [(1024, 203), (1, 9), (37, 17), (300, 1), (513, 130), (64, 50), (1030, 
 
 
 def in_parts(lengths, total=ROWS):
-    """Yields slices of the numbers 0 to `total - 1`. Their lengths follow `lengths`, repeated."""
+    """Yield slices of the numbers 0 to `total - 1`. Their lengths follow `lengths`, repeated."""
     first, i = 0, 0
     while first < total:
         last = min(total, first + lengths[i % len(lengths)])
@@ -42,7 +42,7 @@ def in_parts(lengths, total=ROWS):
 
 
 def assert_parts_do_not_matter(compute, total=ROWS):
-    """Compares the bits of the rows that `compute` returns for each division into `PARTS`.
+    """Compare the bits of the rows that `compute` returns for each division into `PARTS`.
 
     `compute(rows)` takes a slice and returns its rows, in the first axis of a torch tensor or numpy array.
     """

@@ -26,7 +26,7 @@ def test_take_accepts_index_tensors(dtype):
 
 
 def computed_indices(g, dtype=I32):
-    """Returns the slot of an input plus 0: indices that are not on the host when the MLX graph is built."""
+    """Return the slot of an input plus 0: indices that are not on the host when the MLX graph is built."""
     i, t = g.input((3,), dtype), g.new_temp()
     g.emit(ir.AddNode(a=i, b=g.constant(torch.zeros(3, dtype=dtype)), out=t))
     return t

@@ -16,7 +16,7 @@ def test_node_matches_torch(case, dtype):
 
 
 def rotated(x, offset, dims=4, base=10000.0, scale=1.0):
-    """Returns x [B, H, S, D], rotated at the positions from `offset` on. Elements `dims / 2` apart are a pair."""
+    """Return x [B, H, S, D], rotated at the positions from `offset` on. Elements `dims / 2` apart are a pair."""
     half = dims // 2
     position = (torch.arange(x.shape[-2]) + offset) * scale
     angle = position[:, None] * base ** (-torch.arange(half) / half)

@@ -12,7 +12,7 @@ from loaded_method import LoadedMethod
 
 
 def run_profiled(pte: bytes, calls: list[list], folder):
-    """Returns the outputs of each call, and the events of the MLX instructions."""
+    """Return the outputs of each call, and the events of the MLX instructions."""
     program = Runtime.get().load_program(pte, enable_etdump=True, debug_buffer_size=0)
     method = program.load_method("forward")
     outputs = [[x.clone() for x in method.execute(inputs)] for inputs in calls]

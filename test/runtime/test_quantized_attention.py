@@ -85,7 +85,7 @@ def test_quantized_entries_equal_torch(library, format, dtype):
 
 
 def cache_of(generator, format, keys, dtype=torch.float32, width=72, value_size=48):
-    """Returns the entries and scales of random keys and values, and the dequantized keys and values in float64."""
+    """Return the entries and scales of random keys and values, and the dequantized keys and values in float64."""
     k, v = (torch.randn(1, 2, keys, size, generator=generator) for size in (width, value_size))
     entries, scales = quantize([k, v], format, dtype)
     k = dequantize(entries, scales, 0, width, format, torch.float64)

@@ -133,7 +133,7 @@ class Loop(Graph):
         self.matrix = self.constant(random(4, 4, seed=1))
 
     def scan(self, *body, outputs=(), carry=()):
-        """Emits the loop. `body` comes after the product."""
+        """Emit the loop. `body` comes after the product."""
         product = ir.AddmmNode(mat1=self.carry, mat2=self.matrix, bias=self.part, out=self.product)
         self.emit(
             ir.IdCopyNode(x=self.state, out=self.carry),

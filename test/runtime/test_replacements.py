@@ -9,7 +9,7 @@ X = torch.tensor([1.0, -2.0, 3.0])
 
 
 def doubled_and_squared() -> tuple[Graph, ir.Tid, ir.Tid]:
-    """Returns a program that computes (x + x) ** 2 in instructions 0 and 1 of its main chain, x and the result."""
+    """Return a program that computes (x + x) ** 2 in instructions 0 and 1 of its main chain, x and the result."""
     graph = Graph()
     x, t, y = graph.input((3,)), graph.new_temp(), graph.output((3,))
     graph.emit(ir.AddNode(a=x, b=x, out=t), ir.MultiplyNode(a=t, b=t, out=y))

@@ -45,7 +45,7 @@ def tokens(x):
 
 
 def recur(library, query, key, value, decay, beta, state, transposed=False):
-    """Returns the outputs [B, H, S, V] and the new state of the kernel."""
+    """Return the outputs [B, H, S, V] and the new state of the kernel."""
     batch, heads, length, columns = value.shape
     state = (state.mT if transposed else state).contiguous()
     new, y = torch.full_like(state, torch.nan), torch.full((batch, length, heads, columns), torch.nan)
@@ -170,7 +170,7 @@ def test_selective_scan_of_an_infinite_input(library, size):
 
 
 def in_parts(run, inputs, state, axis, lengths, total):
-    """Returns the outputs and the last state of successive calls, whose numbers of tokens are `lengths`, repeated."""
+    """Return the outputs and the last state of successive calls, whose numbers of tokens are `lengths`, repeated."""
     outputs, at, i = [], 0, 0
     while at < total:
         last = min(total, at + lengths[i % len(lengths)])
@@ -185,7 +185,7 @@ PARTS = [[1], [2], [3, 1, 7], [16, 1], [64]]
 
 
 def check_parts_and_rows(run, tensors, fixed, state, axis, length):
-    """Compares a call of `run` for all tokens and rows with calls for parts of the tokens, and for single rows.
+    """Compare a call of `run` for all tokens and rows with calls for parts of the tokens, and for single rows.
 
     `tensors` may contain None. `fixed` are the operands that are the same for all tokens and rows.
     """

@@ -83,7 +83,7 @@ def places(value, path=()):
 
 
 def damaged(path: str, draw: random.Random) -> dict:
-    """Returns a copy of the body for `path` with random changes."""
+    """Return a copy of the body for `path` with random changes."""
     body = copy.deepcopy(BODIES[path])
     for key in draw.sample(sorted(body), draw.randint(0, len(body) - 2)):
         if key not in ("model", "messages", "prompt", "input"):

@@ -32,7 +32,7 @@ def threads_outside_pool() -> int:
 
 
 async def stream(client: openai.AsyncOpenAI, number: int) -> str | None:
-    """Returns the text of stream `number`. If `number` is odd, disconnects after three chunks and returns None."""
+    """Return the text of stream `number`. If `number` is odd, disconnects after three chunks and returns None."""
     disconnects = number % 2 == 1
     chunks = await client.completions.create(
         model=NAME,

@@ -11,7 +11,7 @@ PROMPT = list(range(100, 400))
 
 @pytest.fixture
 def limited(server, client):
-    """Sets a memory limit that admits no call of the model. A test can remove the limit before it ends."""
+    """Set a memory limit that admits no call of the model. A test can remove the limit before it ends."""
     memory.set_memory_limit(memory.get_active_memory() + 100)
     yield
     memory.set_memory_limit(None)

@@ -71,7 +71,7 @@ def moonshine_streaming(**changes):
 
 
 def noise(count: int, seed: int = 0):
-    """Samples of noise in bursts, float32 `[count]`."""
+    """Sample of noise in bursts, float32 `[count]`."""
     import numpy
 
     random = numpy.random.default_rng(seed)

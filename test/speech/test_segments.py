@@ -11,7 +11,7 @@ SECONDS_PER_TIMESTAMP = 0.02
 
 
 def ours(tokens):
-    """Returns the segments of an answer that arrives token by token, and the begin of the next window.
+    """Return the segments of an answer that arrives token by token, and the begin of the next window.
 
     A segment is (tokens, begin, end). Times are counted in timestamps from the begin of this window.
     """
@@ -24,7 +24,7 @@ def ours(tokens):
 
 
 def theirs(tokens):
-    """Returns what `ours` returns, computed by transformers.
+    """Return what `ours` returns, computed by transformers.
 
     There, the last segment of an answer includes the timestamp token that follows it.
     """
@@ -42,7 +42,7 @@ def theirs(tokens):
 
 
 def answer(random, cut):
-    """Returns a random answer with timestamps as Whisper writes them. With `cut`, only its first tokens."""
+    """Return a random answer with timestamps as Whisper writes them. With `cut`, only its first tokens."""
     tokens, time = [], int(random.integers(0, 5))
     for _ in range(random.integers(1, 5)):
         end = time + int(random.integers(1, 12))

@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
-    """Seeds `random`, from which the suite takes a seed, and torch, from which the tests take their inputs."""
+    """Seed `random`, from which the suite takes a seed, and torch, from which the tests take their inputs."""
     import random
 
     random.seed(0)

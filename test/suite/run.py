@@ -28,7 +28,7 @@ OUTCOMES = ("fully delegated", "partly delegated", "not delegated", "not run", "
 
 
 def outcome(record: dict) -> str:
-    """Returns the outcome of a subtest, one of `OUTCOMES`.
+    """Return the outcome of a subtest, one of `OUTCOMES`.
 
     The suite skips a subtest whose eager model fails, and one with an undelegated operator for which ExecuTorch has
     no kernel.

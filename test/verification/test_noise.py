@@ -5,7 +5,7 @@ from executorch_mlx.verification.noise import RoundingNoise
 
 
 def noisy(function, *arguments):
-    """Returns the results of a few noisy runs, as a set."""
+    """Return the results of a few noisy runs, as a set."""
     results = set()
     for seed in range(8):
         with RoundingNoise(seed):

@@ -35,7 +35,7 @@ OLDEST_LINKER, NEWEST_LINKER = 19, 30  # versions of LLVM; 19 is tested
 
 
 def linker() -> str | None:
-    """Returns the path of ld64.lld, or None if there is none of a supported version.
+    """Return the path of ld64.lld, or None if there is none of a supported version.
 
     Debian installs the program with or without the version in its name.
     """
@@ -49,7 +49,7 @@ def linker() -> str | None:
 
 
 def missing_tool() -> str | None:
-    """Returns a message about a tool that the build needs and this machine lacks, or None if all tools are there."""
+    """Return a message about a tool that the build needs and this machine lacks, or None if all tools are there."""
     if not linker():
         return f"ld64.lld {OLDEST_LINKER} or newer not found (Debian and Ubuntu: apt-get install lld-19)"
     if not shutil.which("flatc"):
@@ -58,7 +58,7 @@ def missing_tool() -> str | None:
 
 
 def build_wheel(out: Path) -> Path:
-    """Builds the wheel in the folder `out` and returns its path. Later calls compile only what has changed since."""
+    """Build the wheel in the folder `out` and return its path. Later calls compile only what has changed since."""
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("w") as lock:  # parallel tests may call this at once
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,7 +77,7 @@ def wheel_libraries() -> list[Path]:
 
 
 def unpack_wheels() -> None:
-    """Downloads the macOS wheels of executorch and mlx to `SITE_PACKAGES`, unless the pinned versions are there."""
+    """Download the macOS wheels of executorch and mlx to `SITE_PACKAGES`, unless the pinned versions are there."""
     pins = dict(re.findall(r'"(executorch|mlx)==([\d.]+)"', (ROOT / "pyproject.toml").read_text()))
     requirements = [f"executorch=={pins['executorch']}", f"mlx-metal=={pins['mlx']}"]
     installed = WORK / "unpacked"  # a file with the versions in `SITE_PACKAGES`
@@ -96,7 +96,7 @@ def unpack_wheels() -> None:
 
 
 def zig_folder() -> Path:
-    """Returns the folder of zig, which is downloaded if it is not there."""
+    """Return the folder of zig, which is downloaded if it is not there."""
     folder = WORK / "zig"
     if not (folder / "ziglang" / "zig").exists() or (folder / "version").read_text() != ZIG:
         say(f"downloading {ZIG}")
@@ -125,7 +125,7 @@ def compile_project(zig: Path) -> None:
 
 
 def make_wheel(out: Path) -> Path:
-    """Makes a wheel of the compiled project in the folder `out`, and returns its path."""
+    """Make a wheel of the compiled project in the folder `out`, and return its path."""
     made = WORK / "packed"
     shutil.rmtree(made, ignore_errors=True)
     run(

@@ -78,7 +78,7 @@ def read(path: Path) -> MachO:
 
 
 def signature_errors(path: Path) -> list[str]:
-    """Checks the ad-hoc signature, without which macOS on arm64 ends a process. Returns a message for each error."""
+    """Check the ad-hoc signature, without which macOS on arm64 ends a process. Returns a message for each error."""
     data = path.read_bytes()
     signatures = [at for command, at, _ in _load_commands(data, path) if command == LC_CODE_SIGNATURE]
     if len(signatures) != 1:
@@ -116,7 +116,7 @@ def _page_errors(data: bytes, signature: int, directory: int) -> list[str]:
 
 
 def _load_commands(data: bytes, path: Path) -> list[tuple[int, int, int]]:
-    """Returns (command, offset, size) for each load command. Raises ValueError if the file is not for 64-bit arm64."""
+    """Return (command, offset, size) for each load command. Raises ValueError if the file is not for 64-bit arm64."""
     magic, cpu = struct.unpack_from("<II", data, 0)
     if (magic, cpu) != (0xFEEDFACF, 0x0100000C):
         raise ValueError(f"{path}: got magic {magic:#x} and CPU {cpu:#x}, expected a 64-bit Mach-O file for arm64")
@@ -134,12 +134,12 @@ def _string(data: bytes, at: int) -> str:
 
 
 def _command_string(data: bytes, at: int) -> str:
-    """Returns the string of the load command at `at`. The first field of the command is the offset of the string."""
+    """Return the string of the load command at `at`. The first field of the command is the offset of the string."""
     return _string(data, at + struct.unpack_from("<I", data, at + 8)[0])
 
 
 def _import(name: str, ordinal: int, libraries: list[str]) -> Import:
-    """Returns the import of symbol `name`. `ordinal` counts the libraries from 1.
+    """Return the import of symbol `name`. `ordinal` counts the libraries from 1.
 
     If `ordinal` is 0 or one of the highest values, which have special meanings, the library is None.
     """
@@ -170,7 +170,7 @@ def _chained_imports(data: bytes, at: int, libraries: list[str]) -> list[Import]
 
 
 def _exports(data: bytes, start: int, size: int) -> dict[str, int]:
-    """Returns the exports. The file stores them as a tree, in which each edge adds characters to a name."""
+    """Return the exports. The file stores them as a tree, in which each edge adds characters to a name."""
     found, todo = {}, [(0, b"")] if size else []
     while todo:
         node, name = todo.pop()
@@ -189,7 +189,7 @@ def _exports(data: bytes, start: int, size: int) -> dict[str, int]:
 
 
 def _uleb(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the unsigned LEB128 number at `at`, and the offset of the first byte after it."""
+    """Return the unsigned LEB128 number at `at`, and the offset of the first byte after it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -33,7 +33,7 @@ exports:
 
 
 def write_libcxx(stub: Path, wheel_libraries: Iterable[Path]) -> None:
-    """Writes a stub with the symbols that the libraries of the macOS 14 wheels import from libc++.
+    """Write a stub with the symbols that the libraries of the macOS 14 wheels import from libc++.
 
     macOS 14 has all of these symbols, because the wheels run there.
     """
@@ -44,10 +44,10 @@ def write_libcxx(stub: Path, wheel_libraries: Iterable[Path]) -> None:
 
 
 def write_libsystem(stub: Path, zig_stub: Path) -> None:
-    """Copies zig's stub of the C library, without the targets for the CPU arm64e.x1, which LLVM 19 does not know."""
+    """Copy zig's stub of the C library, without the targets for the CPU arm64e.x1, which LLVM 19 does not know."""
     stub.write_text(re.sub(r"arm64e\.x1-\w+,?", "", zig_stub.read_text()))
 
 
 def symbols(stub: Path) -> set[str]:
-    """Returns all names that a stub contains, among them the symbols."""
+    """Return all names that a stub contains, among them the symbols."""
     return set(re.findall(r"[\w$.]+", stub.read_text()))

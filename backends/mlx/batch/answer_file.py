@@ -78,7 +78,7 @@ class AnswerFile:
 
 
 def read_answers(path: Path, end: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the offset in bytes and the contents of each answer, of the first `end` bytes or of the whole file.
+    """Yield the offset in bytes and the contents of each answer, of the first `end` bytes or of the whole file.
 
     Raises ValueError for a line that is no answer.
     """

@@ -63,7 +63,7 @@ class RequestLines:
         self.path = path
 
     def ids(self) -> Iterator[str]:
-        """Yields the ids of the requests, without parsing them. Raises OSError if the file cannot be read."""
+        """Yield the ids of the requests, without parsing them. Raises OSError if the file cannot be read."""
         return (request_id(number, line) for number, line in self._lines())
 
     def __iter__(self) -> Iterator[Request]:

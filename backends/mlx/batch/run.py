@@ -19,7 +19,7 @@ class Requests(Protocol):
     path: Path
 
     def ids(self) -> Iterator[str]:
-        """Yields the ids of the requests."""
+        """Yield the ids of the requests."""
 
     def __iter__(self) -> Iterator[Request]: ...
 

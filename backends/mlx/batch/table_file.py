@@ -27,7 +27,7 @@ class Table(Protocol):
     columns: list[str]
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Yields the rows: with all columns if `columns` is None, else with these columns."""
+        """Yield the rows: with all columns if `columns` is None, else with these columns."""
 
 
 def open_table(path: Path) -> Table:
@@ -80,7 +80,7 @@ class _ParquetTable:
         self.columns = list(self.schema.names)
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """Yields the rows as record batches of pyarrow."""
+        """Yield the rows as record batches of pyarrow."""
         return self._file.iter_batches(ROWS_AT_A_TIME, columns=None if columns is None else list(columns))
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
@@ -200,7 +200,7 @@ def _write_parquet(table: Table, answers: Iterable[tuple], names: tuple[str, str
 
 
 def _column_chunks(table: Table) -> Iterator[list[Any]]:
-    """Yields the columns of the table as arrays of pyarrow, `ROWS_AT_A_TIME` rows at a time."""
+    """Yield the columns of the table as arrays of pyarrow, `ROWS_AT_A_TIME` rows at a time."""
     import pyarrow
 
     if isinstance(table, _ParquetTable):

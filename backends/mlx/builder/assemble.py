@@ -85,7 +85,7 @@ class _Assembler:
     # Slots -----------------------------------------------------------------------------------
 
     def _collect_slots(self) -> dict[Space, list[TensorSlot]]:
-        """Returns the tensor slots of each space: first those of the interface, then all others in order of use.
+        """Return the tensor slots of each space: first those of the interface, then all others in order of use.
 
         Also numbers the value slots, in `self.vids`.
         """
@@ -108,7 +108,7 @@ class _Assembler:
             self.vids.setdefault(slot, len(self.vids))
 
     def _named_slots(self) -> list[ir.NamedSlot]:
-        """Returns the slots with a name: constants, inputs and buffers.
+        """Return the slots with a name: constants, inputs and buffers.
 
         Also adds to `self.constants` the initial values of the buffers that do not start from zero.
         """
@@ -162,7 +162,7 @@ class _Assembler:
         return ir.InstructionChain(instructions=[ir.Instruction(op=self._instruction(e)) for e in chain])
 
     def _replacements(self) -> list[ir.Replacement] | None:
-        """Returns the replacements, or None if there are none."""
+        """Return the replacements, or None if there are none."""
         replacements = []
         for r in self.builder.replacements:
             (chain,) = (i for i, chain in enumerate(self.builder.chains) if chain is r.chain)
@@ -184,7 +184,7 @@ class _Assembler:
         return emitted.op(**fields)
 
     def _field_value(self, type_: str, value: Any) -> Any:
-        """Returns `value`, the value of a field, as the type `type_` of the schema."""
+        """Return `value`, the value of a field, as the type `type_` of the schema."""
         if type_.startswith("["):
             return [self._field_value(type_[1:-1], v) for v in value]
         if type_ == "Tid":
@@ -217,7 +217,7 @@ class _Assembler:
 
 
 def _key(name: str, digest: str) -> str:
-    """Returns the key of a tensor in the named data, from its name and its digest.
+    """Return the key of a tensor in the named data, from its name and its digest.
 
     Tensors with equal keys are equal, also across the methods of a `.pte`.
     """

@@ -18,7 +18,7 @@ PLACEMENT = {"device", "pin_memory", "non_blocking", "layout", "memory_format", 
 
 
 def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by name. Missing arguments have their defaults.
+    """Return the arguments of a call by name. Missing arguments have their defaults.
 
     An argument is a slot, a list of slots or a Python value; `slot_of` returns the slot of an FX node. The arguments in
     `PLACEMENT` are left out. If the target has no schema, such as `operator.add`, the names are `a`, `b` and so on.
@@ -49,7 +49,7 @@ def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]
 
 
 def _to_slots(argument: Any, slot_of: Callable[[Node], Any]) -> Any:
-    """Returns `argument` with FX nodes replaced by slots, and FX's immutable containers by lists."""
+    """Return `argument` with FX nodes replaced by slots, and FX's immutable containers by lists."""
     if isinstance(argument, Node):
         return slot_of(argument)
     if isinstance(argument, (list, tuple)):
@@ -58,7 +58,7 @@ def _to_slots(argument: Any, slot_of: Callable[[Node], Any]) -> Any:
 
 
 def _default(parameter: torch._C.Argument) -> Any:
-    """Returns the default value of a parameter. A schema stores dtypes as numbers; handlers get torch dtypes.
+    """Return the default value of a parameter. A schema stores dtypes as numbers; handlers get torch dtypes.
 
     Raises `Unsupported` if the default is a dtype outside `SCALAR_TYPES`.
     """

@@ -38,7 +38,7 @@ def write_cache(P, cache, update, begin, ring=None, row_begin=None):
 
 
 def part_of_row(P, x, index):
-    """Returns x[:, :, index : index + 1], for x with 4 axes."""
+    """Return x[:, :, index : index + 1], for x with 4 axes."""
     part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
     part.shape = (*x.shape[:2], 1, x.shape[3])
     return part

@@ -38,7 +38,7 @@ class ScoreSettings:
 
 
 def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
-    """Returns, for each row, the position of its first element in `x` [1, H, S, D] and `row_begin`.
+    """Return, for each row, the position of its first element in `x` [1, H, S, D] and `row_begin`.
 
     If there are several rows, row i has the element x[:, :, i]; otherwise all elements belong to the row. `row_begin`
     is the index of the row's position 0 on axis 2 of the cache. It is None for a cache with one row.
@@ -55,13 +55,13 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
 
 
 def _elements(P, x):
-    """Returns the elements of `x` [N], as tensors of one element."""
+    """Return the elements of `x` [N], as tensors of one element."""
     count = x.shape[0]
     return [x] if count == 1 else [P.emit(ir.TakeNode, x=x, index=index, axis=0) for index in range(count)]
 
 
 def _checked(P, numbers, bound):
-    """Returns the elements of `numbers` [N] as host integers. At run time, an element outside [0, bound) is an error.
+    """Return the elements of `numbers` [N] as host integers. At run time, an element outside [0, bound) is an error.
 
     Without the check, a position beyond the end of a row would be a position of the next row.
     """
@@ -71,7 +71,7 @@ def _checked(P, numbers, bound):
 
 
 def _checked_begin(P, begin, length, capacity):
-    """Returns `begin`. At run time, it is an error if `begin + length` is greater than `capacity`."""
+    """Return `begin`. At run time, it is an error if `begin + length` is greater than `capacity`."""
     if length == 1:
         return begin
     distance = subtract(P, length, 1)
@@ -96,7 +96,7 @@ class HeldKeys:
 
 
 def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
-    """Returns the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
+    """Return the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
     capacity = cache.length // rows
     places = places_of_rows(P, query, start, row, rows, capacity, settings.window is not None)
     length = P.size(query, 2) if len(places) == 1 else 1
@@ -113,7 +113,7 @@ def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
 
 
 def _held_keys(P, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:
-    """Returns what `length` queries of `dtype` from position `begin` on attend to in the row at `row_begin`."""
+    """Return what `length` queries of `dtype` from position `begin` on attend to in the row at `row_begin`."""
     end = add(P, begin, length)
     count = end if settings.window is None else _minimum(P, end, capacity)
     first, stop = (0, count) if row_begin is None else (row_begin, add(P, row_begin, count))
@@ -123,7 +123,7 @@ def _held_keys(P, length, dtype, begin, row_begin, capacity, settings: ScoreSett
 
 
 def _attention(P, query, cache, keys: HeldKeys, settings: ScoreSettings):
-    """Returns the attention of the queries of a row, `query` [1, H, S, D]."""
+    """Return the attention of the queries of a row, `query` [1, H, S, D]."""
     if settings.is_fused:
         return cache.attend(P, query, keys.first, keys.stop, settings.scale, keys.mask)
     k, v = cache.read(P, query, keys.first, keys.stop)
@@ -131,12 +131,12 @@ def _attention(P, query, cache, keys: HeldKeys, settings: ScoreSettings):
 
 
 def mask_fields(mask) -> dict[str, Any]:
-    """Returns the fields of an attention node for `mask`, or for a causal mask if it is None."""
+    """Return the fields of an attention node for `mask`, or for a causal mask if it is None."""
     return {"causal": True} if mask is None else {"mask": mask}
 
 
 def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, dtype):
-    """Returns the attention mask of the queries.
+    """Return the attention mask of the queries.
 
     Without slopes, the mask is bool [S, num_held]: whether a query attends to an index of the row. With slopes, it has
     the numbers to add to the scores, [H, S, num_held]. The queries have the positions [begin, end). The mask covers the
@@ -176,7 +176,7 @@ def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, 
 
 
 def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSettings):
-    """Returns the attention as several instructions, because `SdpaNode` supports neither soft-capped scores nor sinks.
+    """Return the attention as several instructions, because `SdpaNode` supports neither soft-capped scores nor sinks.
 
     The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
     """
@@ -216,7 +216,7 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
 
 
 def _minimum(P, value, bound):
-    """Returns min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
+    """Return min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
     # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
     reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)

@@ -19,7 +19,7 @@ MAX_BYTES = 2**18
 
 
 def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
-    """Returns a constant if `node` can be folded, else `value`, the value to which `node` was lowered.
+    """Return a constant if `node` can be folded, else `value`, the value to which `node` was lowered.
 
     A node can be folded if its operator is pure, all of its operands are known, and operands and result together
     take at most `MAX_BYTES`.
@@ -59,7 +59,7 @@ def _is_known(slot: Any) -> bool:
 
 
 def _num_bytes(shape: tuple, dtype: torch.dtype) -> float:
-    """Returns the size of a tensor in bytes; infinity for a dynamic shape."""
+    """Return the size of a tensor in bytes; infinity for a dynamic shape."""
     if not all(isinstance(size, int) for size in shape):
         return math.inf
     return math.prod(shape) * dtype.itemsize

@@ -36,7 +36,7 @@ class Digests:
         self._zeros: dict[tuple, Digest] = {}
 
     def of(self, tensor: torch.Tensor) -> Digest:
-        """Returns the digest of a contiguous tensor."""
+        """Return the digest of a contiguous tensor."""
         kind = tensor.dtype, tuple(tensor.shape)
         place = tensor.data_ptr(), *kind
         if place in self._known:
@@ -54,7 +54,7 @@ class Digests:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """Returns the bytes of a contiguous tensor, without a copy."""
+    """Return the bytes of a contiguous tensor, without a copy."""
     if tensor.numel() == 0:
         return b""
     # A dimension of size 1 may have any stride, which `view` to a narrower dtype would not accept.

@@ -31,7 +31,7 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 
 
 def scalar_type(dtype: torch.dtype) -> int:
-    """Returns the number of `dtype` in the IR. Raises `Unsupported` if MLX lacks the dtype on some device."""
+    """Return the number of `dtype` in the IR. Raises `Unsupported` if MLX lacks the dtype on some device."""
     try:
         return SCALAR_TYPES[dtype]
     except KeyError:
@@ -49,7 +49,7 @@ _COMPLEX_ERROR = (
 
 
 def check_node(node: Node, allowed: Collection[torch.dtype] = ()) -> None:
-    """Raises `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks, except those `allowed`."""
+    """Raise `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks, except those `allowed`."""
     operands = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     for leaf in tree_leaves(operands):
         if isinstance(leaf, torch.Tensor):
@@ -60,7 +60,7 @@ def check_node(node: Node, allowed: Collection[torch.dtype] = ()) -> None:
 
 
 def promote(*operands: Any) -> torch.dtype:
-    """Returns the dtype to which torch promotes two operands, slots or Python numbers, or the dtype of one tensor."""
+    """Return the dtype to which torch promotes two operands, slots or Python numbers, or the dtype of one tensor."""
     examples = [_example(o) for o in operands]
     return torch.result_type(*examples) if len(examples) == 2 else examples[0].dtype
 

@@ -149,7 +149,7 @@ class Emitter:
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
     ) -> TensorSlot:
-        """Returns the slot of a new constant.
+        """Return the slot of a new constant.
 
         `data` is a tensor, or a function that returns a tensor of `shape` and `dtype`. The function is called when the
         program is serialized. A constant that no instruction reads is not stored.
@@ -160,7 +160,7 @@ class Emitter:
         return TensorSlot(dtype=dtype, shape=tuple(shape), space=Space.CONSTANT, name=name, data=data)
 
     def scalar(self, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        """Returns the slot of a 0-d tensor with `value`.
+        """Return the slot of a 0-d tensor with `value`.
 
         For a Python number the slot is a constant. An int that an integer dtype cannot hold wraps around, as in torch.
         For a value slot an instruction is appended.
@@ -178,7 +178,7 @@ class Emitter:
         return self._scalars[key]
 
     def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        """Returns the slot of a tensor of `shape` filled with `value`. `shape` holds ints and value slots."""
+        """Return the slot of a tensor of `shape` filled with `value`. `shape` holds ints and value slots."""
         if not shape and not isinstance(value, ValueSlot):
             return self.scalar(value, dtype)
         if isinstance(value, bool):
@@ -189,7 +189,7 @@ class Emitter:
         return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
 
     def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
-        """Returns a slot with `x` converted to `dtype`: `x` itself if it has that dtype."""
+        """Return a slot with `x` converted to `dtype`: `x` itself if it has that dtype."""
         if x.dtype == dtype:
             return x
         if x.constant_value is not None:
@@ -203,14 +203,14 @@ class Emitter:
         return out
 
     def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
-        """Returns the size of a dimension of `x`: an int if the size is static, else a value slot."""
+        """Return the size of a dimension of `x`: an int if the size is static, else a value slot."""
         static = x.shape[dim]
         if isinstance(static, int):
             return static
         return self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
 
     def item(self, x: TensorSlot) -> ValueSlot:
-        """Returns a value slot with the integer in `x`, a tensor of one element.
+        """Return a value slot with the integer in `x`, a tensor of one element.
 
         At run time, the host waits until `x` is computed.
         """
@@ -218,7 +218,7 @@ class Emitter:
 
 
 def _wrapped(value: bool | int | float, dtype: torch.dtype) -> bool | int | float:
-    """Returns `value`, wrapped around if it is an int that the integer dtype `dtype` cannot hold."""
+    """Return `value`, wrapped around if it is an int that the integer dtype `dtype` cannot hold."""
     if not isinstance(value, int) or dtype.is_floating_point or dtype == torch.bool:
         return value
     limits = torch.iinfo(dtype)
@@ -226,7 +226,7 @@ def _wrapped(value: bool | int | float, dtype: torch.dtype) -> bool | int | floa
 
 
 def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
-    """Returns a dictionary key for an instruction. Instructions with equal keys compute equal values.
+    """Return a dictionary key for an instruction. Instructions with equal keys compute equal values.
 
     Returns None if the same instruction may compute another value when it runs again.
     """

@@ -6,7 +6,7 @@ import torch
 
 
 def _positions(index, extent):
-    """Returns the positions, from 0 on, that `index` refers to on an axis of `extent` elements.
+    """Return the positions, from 0 on, that `index` refers to on an axis of `extent` elements.
 
     The runtime checks or clamps the index of this lookup. A combined index that is out of range on one axis could be
     that of a neighbouring element.
@@ -15,7 +15,7 @@ def _positions(index, extent):
 
 
 def flat_index(x, axes, indices):
-    """Returns the index into the flattened `axes` of `x`. `indices` has one index tensor for each of the axes."""
+    """Return the index into the flattened `axes` of `x`. `indices` has one index tensor for each of the axes."""
     flat = 0
     for axis, index in zip(axes, indices, strict=True):
         flat = flat * x.shape[axis] + _positions(index, x.shape[axis])
@@ -23,7 +23,7 @@ def flat_index(x, axes, indices):
 
 
 def flat_element_index(x, dim, index):
-    """Returns, for each element of `index`, the index of the element of the flattened `x` to which `scatter` writes."""
+    """Return, for each element of `index`, the index of the element of the flattened `x` to which `scatter` writes."""
     if x.dim() == 0:
         return torch.zeros_like(index)
     flat = 0

@@ -57,7 +57,7 @@ def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
 
 
 def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bool) -> TensorSlot:
-    """Returns the slot of a parameter, buffer or constant.
+    """Return the slot of a parameter, buffer or constant.
 
     It is a buffer slot if the program or another method writes the tensor, else the slot of a constant or, for a
     number, of a scalar.
@@ -76,7 +76,7 @@ def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bo
 
 
 def _number_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | None:
-    """Returns the 0-d tensor of a constant or buffer, or None if the input is no such tensor.
+    """Return the 0-d tensor of a constant or buffer, or None if the input is no such tensor.
 
     torch.export stores a Python number of the source as a 0-d tensor.
     """
@@ -89,7 +89,7 @@ def _number_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | 
 
 
 def stored_tensor(program: ExportedProgram, name: str) -> torch.Tensor:
-    """Returns the parameter, buffer or constant `name` of `program`. Raises KeyError if there is none."""
+    """Return the parameter, buffer or constant `name` of `program`. Raises KeyError if there is none."""
     for store in (program.state_dict, program.constants):
         if name in store:
             return store[name]
@@ -121,7 +121,7 @@ def bind_outputs(P: ProgramBuilder) -> None:
 
 
 def _new_value(P: ProgramBuilder, buffer: TensorSlot, value: TensorSlot) -> TensorSlot:
-    """Returns a slot with the new value of `buffer` that no write of another buffer changes."""
+    """Return a slot with the new value of `buffer` that no write of another buffer changes."""
     value = P.cast(value, buffer.dtype)
     if value.space != Space.BUFFER or value is buffer:
         return value
@@ -129,7 +129,7 @@ def _new_value(P: ProgramBuilder, buffer: TensorSlot, value: TensorSlot) -> Tens
 
 
 def _output(P: ProgramBuilder, slot: Slot) -> Slot:
-    """Returns the slot of an output whose value is in `slot`.
+    """Return the slot of an output whose value is in `slot`.
 
     A temporary becomes an output slot. A slot that is already an input, constant, buffer or output is copied.
     """

@@ -43,7 +43,7 @@ def _has_results(builder: ProgramBuilder, replacement: Replacement) -> bool:
 
 
 def _with_inner(builder: ProgramBuilder, chain: list[Emitted]) -> Iterator[Emitted]:
-    """Yields the instructions of `chain`, and those of the chains that they run."""
+    """Yield the instructions of `chain`, and those of the chains that they run."""
     for emitted in chain:
         yield emitted
         for name in _CHAIN_FIELDS:
@@ -52,7 +52,7 @@ def _with_inner(builder: ProgramBuilder, chain: list[Emitted]) -> Iterator[Emitt
 
 
 def operands(emitted: Emitted) -> Iterator[Slot]:
-    """Yields the slots that an instruction reads.
+    """Yield the slots that an instruction reads.
 
     The results of a control instruction count as read, because the chains that it runs write them.
     """
@@ -63,14 +63,14 @@ def operands(emitted: Emitted) -> Iterator[Slot]:
 
 
 def results(emitted: Emitted) -> Iterator[Slot]:
-    """Yields the slots that an instruction writes."""
+    """Yield the slots that an instruction writes."""
     for f in emitted.op.FIELDS:
         if f.output:
             yield from slots_in(emitted.fields.get(f.name))
 
 
 def slots_in(value: Any) -> Iterator[Slot]:
-    """Yields the slots in `value`, the value of a field: a slot, a list, or anything else."""
+    """Yield the slots in `value`, the value of a field: a slot, a list, or anything else."""
     for v in value if isinstance(value, list) else [value]:
         if isinstance(v, Slot):
             yield v
@@ -87,7 +87,7 @@ def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
 
 
 def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
-    """Returns, for each temporary, the numbers of the first and the last instruction that use it.
+    """Return, for each temporary, the numbers of the first and the last instruction that use it.
 
     Instructions are numbered in the order of the main chain. The chains that a control instruction runs are numbered
     just before that instruction. A call runs some of the instructions in this order, except that a loop repeats its
@@ -131,7 +131,7 @@ def _is_temporary(slot: Slot) -> bool:
 
 
 def recycle(lives: dict[TensorSlot, tuple[int, int]]) -> dict[TensorSlot, int]:
-    """Returns a number for each temporary. Temporaries whose lifetimes are disjoint may get the same number.
+    """Return a number for each temporary. Temporaries whose lifetimes are disjoint may get the same number.
 
     A result never has the number of an operand of the same instruction, for two reasons. An instruction may write one
     result before it reads all operands. And the runtime overwrites the operand `dst` of an update instruction if `out`

@@ -12,7 +12,7 @@ from .slots import TensorSlot
 def emit_loop(
     P: Any, iteration: Callable, state: Sequence[TensorSlot], xs: Sequence[TensorSlot], *fixed: TensorSlot
 ) -> list[TensorSlot]:
-    """Emits a loop over the first axis of the tensors `xs`, and returns the slots of the final state.
+    """Emit a loop over the first axis of the tensors `xs`, and return the slots of the final state.
 
     `iteration(*state, *slices, *fixed)` is a torch function. It returns the new state, a list of tensors
     with the dtypes and shapes of the old one. `slices` are the slices of `xs`. `fixed` are further operands, which all

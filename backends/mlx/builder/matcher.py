@@ -92,7 +92,7 @@ class Matcher:
         return node
 
     def number(self, value: Any) -> float:
-        """Returns the number that an argument holds: a Python number, or the 0-d constant that export made of one.
+        """Return the number that an argument holds: a Python number, or the 0-d constant that export made of one.
 
         Casts of the constant are applied, except a last cast to a float dtype: ExecuTorch inserts such casts, but torch
         computes with the number itself. Raises `NoMatch` for any other argument.
@@ -122,7 +122,7 @@ class Matcher:
         hidden: tuple[torch.dtype, ...] = (),
         reads: tuple[Node, ...] = (),
     ) -> Match:
-        """Returns the match, with the handler `lower`, the dtypes `hidden` and the nodes `reads`.
+        """Return the match, with the handler `lower`, the dtypes `hidden` and the nodes `reads`.
 
         Raises `NoMatch` if a node of the match other than `last` has a user outside the match.
         """
@@ -138,7 +138,7 @@ class NoMatch(Exception):
 
 
 def tensor(node: Any) -> torch.Tensor:
-    """Returns the fake value of an FX node. Raises `NoMatch` for a number, and for a node without a tensor value."""
+    """Return the fake value of an FX node. Raises `NoMatch` for a number, and for a node without a tensor value."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     if not isinstance(value, torch.Tensor):
         raise NoMatch
@@ -146,7 +146,7 @@ def tensor(node: Any) -> torch.Tensor:
 
 
 def extents(node: Any) -> list[Any]:
-    """Returns the shape of a node: ints, and symbolic expressions for dynamic extents."""
+    """Return the shape of a node: ints, and symbolic expressions for dynamic extents."""
     return expressions(tensor(node).shape)
 
 
@@ -162,7 +162,7 @@ class _Argument(NamedTuple):
 
 
 def _bound(node: Node) -> Iterable[tuple[str, _Argument]]:
-    """Yields the arguments of a call by name, except those in `PLACEMENT`, which do not change values."""
+    """Yield the arguments of a call by name, except those in `PLACEMENT`, which do not change values."""
     for i, parameter in enumerate(aten_target(node.target)._schema.arguments):
         if parameter.name in PLACEMENT:
             continue

@@ -17,7 +17,7 @@ _VIEWS = (ir.ReshapeNode, ir.ExpandDimsNode, ir.SqueezeNode)
 def simplify(
     producers: dict[TensorSlot, Any], op: type[ir.Op], fields: dict[str, Any]
 ) -> TensorSlot | dict[str, Any]:
-    """Simplifies an instruction that has not been emitted yet. Appends nothing.
+    """Simplify an instruction that has not been emitted yet. Appends nothing.
 
     Returns a slot if that slot already holds the result of the instruction. Otherwise returns the fields with which to
     emit the instruction. `producers` maps a slot to the instruction that computes the slot.
@@ -27,7 +27,7 @@ def simplify(
 
 
 def _producer_fields(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | None:
-    """Returns the fields of the instruction that computes `x`.
+    """Return the fields of the instruction that computes `x`.
 
     Returns None if that instruction is not one of `ops`. Also returns None if that instruction reads a
     buffer, because the buffer may have been overwritten since.
@@ -58,7 +58,7 @@ def _reshape(producers, fields):
 
 
 def _as_type(producers, fields):
-    """Casts directly from the operand of earlier casts if these casts preserve every value."""
+    """Cast directly from the operand of earlier casts if these casts preserve every value."""
     x, target = fields["x"], fields["scalar_type"]
     while inner := _producer_fields(producers, x, ir.AsTypeNode):
         source = inner["x"]
@@ -88,7 +88,7 @@ def can_represent(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def _neutral_element_rule(neutral: int, kinds: str, commutes: bool = True) -> Callable:
-    """Returns a rule that drops an operation one of whose operands is the constant `neutral`, the neutral element.
+    """Return a rule that drops an operation one of whose operands is the constant `neutral`, the neutral element.
 
     The rule applies to the dtypes of `kinds`, a string of the letters b(ool), i(nteger) and f(loat). If the operation
     does not commute, only the second operand `b` can be the neutral element.

@@ -119,7 +119,7 @@ class ProgramBuilder(Emitter):
                 raise Unsupported(f"call of module {node.target}")
 
     def _find_matches(self, nodes: list[Node]) -> dict[Node, Match]:
-        """Returns the matches, by the last node of each match. No node is in two matches.
+        """Return the matches, by the last node of each match. No node is in two matches.
 
         If two matches have a node in common, the one with the later last node wins. If both have the same last node,
         the pattern that was registered earlier wins.
@@ -159,7 +159,7 @@ class ProgramBuilder(Emitter):
             self._reasons |= {n: reason for n in match.nodes}
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
-        """Returns the value of a `get_attr` node: the slot of a constant, or a graph module."""
+        """Return the value of a `get_attr` node: the slot of a constant, or a graph module."""
         value = module
         for part in node.target.split("."):
             value = getattr(value, part)
@@ -187,14 +187,14 @@ class ProgramBuilder(Emitter):
         return self.node.meta["val"]
 
     def value(self, node: Node) -> Any:
-        """Returns the value of an FX node that has been lowered: a slot, a list of slots, a Python value or a module.
+        """Return the value of an FX node that has been lowered: a slot, a list of slots, a Python value or a module.
 
         The graph module of a branch or a loop body is the value of a `get_attr` node.
         """
         return self._values[node]
 
     def value_or_none(self, node: Any) -> Any:
-        """Returns `value(node)`, or None if `node` is not an FX node or has not been lowered yet."""
+        """Return `value(node)`, or None if `node` is not an FX node or has not been lowered yet."""
         return self._values.get(node) if isinstance(node, Node) else None
 
     def set_value(self, node: Node, value: Any) -> None:
@@ -218,13 +218,13 @@ class ProgramBuilder(Emitter):
         return isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT
 
     def fresh(self, val: Any) -> Slot:
-        """Returns a new slot of the kind, dtype and shape of the fake value `val`."""
+        """Return a new slot of the kind, dtype and shape of the fake value `val`."""
         return slot_for(val)
 
     # In-place updates ------------------------------------------------------------------------
 
     def in_place_target(self, x: TensorSlot) -> TensorSlot | None:
-        """Returns `x` if the FX node that is being lowered may overwrite it, else None.
+        """Return `x` if the FX node that is being lowered may overwrite it, else None.
 
         The node may overwrite `x` if `x` is a buffer that the program writes, and the old value is neither read later
         nor returned. The result is always None in branches, loop bodies and traced functions.
@@ -271,7 +271,7 @@ def _call_handler(P: ProgramBuilder, node: Node) -> Any:
 
 
 def _undelegated_slots(val: Any) -> Any:
-    """Returns new slots that stand, in a dry run, for a value that is computed outside of MLX. None stays None."""
+    """Return new slots that stand, in a dry run, for a value that is computed outside of MLX. None stays None."""
     if isinstance(val, (list, tuple)):
         return [_undelegated_slots(v) for v in val]
     return None if val is None else slot_for(val)

@@ -74,7 +74,7 @@ class Affine:
         return constant and None not in (self.bits, self.group_size)
 
     def packed_fields(self, P, dtype: torch.dtype) -> dict:
-        """Returns the fields `w`, `scales`, `biases`, `group_size`, `bits` and `mode` of a quantized instruction.
+        """Return the fields `w`, `scales`, `biases`, `group_size`, `bits` and `mode` of a quantized instruction.
 
         `w` is uint32 [N, K * bits / 32]. `scales` and `biases` are `dtype` [N, K / group_size]. MLX computes
         scale * w + bias with values of `w` that start at 0, so `lowest` is subtracted from `q`. The weight is packed
@@ -95,7 +95,7 @@ class Affine:
         }
 
     def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Returns `dtype` if it holds the scales and biases, else float32.
+        """Return `dtype` if it holds the scales and biases, else float32.
 
         Scales may be rounded as other numbers are, because the biases are computed from the rounded scales.
         """
@@ -107,16 +107,16 @@ class Affine:
         return self.q.shape[0], self.q.shape[1] // self.group_size
 
     def _scales(self) -> torch.Tensor:
-        """Returns the scales of the groups in float32."""
+        """Return the scales of the groups in float32."""
         return torch.ones(self._groups) if self.scale is None else self._per_group(self.scale)
 
     def _biases(self, dtype: torch.dtype) -> torch.Tensor:
-        """Returns the biases in float32 that belong to scales of `dtype`."""
+        """Return the biases in float32 that belong to scales of `dtype`."""
         zero_points = 0 if self.zero_point is None else self._per_group(self.zero_point)
         return (self.lowest - zero_points) * self._scales().to(dtype).float()
 
     def _per_group(self, per_block: TensorSlot) -> torch.Tensor:
-        """Returns `per_block`, which has one element for each block, with one element for each group, in float32."""
+        """Return `per_block`, which has one element for each block, with one element for each group, in float32."""
         rows, columns = self.block
         values = per_block.data().detach().float().reshape(self._groups[0] // rows, -1)
         return values.repeat_interleave(rows, 0).repeat_interleave(columns // self.group_size, 1).contiguous()
@@ -144,7 +144,7 @@ class Microscaled:
         return self.mode is not None and FLOAT_MODES[self.mode][1] == self.block
 
     def packed_fields(self, P, dtype: torch.dtype) -> dict:
-        """Returns the fields `w`, `scales`, `biases`, `group_size`, `bits` and `mode` of a quantized instruction.
+        """Return the fields `w`, `scales`, `biases`, `group_size`, `bits` and `mode` of a quantized instruction.
 
         `w` is uint32 [N, K * bits / 32], `scales` is uint8 [N, K / block], and `biases` is None. `dtype` has no effect:
         it exists because `Affine.packed_fields` has it.
@@ -170,14 +170,14 @@ class Microscaled:
         }
 
     def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Returns `dtype`: MLX multiplies by such a matrix in any dtype."""
+        """Return `dtype`: MLX multiplies by such a matrix in any dtype."""
         return dtype
 
 
 def read_affine(
     P, input, block_size, scale, zero_point, input_dtype, quant_min, quant_max, output_dtype
 ) -> Affine | None:
-    """Describes the arguments of `torchao::dequantize_affine`.
+    """Describe the arguments of `torchao::dequantize_affine`.
 
     Returns None unless `input` is a matrix of 8-bit integers with static extents and the zero points are integers.
     """
@@ -196,12 +196,12 @@ def read_affine(
 
 
 def torch_dtype(dtype: torch.dtype | int) -> torch.dtype:
-    """Returns a dtype argument as a torch dtype. `dtype` may be a number, as in the default value of a schema."""
+    """Return a dtype argument as a torch dtype. `dtype` may be a number, as in the default value of a schema."""
     return next((d for d, number in SCALAR_TYPES.items() if number == dtype), dtype)
 
 
 def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine | None:
-    """Describes the arguments of `torchao::dequantize_int4_tensor`. Returns None unless all tensors are constants.
+    """Describe the arguments of `torchao::dequantize_int4_tensor`. Returns None unless all tensors are constants.
 
     `qdata` [N, K / 2] holds two integers in [0, 15] per byte, the first in the low half. `scale` and `zero_point` are
     [K / group_size, N]. The zero points may be floats.
@@ -223,7 +223,7 @@ def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine |
 
 
 def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> Microscaled | None:
-    """Describes the arguments of `torchao::dequantize_nvfp4`. Returns None unless all tensors are constants.
+    """Describe the arguments of `torchao::dequantize_nvfp4`. Returns None unless all tensors are constants.
 
     `qdata` holds two E2M1 elements per byte, and `scale` holds E4M3 scales.
     """
@@ -234,7 +234,7 @@ def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> M
 
 
 def read_mx(P, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscaled | None:
-    """Describes the arguments of `torchao::dequantize_mx`. Returns None unless all tensors are constants.
+    """Describe the arguments of `torchao::dequantize_mx`. Returns None unless all tensors are constants.
 
     `qdata` holds one element per byte, and `scale` holds E8M0 scales. MLX has no format for elements other than E4M3.
     """
@@ -247,7 +247,7 @@ def read_mx(P, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscale
 def read_per_channel(
     P, input, scales, zero_points, axis, quant_min, quant_max, dtype, out_dtype
 ) -> Affine | None:
-    """Describes the arguments of `quantized_decomposed::dequantize_per_channel`.
+    """Describe the arguments of `quantized_decomposed::dequantize_per_channel`.
 
     Returns None if `axis` is not axis 0, or for the same reasons as `read_affine`.
     """
@@ -260,7 +260,7 @@ def read_per_channel(
 def read_per_tensor(
     P, input, scale, zero_point, quant_min, quant_max, dtype, out_dtype
 ) -> Affine | None:
-    """Describes the arguments of `quantized_decomposed::dequantize_per_tensor`, with numbers as scale and zero point.
+    """Describe the arguments of `quantized_decomposed::dequantize_per_tensor`, with numbers as scale and zero point.
 
     Returns None for the same reasons as `read_affine`.
     """
@@ -285,14 +285,14 @@ DEQUANTIZE = {
 
 
 def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype) -> TensorSlot:
-    """Multiplies `y` by `factor` in float32, unless `factor` is None, and casts the result to `dtype`."""
+    """Multiply `y` by `factor` in float32, unless `factor` is None, and cast the result to `dtype`."""
     if factor is not None:
         y = P.emit(ir.MultiplyNode, a=P.cast(y, torch.float32), b=P.cast(factor, torch.float32))
     return P.cast(y, dtype)
 
 
 def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None, shape=None) -> TensorSlot:
-    """Returns the dequantized weight.
+    """Return the dequantized weight.
 
     By default, all matrix rows are dequantized, and the result has the shape of `P.out`, the value of the FX node that
     is being lowered. To dequantize some of the rows, pass `fields`, the packed fields for these rows, and `shape`, the
@@ -318,7 +318,7 @@ def affine_product_dtype(
     biases: Callable[[], torch.Tensor],
     scales_rtol: float = 0.0,
 ) -> torch.dtype:
-    """Returns the dtype of a product with an affine matrix: `dtype` if it holds the scales and biases, else float32.
+    """Return the dtype of a product with an affine matrix: `dtype` if it holds the scales and biases, else float32.
 
     A cast of the scales to `dtype` may have a relative error of at most `scales_rtol`. The biases must be exact: the
     error of a bias would be an error that all values of a group have in common, and products with numbers of one sign
@@ -341,7 +341,7 @@ def holds(dtype: torch.dtype, values: Callable[[], torch.Tensor], rtol: float = 
 
 
 def packed_words(P, w: TensorSlot) -> TensorSlot:
-    """Returns the packed matrix `w`, int32 or uint32, as uint32. Raises `Unsupported` if `w` is not a constant."""
+    """Return the packed matrix `w`, int32 or uint32, as uint32. Raises `Unsupported` if `w` is not a constant."""
     if w.space != Space.CONSTANT:
         raise Unsupported("packed weights computed at run time are unsupported; make w a parameter or buffer")
     return P.constant(w.name, lambda: w.data().view(torch.uint32), w.shape, torch.uint32)

@@ -23,12 +23,12 @@ class Unsupported(Exception):
 
 
 def aten_target(target: Any) -> Any:
-    """Returns the ATen overload behind an edge-dialect overload. Returns any other target unchanged."""
+    """Return the ATen overload behind an edge-dialect overload. Returns any other target unchanged."""
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 
 def target_name(target: Any) -> str:
-    """Returns the name of a target for people: "aten.add.Tensor" for an overload, "torch.sym_float" for a function."""
+    """Return the name of a target for people: "aten.add.Tensor" for an overload, "torch.sym_float" for a function."""
     target = aten_target(target)
     if isinstance(target, torch._ops.OperatorBase) or not hasattr(target, "__name__"):
         return str(target)
@@ -63,7 +63,7 @@ class Registry:
         return handler
 
     def lower(self, *targets: Any) -> Callable[[Callable], Callable]:
-        """Returns a decorator that registers a handler for `targets`."""
+        """Return a decorator that registers a handler for `targets`."""
         return lambda handler: self.add(targets, handler)
 
     def decompose(self, target: torch._ops.OpOverload, function: Callable) -> None:
@@ -80,7 +80,7 @@ class Registry:
         self.reasons[target] = reason
 
     def reason_for(self, target: Any) -> str:
-        """Returns the reason why `target`, an operator without a handler, is not delegated."""
+        """Return the reason why `target`, an operator without a handler, is not delegated."""
         return self.reasons.get(aten_target(target), "no lowering for this operator")
 
     def pattern(self, match: Callable) -> Callable:
@@ -92,12 +92,12 @@ class Registry:
         return match
 
     def handler_for(self, target: Any) -> Callable | None:
-        """Returns the handler of `target`, or None if there is none."""
+        """Return the handler of `target`, or None if there is none."""
         target = aten_target(target)
         return self.handlers.get(target) or self.handlers.get(str(target))
 
     def ops_to_preserve(self) -> list[torch._ops.OpOverload]:
-        """Returns the overloads that have a handler and that export would decompose by default.
+        """Return the overloads that have a handler and that export would decompose by default.
 
         Three kinds are left out: views, because functionalization needs their decomposition; operators that return
         sizes or numbers, which may remain on the host; and the `dim_order_ops`, which ExecuTorch introduces only after
@@ -117,7 +117,7 @@ class Registry:
 
 
 def tracing_handler(target: torch._ops.OpOverload, function: Callable) -> Callable:
-    """Returns a handler for `target` that traces `function`, a torch function with the arguments of `target`."""
+    """Return a handler for `target` that traces `function`, a torch function with the arguments of `target`."""
     schema = target._schema
     keywords = {a.name for a in schema.arguments if a.kwarg_only}
 

@@ -11,7 +11,7 @@ from ..extents import bounds
 
 
 def inclusive_scan(combine, dim, *tensors, most=None):
-    """Combines each element of `tensors` with all earlier elements along `dim`. Returns a list of as many tensors.
+    """Combine each element of `tensors` with all earlier elements along `dim`. Returns a list of as many tensors.
 
     `combine(earlier, later)` takes two lists of tensors, one for each of `tensors`, and returns such a list. It is
     elementwise and associative. If `most` is not None, no result depends on more than the `most` latest elements.
@@ -28,7 +28,7 @@ def inclusive_scan(combine, dim, *tensors, most=None):
 
 
 def _static_step(combine, dim, covered, tensors):
-    """Doubles the number of elements that each result covers, which is `covered` before the step."""
+    """Double the number of elements that each result covers, which is `covered` before the step."""
     rest = tensors[0].shape[dim] - covered
     head = [p.narrow(dim, 0, covered) for p in tensors]
     earlier = [p.narrow(dim, 0, rest) for p in tensors]
@@ -37,7 +37,7 @@ def _static_step(combine, dim, covered, tensors):
 
 
 def _dynamic_step(combine, dim, covered, tensors):
-    """Does the same as `_static_step` for a dynamic extent.
+    """Do the same as `_static_step` for a dynamic extent.
 
     It never compares the extent with `covered`, because such a comparison would restrict the extent.
     """
@@ -48,5 +48,5 @@ def _dynamic_step(combine, dim, covered, tensors):
 
 
 def along(values, x, dim):
-    """Returns the 1-d tensor `values` in a shape that broadcasts along axis `dim` of `x`."""
+    """Return the 1-d tensor `values` in a shape that broadcasts along axis `dim` of `x`."""
     return values.reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))

@@ -24,7 +24,7 @@ from .slots import Slot, TensorSlot, ValueSlot
 def trace(
     registry: Registry, fake_mode: Any, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[GraphModule, list[Slot]]:
-    """Returns the ATen graph of `function(*args, **kwargs)`, and the slots that belong to its placeholders.
+    """Return the ATen graph of `function(*args, **kwargs)`, and the slots that belong to its placeholders.
 
     In place of each tensor slot, including slots in lists, `function` gets a fake tensor of the same shape and dtype,
     and in place of a value slot, the symbol of that slot. It gets all other arguments unchanged. Operators without a
@@ -73,7 +73,7 @@ class Traces:
     def trace(
         self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[GraphModule, list[Slot]]:
-        """Returns what `trace` returns."""
+        """Return what `trace` returns."""
         leaves, spec = tree_flatten((list(args), kwargs))
         key = self._key(function, leaves, spec)
         if key is None:
@@ -85,7 +85,7 @@ class Traces:
         return self._known[numbered], [leaf for leaf in leaves if isinstance(leaf, Slot)]
 
     def _key(self, function: Callable, leaves: Sequence[Any], spec: Any) -> Any:
-        """Returns a key of everything that the trace depends on, or None if there is no such key.
+        """Return a key of everything that the trace depends on, or None if there is no such key.
 
         An inner function, such as a lambda, may differ from call to call. Symbols of `fake_mode` identify dynamic
         sizes.
@@ -107,7 +107,7 @@ class Traces:
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable]:
-    """Returns torch's decompositions. They are cached, because torch takes a tenth of a second to list them."""
+    """Return torch's decompositions. They are cached, because torch takes a tenth of a second to list them."""
     return dict(core_aten_decompositions().items())
 
 

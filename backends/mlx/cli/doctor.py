@@ -83,7 +83,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _requirement_errors() -> Iterator[str]:
-    """Yields an error for each requirement of this package that the installed wheels do not meet."""
+    """Yield an error for each requirement of this package that the installed wheels do not meet."""
     from packaging.requirements import Requirement
 
     try:
@@ -148,7 +148,7 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
 
 
 def _loaded_files() -> set[str]:
-    """Returns the paths of the files that this process has loaded or mapped, among them its libraries."""
+    """Return the paths of the files that this process has loaded or mapped, among them its libraries."""
     if sys.platform == "darwin":
         dyld = ctypes.CDLL(None)
         dyld._dyld_get_image_name.restype = ctypes.c_char_p

@@ -62,7 +62,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _chosen(path: Path, contents: Contents, method: str | None) -> list[Delegate]:
-    """Returns the delegates of `method`, or of all methods if it is None. Raises ProgramError if there are none."""
+    """Return the delegates of `method`, or of all methods if it is None. Raises ProgramError if there are none."""
     if method is not None and method not in contents.methods:
         raise ProgramError(f"{path}: no method {method}, expected one of {', '.join(contents.methods)}")
     chosen = [d for d in contents.delegates if method in (None, d.method)]

@@ -10,7 +10,7 @@ NAME = "mlx_llm_runner"
 
 
 def find_executable() -> Path:
-    """Returns the executable in the installed package, or else the one in the `build` folder of the repository.
+    """Return the executable in the installed package, or else the one in the `build` folder of the repository.
 
     Raises FileNotFoundError if neither exists.
     """

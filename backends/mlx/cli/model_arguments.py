@@ -51,7 +51,7 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Returns the number of bytes in a size such as 2GiB, 512MiB, 1.5GB or 1000000."""
+    """Return the number of bytes in a size such as 2GiB, 512MiB, 1.5GB or 1000000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([KMGT])(i?)B?|B?)", text, re.IGNORECASE)
     if match:
         number, prefix, binary = match.groups()

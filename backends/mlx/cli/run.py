@@ -159,7 +159,7 @@ def converse(session: Session) -> int:
 
 
 def read_lines() -> Iterator[str]:
-    """Yields the lines of standard input. On a terminal, Ctrl-C discards the line that is being typed."""
+    """Yield the lines of standard input. On a terminal, Ctrl-C discards the line that is being typed."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

@@ -106,7 +106,7 @@ def _origins(argument: str) -> tuple[str, ...]:
 
 
 def _number_parser(kind: type, low: float, high: float | None = None) -> Callable[[str], float]:
-    """Returns a function for argparse that parses a number of type `kind` in [low, high].
+    """Return a function for argparse that parses a number of type `kind` in [low, high].
 
     Without `high`, the upper limit is 1e9, which no sensible value reaches, so that `inf` is refused.
     """

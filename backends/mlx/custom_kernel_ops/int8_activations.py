@@ -18,7 +18,7 @@ _SMALLEST = 2.0**-100  # a group whose largest magnitude is smaller is rounded t
 
 
 def rounded_to_int8(x: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Returns `x` [..., K] with each value rounded to a multiple of the scale of its group, float32.
+    """Return `x` [..., K] with each value rounded to a multiple of the scale of its group, float32.
 
     The scale is the largest magnitude of the group, divided by 127. Ties are rounded to even multiples. A group with an
     infinity or a NaN becomes NaN.
@@ -32,7 +32,7 @@ def rounded_to_int8(x: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def int8_quantized_matmul_definition(x, w, scales, biases, group_size, bits):
-    """Returns the product of `x` [..., K] and the transpose of the matrix [N, K]: [..., N] in the dtype of `x`."""
+    """Return the product of `x` [..., K] and the transpose of the matrix [N, K]: [..., N] in the dtype of `x`."""
     rounded = rounded_to_int8(x, group_size)
     return quantized.quantized_matmul(rounded, w, scales, biases, group_size, bits, "affine").to(x.dtype)
 

@@ -8,7 +8,7 @@ from ..custom_ops.library import define
 
 
 def read_layer_state_definition(states, start, row=None, rows=1):
-    """Returns the states of B rows, `[B, N]`. The comment above `read_layer_state` explains the arguments."""
+    """Return the states of B rows, `[B, N]`. The comment above `read_layer_state` explains the arguments."""
     held = states.reshape(rows, -1)
     if row is not None:
         held = held[row]
@@ -16,7 +16,7 @@ def read_layer_state_definition(states, start, row=None, rows=1):
 
 
 def causal_conv1d_definition(x, weight, bias=None):
-    """Returns the convolution `[B, D, S]`, in the dtype of `weight`.
+    """Return the convolution `[B, D, S]`, in the dtype of `weight`.
 
     An output has the same bits however many tokens S a call takes, because the taps are added in a fixed order.
     """

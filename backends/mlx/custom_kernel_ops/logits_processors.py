@@ -23,7 +23,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def penalize_definition(logits, history, valid=None, repetition=None, presence=None, frequency=None):
-    """Penalizes the tokens in `history`.
+    """Penalize the tokens in `history`.
 
     `history` is int64 `[B, N]`. An entry counts if `valid`, bool `[B, N]`, is True for it; without `valid`, all entries
     count. Ids outside of the vocabulary never count. The logit of a token that occurs n times becomes
@@ -57,7 +57,7 @@ def penalize_definition(logits, history, valid=None, repetition=None, presence=N
 
 
 def _as_float32(x):
-    """Returns `x` as float32, 0-d or `[B, 1]`."""
+    """Return `x` as float32, 0-d or `[B, 1]`."""
     if is_per_row(x):
         return x.to(torch.float32).unsqueeze(1)
     return (x.reshape(()) if x.dim() else x).to(torch.float32)
@@ -90,7 +90,7 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
 
 
 def bias_definition(logits, tokens, values):
-    """Adds `values` `[K]` to the logits of `tokens`, int64 `[K]`, in every sequence.
+    """Add `values` `[K]` to the logits of `tokens`, int64 `[K]`, in every sequence.
 
     If `tokens` and `values` are `[B, K]`, each sequence has tokens and values of its own. Repeated tokens get the sum
     of their values. Ids outside of the vocabulary are ignored. The off value is 0.
@@ -124,7 +124,7 @@ def _check_bias(logits, tokens, values):
 
 
 def mask_definition(logits, allowed):
-    """Sets the logits of all tokens whose bit in `allowed` is 0 to -inf.
+    """Set the logits of all tokens whose bit in `allowed` is 0 to -inf.
 
     `allowed` is int32 `[B, ceil(V / 32)]`. Bit v % 32 of the integer at v // 32 belongs to token v. Bits beyond V are
     ignored. If no token of a sequence is allowed, `mlx::sample` returns token 0.
@@ -146,7 +146,7 @@ def _check_mask(logits, allowed):
 
 
 def mask_word_count(vocabulary: int) -> int:
-    """Returns the number of 32-bit integers in the mask of a sequence: ceil(vocabulary / 32)."""
+    """Return the number of 32-bit integers in the mask of a sequence: ceil(vocabulary / 32)."""
     return -(-vocabulary // TOKENS_PER_WORD)
 
 

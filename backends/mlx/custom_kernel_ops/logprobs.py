@@ -18,7 +18,7 @@ BLOCK = 64  # tokens in a block of the search for the most likely tokens
 
 
 def token_logprobs_definition(logits, tokens, enabled):
-    """Returns the log probability of `tokens` `[B]` under `logits` `[B, V]`, float32 `[B]`.
+    """Return the log probability of `tokens` `[B]` under `logits` `[B, V]`, float32 `[B]`.
 
     It is -inf for a token outside of the vocabulary.
     """
@@ -37,7 +37,7 @@ def token_logprobs_definition(logits, tokens, enabled):
 
 
 def top_logprobs_definition(logits, enabled, count):
-    """Returns the `count` most likely tokens, int64 `[B, count]`, and their log probabilities, float32 `[B, count]`.
+    """Return the `count` most likely tokens, int64 `[B, count]`, and their log probabilities, float32 `[B, count]`.
 
     The tokens are in descending order of their probability. Tokens with equal logits are in ascending order.
     """
@@ -56,7 +56,7 @@ def top_logprobs_definition(logits, enabled, count):
 
 
 def _if_enabled(compute, zeros, *operands):
-    """Returns `compute(*operands)` if any element of the last operand is nonzero, else `zeros(*operands)`."""
+    """Return `compute(*operands)` if any element of the last operand is nonzero, else `zeros(*operands)`."""
     return torch.ops.higher_order.cond((operands[-1] != 0).any(), compute, zeros, operands)
 
 
@@ -65,7 +65,7 @@ def _enabled_rows(enabled, logits):
 
 
 def _logprobs(chosen, logits):
-    """Returns the log probabilities of tokens with the logits `chosen` `[B, N]`, among all `logits` `[B, V]`."""
+    """Return the log probabilities of tokens with the logits `chosen` `[B, N]`, among all `logits` `[B, V]`."""
     top = row_max(logits)
     # A sum in two steps is faster in MLX, and more precise.
     total = split_columns(torch.exp(logits - top), 64, padding=0.0).sum(1).sum(-1, keepdim=True)
@@ -73,7 +73,7 @@ def _logprobs(chosen, logits):
 
 
 def _top_tokens(logits, count):
-    """Returns the `count` largest logits and their tokens, as (tokens, logits).
+    """Return the `count` largest logits and their tokens, as (tokens, logits).
 
     The `count` largest logits lie in the `count` blocks with the largest maxima. Of blocks with equal maxima, those
     with lower token ids are chosen.

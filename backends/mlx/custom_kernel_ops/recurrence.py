@@ -49,7 +49,7 @@ class Rule:
 
 
 def _recur(step, axis, state, tensors, fixed=()):
-    """Calls `state, y = step(state, *x, *fixed)` with the slice `x` of the tensors at each index of `axis`.
+    """Call `state, y = step(state, *x, *fixed)` with the slice `x` of the tensors at each index of `axis`.
 
     Returns the stacked `y` and the final state.
     """
@@ -61,14 +61,14 @@ def _recur(step, axis, state, tensors, fixed=()):
 
 
 def _blocks(x, size):
-    """Returns `x` [B, H, S, ...] as [B, H, blocks, size, ...]. The last block is filled up with zeros."""
+    """Return `x` [B, H, S, ...] as [B, H, blocks, size, ...]. The last block is filled up with zeros."""
     missing = -x.shape[2] % size
     padded = torch.cat([x, x.new_zeros(*x.shape[:2], missing, *x.shape[3:])], 2)
     return padded.unflatten(2, (-1, size))
 
 
 def _run(rule, tensors, state):
-    """Returns the outputs and the state after the tokens of `tensors`."""
+    """Return the outputs and the state after the tokens of `tensors`."""
     state, *tensors = (x.to(torch.float32) for x in (state, *tensors))
     tensors, fixed = tensors[: len(tensors) - rule.fixed], tensors[len(tensors) - rule.fixed :]
     length = tensors[0].shape[rule.axis]
@@ -79,7 +79,7 @@ def _run(rule, tensors, state):
 
 
 def _per_head(x, heads):
-    """Returns `x` [B, G, ...] as [B, heads, ...]: repeats each of the G keys or queries for the heads that share it."""
+    """Return `x` [B, G, ...] as [B, heads, ...]: repeats each of the G keys or queries for the heads that share it."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
@@ -104,7 +104,7 @@ def _linear_block(state, q, k, v, decay):
 
 
 def _decays(decay):
-    """Returns the decays from the start of a block to each token, between two tokens, and from each token to the end.
+    """Return the decays from the start of a block to each token, between two tokens, and from each token to the end.
 
     Their shapes are [..., C], [..., C, C] and [..., C].
     """
@@ -113,7 +113,7 @@ def _decays(decay):
 
 
 def _exp_of_lower_triangle(exponents):
-    """Returns `exp(exponents)` of the pairs [..., C, C] in which the second token is not after the first, else 0."""
+    """Return `exp(exponents)` of the pairs [..., C, C] in which the second token is not after the first, else 0."""
     size = exponents.shape[-1]
     is_before = torch.ones(size, size, dtype=torch.bool).tril()
     return torch.where(is_before, exponents, -torch.inf).exp()
@@ -158,7 +158,7 @@ def _delta_channel_block(state, q, k, v, decay, beta):
 
 
 def _delta_update(state, q_start, k_start, k_end, v, beta, overlap, scores, decay):
-    """Returns the state after a block of the gated delta rule, and the outputs.
+    """Return the state after a block of the gated delta rule, and the outputs.
 
     Token i adds key_i ⊗ errors_i to the state, where errors_i is beta_i * (value_i - what the state holds for key_i).
     That state includes what the earlier tokens of the block have added. The errors therefore solve the equation
@@ -169,7 +169,7 @@ def _delta_update(state, q_start, k_start, k_end, v, beta, overlap, scores, deca
 
 
 def _inverse(lower):
-    """Returns the inverse of I + `lower`, for strictly lower triangular matrices whose size is a power of 2.
+    """Return the inverse of I + `lower`, for strictly lower triangular matrices whose size is a power of 2.
 
     The inverse of [[A, 0], [L, B]] is [[A', 0], [-B' L A', B']]. The diagonal blocks double in size in each step.
     """
@@ -203,7 +203,7 @@ def _diagonal_token(state, x, decay):
 
 
 def _check(name, **shapes):
-    """Raises ValueError if a tensor has another shape than expected. `shapes` maps names to (tensor, shape)."""
+    """Raise ValueError if a tensor has another shape than expected. `shapes` maps names to (tensor, shape)."""
     for argument, (tensor, expected) in shapes.items():
         if tuple(tensor.shape) != tuple(expected):
             raise ValueError(
@@ -227,7 +227,7 @@ def _outputs(value, state):
 
 
 def _define(name, arguments, check, rule):
-    """Defines an operator with tensors `arguments`, and returns it. Its output is like `value` or `x`."""
+    """Define an operator with tensors `arguments`, and return it. Its output is like `value` or `x`."""
 
     def eager(*tensors):
         check(name, *tensors)

@@ -61,7 +61,7 @@ BEYOND_ALL_RANKS = 1 << 62
 
 
 def sample_definition(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
-    """Returns the token of each sequence, int64 `[B]`.
+    """Return the token of each sequence, int64 `[B]`.
 
     Each parameter is a tensor of one element, or of shape `[B]` with a value for each sequence. The parameters with a
     default may be None. If a parameter has shape `[B]`, each sequence draws what it draws alone, in a batch of one.
@@ -82,7 +82,7 @@ def _sample(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _sample_rows(logits, *parameters):
-    """Draws one sequence after the other, so that each gets the same token as in a batch of one.
+    """Draw one sequence after the other, so that each gets the same token as in a batch of one.
 
     `_greedy` needs no such loop, because its result is exact.
     """
@@ -106,7 +106,7 @@ def is_per_row(parameter):
 
 
 def _cond(predicate, true_fn, false_fn, *operands):
-    """Calls `torch.cond` with operands that may be None, and returns the one tensor that the branch returns."""
+    """Call `torch.cond` with operands that may be None, and return the one tensor that the branch returns."""
 
     def branch(function):
         def run(*tensors):
@@ -120,14 +120,14 @@ def _cond(predicate, true_fn, false_fn, *operands):
 
 
 def _number(x, dtype):
-    """Returns a parameter as a tensor of `dtype`, 0-d or `[B]`. None stays None."""
+    """Return a parameter as a tensor of `dtype`, 0-d or `[B]`. None stays None."""
     if x is None:
         return None
     return (x if is_per_row(x) or not x.dim() else x.reshape(())).to(dtype)
 
 
 def _or_else(next_version, tokens, *operands):
-    """Returns `tokens` if none of them is UNSURE, else `next_version(*operands)`.
+    """Return `tokens` if none of them is UNSURE, else `next_version(*operands)`.
 
     The host waits for the predicate before it chooses a branch. The predicate depends on `tokens`, so the tokens are
     computed by then: reading them later takes no second wait.
@@ -144,7 +144,7 @@ def _or_else(next_version, tokens, *operands):
 
 
 def _greedy(logits, temperature, top_p, seed, top_k, min_p):
-    """Searches the column with the largest maximum. The result is sure if exactly one column has this maximum."""
+    """Search the column with the largest maximum. The result is sure if exactly one column has this maximum."""
     columns = split_columns(logits, 64)
     maxima = columns.amax(1)
     column = maxima.argmax(-1, keepdim=True)
@@ -156,7 +156,7 @@ def _greedy(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _greedy_with_ties(logits):
-    """Searches the first block with the largest maximum. The result is sure if there is no NaN."""
+    """Search the first block with the largest maximum. The result is sure if there is no NaN."""
     blocks = split_blocks(logits, 64)
     maxima = blocks.amax(-1)
     best = maxima.argmax(-1)
@@ -167,7 +167,7 @@ def _greedy_with_ties(logits):
 
 
 def split_blocks(x, size):
-    """Returns `[B, V]` as `[B, blocks, n]` with n near `size`, padded with -inf. A block holds consecutive tokens."""
+    """Return `[B, V]` as `[B, blocks, n]` with n near `size`, padded with -inf. A block holds consecutive tokens."""
     vocabulary = x.shape[1]
     count = next((vocabulary // n for n in _near(size) if vocabulary % n == 0), None)
     if count is None:
@@ -177,7 +177,7 @@ def split_blocks(x, size):
 
 
 def split_columns(x, height, padding=-torch.inf):
-    """Returns `[B, V]` as `[B, n, C]`: C columns of n tokens, with n near `height`, padded with `padding`.
+    """Return `[B, V]` as `[B, n, C]`: C columns of n tokens, with n near `height`, padded with `padding`.
 
     Token `i * C + j` is at `[i, j]`.
 
@@ -191,17 +191,17 @@ def split_columns(x, height, padding=-torch.inf):
 
 
 def _near(size):
-    """Returns the integers from size / 2 to 2 * size, those nearest to `size` first."""
+    """Return the integers from size / 2 to 2 * size, those nearest to `size` first."""
     return sorted(range(size // 2, 2 * size + 1), key=lambda n: abs(n - size))
 
 
 def _replace_nan(logits):
-    """Replaces NaN by -inf, which never wins."""
+    """Replace NaN by -inf, which never wins."""
     return torch.where(logits != logits, -torch.inf, logits)
 
 
 def replace_nan_and_inf(logits):
-    """Replaces NaN by -inf, and +inf by the largest float32.
+    """Replace NaN by -inf, and +inf by the largest float32.
 
     With +inf, differences from the largest logit would be NaN.
     """
@@ -243,7 +243,7 @@ def _unfiltered_all(logits, temperature, words):
 
 
 def _unfiltered_columns(logits, temperature, words):
-    """Searches the most promising columns. The result is UNSURE if a token of another column may win.
+    """Search the most promising columns. The result is UNSURE if a token of another column may win.
 
     The cost of a token is `drop / temperature - gumbel`, and the token with the smallest cost wins. The cost that the
     largest logit of a column would have with the largest noise of the column is a lower bound for all costs in the
@@ -265,7 +265,7 @@ def _unfiltered_columns(logits, temperature, words):
 
 
 def _minus_gumbel(words):
-    """Returns -gumbel = log(-log(uniform)) for random 32-bit words, which are given as float32.
+    """Return -gumbel = log(-log(uniform)) for random 32-bit words, which are given as float32.
 
     MLX computes the same uniform numbers from random words. The result is finite even for the word 0.
     """
@@ -288,7 +288,7 @@ def _filtered(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _nucleus_weight(logits, temperature, top_p):
-    """Returns the total weight that the tokens of the nucleus must reach, `[B, 1]`: `top_p` times the weight of all."""
+    """Return the total weight that the tokens of the nucleus must reach, `[B, 1]`: `top_p` times the weight of all."""
     logits = split_columns(logits, 64)
     weight = _weight(row_max(logits.amax(1)).unsqueeze(1) - logits, temperature)
     return top_p * weight.sum(1).sum(-1, keepdim=True)
@@ -299,7 +299,7 @@ def _infinite_weight(logits, temperature, top_p):
 
 
 def _filtered_tiers(tiers, nucleus_weight, *operands):
-    """Tries the tiers of candidates one after the other, and finally all tokens. Returns the tokens."""
+    """Try the tiers of candidates one after the other, and finally all tokens. Returns the tokens."""
     if not tiers:
         return _filtered_all(*operands)
     tokens = _filtered_candidates(*tiers[0], nucleus_weight, *operands)
@@ -309,7 +309,7 @@ def _filtered_tiers(tiers, nucleus_weight, *operands):
 
 
 def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top_p, seed, top_k, min_p):
-    """Draws from the `count` most likely tokens, the candidates. The result is UNSURE if the filters may keep another.
+    """Draw from the `count` most likely tokens, the candidates. The result is UNSURE if the filters may keep another.
 
     Each candidate is in one of the `count` columns with the largest maxima, or is tied with a token there. If the
     filters remove the least likely candidate, they remove every token that is not a candidate. If a logit is NaN, the
@@ -340,7 +340,7 @@ def _filtered_all(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _draw_rank(drop, nucleus_weight, temperature, seed, top_k, min_p):
-    """Returns the rank that the draw chooses, `[B, 1]`, and whether this rank is sure, `[B, 1]`.
+    """Return the rank that the draw chooses, `[B, 1]`, and whether this rank is sure, `[B, 1]`.
 
     `drop` `[B, N]` is ascending and belongs to the N most likely tokens. The rank is sure if no token beyond these can
     win: the filters remove the last of the N tokens, or its logit is -inf, as under a mask. The rank is not sure if the
@@ -359,7 +359,7 @@ def _draw_rank(drop, nucleus_weight, temperature, seed, top_k, min_p):
 
 
 def _words_by_rank(batch, count, seed):
-    """Returns the random words of the `count` most likely tokens, `[B, count]` in float32.
+    """Return the random words of the `count` most likely tokens, `[B, count]` in float32.
 
     The words come in parts, each of which has a seed of its own. A version with few candidates computes only the first
     parts, which have the same words in every version.
@@ -375,7 +375,7 @@ def _words_by_rank(batch, count, seed):
 
 
 def _largest_kept_drop(drop, nucleus_weight, temperature, top_k):
-    """Returns the drop of the least likely token that top_p and top_k keep, `[B, 1]`.
+    """Return the drop of the least likely token that top_p and top_k keep, `[B, 1]`.
 
     The result is infinite if that token is not among the tokens of `drop`.
     """
@@ -389,7 +389,7 @@ def _largest_kept_drop(drop, nucleus_weight, temperature, top_k):
 
 
 def _largest_kept_scaled_drop(min_p):
-    """Returns -log(min_p), the largest `drop / temperature` that min_p keeps.
+    """Return -log(min_p), the largest `drop / temperature` that min_p keeps.
 
     A min_p above 1 would keep no token. Such a min_p counts as 1.
     """
@@ -397,7 +397,7 @@ def _largest_kept_scaled_drop(min_p):
 
 
 def _weight(drop, temperature):
-    """Returns exp(-drop / temperature), computed as a power of 2: on a CPU, MLX's power is faster than MLX's exp."""
+    """Return exp(-drop / temperature), computed as a power of 2: on a CPU, MLX's power is faster than MLX's exp."""
     return torch.pow(2.0, drop * (-LOG2_E / temperature))
 
 
@@ -405,30 +405,30 @@ def _weight(drop, temperature):
 
 
 def row_max(logits):
-    """Returns the largest logit of each sequence, `[B, 1]`. It is finite even if all logits are -inf."""
+    """Return the largest logit of each sequence, `[B, 1]`. It is finite even if all logits are -inf."""
     return torch.clamp(logits.amax(-1, keepdim=True), min=-LARGEST_FLOAT)
 
 
 def _indices_of_largest(x, count):
-    """Returns the indices of the `count` largest elements of each sequence, in no particular order."""
+    """Return the indices of the `count` largest elements of each sequence, in no particular order."""
     size = x.shape[1]
     return torch.ops.mlx.argpartition(x, size - count, -1)[:, size - count :]
 
 
 def _pick(x, columns):
-    """Returns the columns of `x` `[B, n, C]` with the indices `columns` `[B, K]`, flattened to `[B, n * K]`."""
+    """Return the columns of `x` `[B, n, C]` with the indices `columns` `[B, K]`, flattened to `[B, n * K]`."""
     return x.gather(2, columns.unsqueeze(1).expand(-1, x.shape[1], -1)).flatten(1)
 
 
 def _token_ids(columns, logits):
-    """Returns the token ids of the elements that `_pick(logits, columns)` returns."""
+    """Return the token ids of the elements that `_pick(logits, columns)` returns."""
     _, n, width = logits.shape
     start = torch.arange(0, n * width, width).reshape(1, n, 1)
     return (start + columns.unsqueeze(1)).flatten(1)
 
 
 def _lowest_id(token, is_best):
-    """Returns, for each sequence, the lowest of the token ids whose `is_best` is True."""
+    """Return, for each sequence, the lowest of the token ids whose `is_best` is True."""
     return torch.where(is_best, token, torch.iinfo(torch.int64).max).amin(-1)
 
 

@@ -25,7 +25,7 @@ class _Exchange:
         self.size, self.barrier, self.tensors, self.gathered = size, threading.Barrier(size), [None] * size, gathered
 
     def gather(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the tensors of all threads, by rank. Each thread passes its own `rank` and `tensor`."""
+        """Return the tensors of all threads, by rank. Each thread passes its own `rank` and `tensor`."""
         self.tensors[rank] = tensor
         self.barrier.wait()  # until all tensors are there
         result = list(self.tensors)

@@ -157,7 +157,7 @@ gather_mm = define(
 
 
 def pack_experts(w, bits):
-    """Returns the weights of experts in MLX's packing, uint32 [E, N, K * bits / 32].
+    """Return the weights of experts in MLX's packing, uint32 [E, N, K * bits / 32].
 
     `w` is int8 [E, N, K] in [-2^(bits-1), 2^(bits-1)), or uint8 [E, N, K / 2] with two 4-bit integers from [0, 16)
     per byte. MLX's integers are unsigned: int8 values are shifted by 2^(bits-1), uint8 values are used as they are.
@@ -168,7 +168,7 @@ def pack_experts(w, bits):
 
 
 def expert_biases(scales, biases, bits):
-    """Returns the biases that belong to the unsigned integers of `pack_experts`, float32 [E, N, K / group_size].
+    """Return the biases that belong to the unsigned integers of `pack_experts`, float32 [E, N, K / group_size].
 
     The argument `biases` holds biases if its dtype is a float, and zero points if its dtype is an integer. None stands
     for biases of 0.

@@ -21,7 +21,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unpack(w: torch.Tensor, bits: int) -> torch.Tensor:
-    """Returns the elements of a packed tensor `w` [..., K * bits / 32], as uint8 [..., K]."""
+    """Return the elements of a packed tensor `w` [..., K * bits / 32], as uint8 [..., K]."""
     bytes_ = w.contiguous().view(torch.uint8)
     if bits in (2, 4, 8):
         lanes = [bytes_ >> shift & (2**bits - 1) for shift in range(0, 8, bits)]
@@ -39,7 +39,7 @@ def unpack(w: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def pack(q: torch.Tensor, bits: int) -> torch.Tensor:
-    """Packs integers in [0, 2^bits), uint8 [..., K], to uint32 [..., K * bits / 32]. K must be a multiple of 32."""
+    """Pack integers in [0, 2^bits), uint8 [..., K], to uint32 [..., K * bits / 32]. K must be a multiple of 32."""
     q = q.detach()
     if bits == 8:
         bytes_ = q
@@ -101,7 +101,7 @@ def dequantize(
     bits: int,
     mode: str = "affine",
 ) -> torch.Tensor:
-    """Returns the values of a packed tensor, float32 [..., K].
+    """Return the values of a packed tensor, float32 [..., K].
 
     Raises ValueError unless the operands describe a packed tensor.
     """
@@ -115,7 +115,7 @@ def dequantize(
 
 
 def decode_elements(q: torch.Tensor, bits: int) -> torch.Tensor:
-    """Returns the values of E2M1 elements (4 bits) or E4M3 elements (8 bits), float32. `q` is uint8."""
+    """Return the values of E2M1 elements (4 bits) or E4M3 elements (8 bits), float32. `q` is uint8."""
     if bits == 8:
         return q.view(torch.float8_e4m3fn).float()
     table = torch.tensor(_E2M1 + tuple(-x for x in _E2M1))
@@ -123,14 +123,14 @@ def decode_elements(q: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def decode_scales(scales: torch.Tensor, mode: str) -> torch.Tensor:
-    """Returns the values of the scales of `mode`, float32. `scales` is uint8."""
+    """Return the values of the scales of `mode`, float32. `scales` is uint8."""
     if mode == "nvfp4":
         return scales.view(torch.float8_e4m3fn).float()
     return torch.exp2(scales.float() - 127)
 
 
 def check(w, scales, biases, group_size, bits, mode) -> None:
-    """Raises ValueError unless the operands describe a packed tensor."""
+    """Raise ValueError unless the operands describe a packed tensor."""
     if mode not in ("affine", *FLOAT_MODES):
         raise ValueError(f"mlx: mode: got {mode!r}, expected one of affine, {', '.join(FLOAT_MODES)}")
     if w.dtype not in (torch.uint32, torch.int32) or scales.dim() != w.dim():

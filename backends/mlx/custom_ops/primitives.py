@@ -20,7 +20,7 @@ _BITS_DTYPE = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
 def threefry2x32(key0, key1, x0, x1):
-    """Returns the two output words of Threefry-2x32 with 20 rounds for each pair of counters `x0`, `x1` under a key.
+    """Return the two output words of Threefry-2x32 with 20 rounds for each pair of counters `x0`, `x1` under a key.
 
     From Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11. All operands are NumPy uint32 arrays,
     whose arithmetic wraps around; torch has no uint32 addition on CPU.
@@ -37,7 +37,7 @@ def threefry2x32(key0, key1, x0, x1):
 
 
 def key_words(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the key of a 64-bit seed: its upper and its lower 32 bits, each as a uint32 array of one element."""
+    """Return the key of a 64-bit seed: its upper and its lower 32 bits, each as a uint32 array of one element."""
     return tuple(np.array([word & 0xFFFFFFFF], np.uint32) for word in (seed >> 32, seed))
 
 
@@ -102,7 +102,7 @@ argpartition = define(
 
 
 def _positions_and_row_begins(name, cache, start, row, rows, length, ring):
-    """Returns the position of each of `length` tokens, and the index on axis 2 of `cache` at which its row begins.
+    """Return the position of each of `length` tokens, and the index on axis 2 of `cache` at which its row begins.
 
     Both are int64 `[length]`. Raises ValueError if a position or a row is out of range.
     """
@@ -187,7 +187,7 @@ def cached_attention_in_torch(
 
 
 def _attend(query, keys, values, begin, scale, window, softcap, blocks, sinks, slopes):
-    """Returns the attention of `query` [1, H, S, D] over a row `keys` and `values` [1, G, L, D].
+    """Return the attention of `query` [1, H, S, D] over a row `keys` and `values` [1, G, L, D].
 
     The queries are at the positions from `begin` on.
     """

@@ -64,7 +64,7 @@ quantized_embedding = define(
 
 
 def _matmul_per_expert(x, index, columns, matrix_of):
-    """Returns y, where y[i] = x[i] @ transpose(matrix_of(index[i])) for each i of the broadcast batch dimensions."""
+    """Return y, where y[i] = x[i] @ transpose(matrix_of(index[i])) for each i of the broadcast batch dimensions."""
     batch = torch.broadcast_shapes(x.shape[:-2], index.shape)
     left = x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
     index = index.expand(batch).reshape(-1)

@@ -39,7 +39,7 @@ class TypedInstruction:
 
 
 def declared_type(meta: ir.TensorMeta, upper_bound: bool = False) -> Type:
-    """Returns the type that a program declares for a tensor.
+    """Return the type that a program declares for a tensor.
 
     A dynamic extent is None. With `upper_bound`, it is the upper bound of the extent instead, if there is one.
     """
@@ -51,7 +51,7 @@ def declared_type(meta: ir.TensorMeta, upper_bound: bool = False) -> Type:
 
 
 def infer_types(graph: ir.MLXGraph, upper_bound: bool = False) -> list[TypedInstruction]:
-    """Returns every instruction that can run when the program is loaded or called, with its types.
+    """Return every instruction that can run when the program is loaded or called, with its types.
 
     The instructions are in order, except that a scan comes after the instructions of its body. The instructions of both
     branches of an if are included. With `upper_bound`, each dynamic extent in a declared type is set to its upper
@@ -130,7 +130,7 @@ class _Inference:
         self.env.types |= typed.results
 
     def _complete(self, tid: int, type_: Type) -> Type:
-        """Returns `type_`, completed from the type that the program declares for the tensor.
+        """Return `type_`, completed from the type that the program declares for the tensor.
 
         An unknown dtype becomes the declared one. A shape with an unknown extent becomes the whole declared shape.
         """
@@ -143,7 +143,7 @@ class _Inference:
         return Type(shape, type_.dtype or declared.dtype)
 
     def _integer(self, node: ir.Op) -> int | None:
-        """Returns the integer that `node` computes on the host, or None if the integer is unknown before a call."""
+        """Return the integer that `node` computes on the host, or None if the integer is unknown before a call."""
         if isinstance(node, ir.SymSizeNode):
             shape = self.env.type(node.a.idx).shape
             return shape[node.dim] if shape and -len(shape) <= node.dim < len(shape) else None
@@ -192,7 +192,7 @@ class _Inference:
 
 
 def _bounded(type_: Type) -> Type:
-    """Returns `type_`. A shape that no tensor can have, as in a damaged program, becomes unknown."""
+    """Return `type_`. A shape that no tensor can have, as in a damaged program, becomes unknown."""
     shape = type_.shape
     if shape is not None and (len(shape) > MAX_RANK or any(d is not None and abs(d) > MAX_INTEGER for d in shape)):
         return Type(None, type_.dtype)
@@ -200,7 +200,7 @@ def _bounded(type_: Type) -> Type:
 
 
 def _common(a: Type, b: Type) -> Type:
-    """Returns a type with the parts that `a` and `b` have in common. All other parts are unknown."""
+    """Return a type with the parts that `a` and `b` have in common. All other parts are unknown."""
     shape = None
     if a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape):
         shape = tuple(x if x == y else None for x, y in zip(a.shape, b.shape))

@@ -19,7 +19,7 @@ Slot = ir.Tid | ir.Vid
 
 
 def tensor_ids(graph: ir.MLXGraph) -> dict[str, range]:
-    """Returns the ids of the tensor slots of each space, in the order of `SPACES`."""
+    """Return the ids of the tensor slots of each space, in the order of `SPACES`."""
     ranges, start = {}, 0
     for space, field_name in zip(SPACES, ("constant", "input", "output", "mutable_buffer", "temp")):
         count = getattr(graph, f"num_{field_name}_tensors")
@@ -29,7 +29,7 @@ def tensor_ids(graph: ir.MLXGraph) -> dict[str, range]:
 
 
 def space_of(graph: ir.MLXGraph, tid: int) -> str | None:
-    """Returns the space of the tensor slot `tid`, one of `SPACES`, or None if there is no such slot."""
+    """Return the space of the tensor slot `tid`, one of `SPACES`, or None if there is no such slot."""
     return next((space for space, ids in tensor_ids(graph).items() if tid in ids), None)
 
 
@@ -84,7 +84,7 @@ class ListedInstruction:
 
 
 def list_instructions(graph: ir.MLXGraph) -> list[list[ListedInstruction]]:
-    """Returns the instructions of each chain."""
+    """Return the instructions of each chain."""
     return [
         [_list_instruction(instruction.op, c, i) for i, instruction in enumerate(chain.instructions)]
         for c, chain in enumerate(graph.instruction_chains)
@@ -92,7 +92,7 @@ def list_instructions(graph: ir.MLXGraph) -> list[list[ListedInstruction]]:
 
 
 def list_replacements(graph: ir.MLXGraph) -> list[tuple[ListedInstruction, int]]:
-    """Returns the instruction of each replacement, with the chain and index of the first instruction that it replaces,
+    """Return the instruction of each replacement, with the chain and index of the first instruction that it replaces,
     and the number of instructions that it replaces.
     """
     return [(_list_instruction(r.instruction.op, r.chain, r.first), r.count) for r in graph.replacements or ()]
@@ -117,7 +117,7 @@ def _list_instruction(node: ir.Op, chain: int, index: int) -> ListedInstruction:
 
 
 def unwrap_operand(value: Any) -> Slot | int | float:
-    """Returns the slot or number in an `IntOrVid`, `FloatOrVid`, `VidOrTid` or `IntOrVidOrTid`.
+    """Return the slot or number in an `IntOrVid`, `FloatOrVid`, `VidOrTid` or `IntOrVidOrTid`.
 
     Returns any other value unchanged.
     """

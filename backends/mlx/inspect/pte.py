@@ -112,7 +112,7 @@ def _read(path: str | Path, data: bytes | mmap.mmap) -> Contents:
 
 
 def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
-    """Yields the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for damaged payloads."""
+    """Yield the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for damaged payloads."""
     from executorch.exir.schema import DataLocation
 
     room = MAX_EXPANSION * len(data)  # delegates may share payloads
@@ -141,7 +141,7 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
 
 
 def _calls_outside_mlx(plan) -> dict[str, int]:
-    """Returns the number of calls of each backend other than MLX and of each operator that is not delegated."""
+    """Return the number of calls of each backend other than MLX and of each operator that is not delegated."""
     calls: dict[str, int] = {}
     for chain in plan.chains:
         for instruction in chain.instructions:

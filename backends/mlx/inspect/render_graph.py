@@ -13,7 +13,7 @@ _COLORS = {"constant": "#e8e8e8", "input": "#cfe8cf", "output": "#f6d5c2", "buff
 
 
 def dot(delegates: list[dict[str, Any]]) -> str:
-    """Returns the DOT source of the graph of `delegates`, which are descriptions from the report.
+    """Return the DOT source of the graph of `delegates`, which are descriptions from the report.
 
     A chain is a cluster, and an edge is a tensor or a number with its type.
     """
@@ -29,7 +29,7 @@ def dot(delegates: list[dict[str, Any]]) -> str:
 
 
 def svg(dot_source: str) -> str:
-    """Returns the SVG drawing of DOT source. Raises ProgramError if graphviz is not installed or fails."""
+    """Return the SVG drawing of DOT source. Raises ProgramError if graphviz is not installed or fails."""
     program = shutil.which("dot")
     if program is None:
         raise ProgramError("--svg: graphviz's dot is not on PATH; install graphviz, or use --dot")
@@ -96,7 +96,7 @@ class _Drawing:
         self.writers |= results
 
     def _source_of(self, slot: dict[str, Any]) -> str:
-        """Returns the graph node at which an edge from `slot` starts: the last writer, or a node for the slot."""
+        """Return the graph node at which an edge from `slot` starts: the last writer, or a node for the slot."""
         kind, number = _key(slot)
         if (kind, number) in self.writers:
             return self.writers[kind, number]
@@ -107,7 +107,7 @@ class _Drawing:
         return node
 
     def _draw_tensor(self, tid: int) -> str:
-        """Draws a graph node for a tensor, and returns its name."""
+        """Draw a graph node for a tensor, and return its name."""
         tensor = self.tensors[tid]
         node = f"{self.prefix}_t{tid}"
         self._draw_node(node, f"{tensor['name']}\n{tensor['type']}", _COLORS[tensor["space"]])
@@ -124,5 +124,5 @@ class _Drawing:
 
 
 def _key(slot: dict[str, Any]) -> tuple[str, int]:
-    """Returns a key that identifies a slot. The id alone does not, because tensor and value slots have separate ids."""
+    """Return a key that identifies a slot. The id alone does not, because tensor and value slots have separate ids."""
     return ("tensor", slot["tensor"]) if "tensor" in slot else ("value", slot["value"])

@@ -22,7 +22,7 @@ def format_bytes(nbytes: int | None) -> str:
 
 
 def summary(path: str, report: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines of the summary of a file."""
+    """Yield the lines of the summary of a file."""
     file = report["file"]
     yield f"{path}: {format_bytes(file['bytes'])}, methods: {', '.join(file['methods'])}"
     for method, calls in report["outside"].items():
@@ -62,7 +62,7 @@ def _format_slots(slots: list[dict[str, str]]) -> str:
 
 
 def listing(delegate: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines that list the tensors of an MLX program, except temporaries, and all of its instructions."""
+    """Yield the lines that list the tensors of an MLX program, except temporaries, and all of its instructions."""
     title = f"{delegate['method']}, MLX program {delegate['index']}"
     yield f"{title}, tensors"
     for tensor in delegate["tensors"]:

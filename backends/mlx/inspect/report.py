@@ -26,7 +26,7 @@ from .types import Type
 
 
 def report(contents: Contents, delegates: list[Delegate]) -> dict[str, Any]:
-    """Returns the description of a file and of `delegates`, which are some or all of its delegates."""
+    """Return the description of a file and of `delegates`, which are some or all of its delegates."""
     return {
         "file": {"bytes": contents.size, "methods": contents.methods},
         "outside": {method: calls for method, calls in contents.calls_outside_mlx.items() if calls},
@@ -35,7 +35,7 @@ def report(contents: Contents, delegates: list[Delegate]) -> dict[str, Any]:
 
 
 def describe(delegate: Delegate, named_data: dict[str, int]) -> dict[str, Any]:
-    """Returns the description of one delegate. `named_data` maps a key to the size of the stored data in bytes."""
+    """Return the description of one delegate. `named_data` maps a key to the size of the stored data in bytes."""
     graph = delegate.graph
     names = SlotNames(graph)
     typed = {(t.instruction.chain, t.instruction.index): t for t in infer_types(graph)}
@@ -92,7 +92,7 @@ def _describe_tensor(graph: ir.MLXGraph, names: SlotNames, tid: int, named_data:
 
 
 def _bounds(dim: ir.ShapeDim) -> list[int | None] | None:
-    """Returns [lower, upper], the bounds of a dynamic extent, or None for a static extent. `upper` may be None."""
+    """Return [lower, upper], the bounds of a dynamic extent, or None for a static extent. `upper` may be None."""
     return [dim.min_value, dim.max_value if dim.max_value >= 0 else None] if dim.value < 0 else None
 
 
@@ -110,7 +110,7 @@ def _describe_interface_slot(names: SlotNames, tensors: list[dict], variant: ir.
 def _describe_instruction(
     names: SlotNames, instruction: ListedInstruction, typed: TypedInstruction | None
 ) -> dict[str, Any]:
-    """Returns the description of an instruction. `typed` is None if the instruction can never run."""
+    """Return the description of an instruction. `typed` is None if the instruction can never run."""
     results = []
     for slot in instruction.results:
         is_tensor = isinstance(slot, ir.Tid)

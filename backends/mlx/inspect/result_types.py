@@ -38,7 +38,7 @@ def _dims(list_, env: Env) -> Shape:
 
 
 def same_as(field: str) -> Rule:
-    """Returns a rule: the result has the type of the operand in the field `field`."""
+    """Return a rule: the result has the type of the operand in the field `field`."""
     return lambda n, env: Type(env.shape(getattr(n, field)), env.dtype(getattr(n, field)))
 
 
@@ -48,7 +48,7 @@ def floating(n, env):
 
 
 def with_dtype(dtype: str) -> Rule:
-    """Returns a rule: the result has the shape of `x` and the dtype `dtype`."""
+    """Return a rule: the result has the shape of `x` and the dtype `dtype`."""
     return lambda n, env: Type(env.shape(n.x), dtype)
 
 
@@ -89,12 +89,12 @@ def _reduced_shape(n, env) -> Shape:
 
 
 def reduction(result_dtype: Callable[[str | None], str | None]) -> Rule:
-    """Returns the rule for a reduction. `result_dtype` maps the dtype of `x` to the dtype of the result."""
+    """Return the rule for a reduction. `result_dtype` maps the dtype of `x` to the dtype of the result."""
     return lambda n, env: Type(_reduced_shape(n, env), result_dtype(env.dtype(n.x)))
 
 
 def summed_dtype(dtype: str | None) -> str | None:
-    """Returns the dtype of a sum or product: MLX computes sums and products of narrow integers in 32 bits."""
+    """Return the dtype of a sum or product: MLX computes sums and products of narrow integers in 32 bits."""
     return {"bool": "int32", "int8": "int32", "int16": "int32", "uint8": "uint32", "uint16": "uint32"}.get(dtype, dtype)
 
 
@@ -283,7 +283,7 @@ def gather_mm(n, env):
 
 
 def _columns(n, env) -> int | None:
-    """Returns the number of columns of the unpacked matrix: a 32-bit word of `w` holds 32 / bits elements."""
+    """Return the number of columns of the unpacked matrix: a 32-bit word of `w` holds 32 / bits elements."""
     packed = env.shape(n.w)[-1]
     return None if packed is None or not n.bits else packed * 32 // n.bits
 
@@ -293,7 +293,7 @@ def dequantize(n, env):
 
 
 def _dequantized_dtype(n, env) -> str:
-    """Returns the dtype that the node names. If it names none, returns the dtype of the scales.
+    """Return the dtype that the node names. If it names none, returns the dtype of the scales.
 
     The scales of the modes "mxfp4", "mxfp8" and "nvfp4" are bytes. These modes return bfloat16 by default.
     """
@@ -351,7 +351,7 @@ def update_and_attend(n, env):
 
 
 def convolution(axes: str, transposed: bool = False) -> Rule:
-    """Returns the rule for a convolution of x [N, *axes, C] with w [O, *axes, I].
+    """Return the rule for a convolution of x [N, *axes, C] with w [O, *axes, I].
 
     `axes` names the axes of the convolution by one letter each, which ends the names of their fields: "hw" for the
     fields `stride_h` and `stride_w`. A convolution over one axis has fields without such a letter: `axes` is empty.

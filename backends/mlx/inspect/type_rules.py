@@ -14,7 +14,7 @@ from .types import at_least_float
 
 
 def rule_of(op: type[ir.Op]) -> Rule | None:
-    """Returns the rule for an IR node, or None if there is none."""
+    """Return the rule for an IR node, or None if there is none."""
     return OP_RULES.get(op) or TABLE_RULES.get(op.TABLE)
 
 

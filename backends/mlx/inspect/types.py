@@ -56,7 +56,7 @@ class Env:
         return self.types.get(tid, Type())
 
     def shape(self, tid: ir.Tid) -> Shape:
-        """Returns the shape of a tensor slot; its dynamic extents are None. Raises Unknown if the rank is unknown."""
+        """Return the shape of a tensor slot; its dynamic extents are None. Raises Unknown if the rank is unknown."""
         shape = self.type(tid.idx).shape
         if shape is None:
             raise Unknown
@@ -66,7 +66,7 @@ class Env:
         return self.type(tid.idx).dtype
 
     def value(self, x) -> int | None:
-        """Returns the integer that an operand holds, or None if that integer is unknown."""
+        """Return the integer that an operand holds, or None if that integer is unknown."""
         x = unwrap_operand(x)
         return self.values.get(x.idx) if isinstance(x, ir.Vid) else x if isinstance(x, int) else None
 
@@ -76,7 +76,7 @@ def dtype_name(scalar_type: int) -> str | None:
 
 
 def promote(*dtypes: str | None) -> str | None:
-    """Returns the dtype to which operands of `dtypes` are promoted, or None if it is unknown.
+    """Return the dtype to which operands of `dtypes` are promoted, or None if it is unknown.
 
     If all are bool, the result is bool. If all except bools are the same dtype, the result is this dtype. If there are
     several dtypes besides bool, the result is unknown.
@@ -86,12 +86,12 @@ def promote(*dtypes: str | None) -> str | None:
 
 
 def at_least_float(dtype: str | None) -> str | None:
-    """Returns `dtype` if it is floating-point or None, else float32."""
+    """Return `dtype` if it is floating-point or None, else float32."""
     return dtype if dtype is None or dtype in FLOATS else "float32"
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """Returns the shape to which `shapes` broadcast. Raises Unknown if two extents contradict each other."""
+    """Return the shape to which `shapes` broadcast. Raises Unknown if two extents contradict each other."""
     result = []
     for i in range(1, max(map(len, shapes)) + 1):
         dims = {s[-i] for s in shapes if len(s) >= i} - {1}

@@ -116,7 +116,7 @@ def _require_both(name: str, given: bool, other: str, other_given: bool) -> None
 
 
 def _last_logits(output) -> torch.Tensor:
-    """Returns the logits `[B, V]` of the last position in the output of a model.
+    """Return the logits `[B, V]` of the last position in the output of a model.
 
     Raises TypeError if the output contains no logits, and ValueError if they have a wrong rank.
     """
@@ -142,7 +142,7 @@ def _parameter_or_none(name: str, value, logits: torch.Tensor) -> torch.Tensor |
 
 
 def _parameter(name: str, value, logits: torch.Tensor) -> torch.Tensor:
-    """Returns `value` as a tensor of the parameter's dtype, 0-d or `[B]`, where `logits` are `[B, V]`.
+    """Return `value` as a tensor of the parameter's dtype, 0-d or `[B]`, where `logits` are `[B, V]`.
 
     Raises TypeError for a float that is given for an integer parameter, or for anything but a real number.
     """
@@ -169,7 +169,7 @@ def _parameter(name: str, value, logits: torch.Tensor) -> torch.Tensor:
 
 
 def _signed(name: str, value: int) -> int:
-    """Returns `value` as a signed 64-bit integer. A seed may also be given as an unsigned one.
+    """Return `value` as a signed 64-bit integer. A seed may also be given as an unsigned one.
 
     Raises ValueError if `value` has more than 64 bits.
     """
@@ -181,7 +181,7 @@ def _signed(name: str, value: int) -> int:
 
 
 def _float32(name: str, value: float) -> float:
-    """Returns `value`. Raises ValueError if it is a finite number that float32 cannot hold."""
+    """Return `value`. Raises ValueError if it is a finite number that float32 cannot hold."""
     largest = torch.finfo(torch.float32).max
     if isinstance(value, (int, float)) and abs(value) > largest and value not in (math.inf, -math.inf):
         raise ValueError(f"SamplingHead: {name}: got {shown(value)}, expected a number of float32")

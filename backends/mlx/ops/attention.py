@@ -54,7 +54,7 @@ def scaled_dot_product_attention(
 
 
 def _broadcast(P, axis, *tensors):
-    """Broadcasts the tensors along one axis, as torch does: an extent of 1 becomes the extent of the other tensors."""
+    """Broadcast the tensors along one axis, as torch does: an extent of 1 becomes the extent of the other tensors."""
     narrow = [t for t in tensors if expressions(t.shape)[axis] == 1]
     wide = next((t for t in tensors if t not in narrow), None)
     if wide is None or not narrow:
@@ -71,7 +71,7 @@ def _broadcast(P, axis, *tensors):
 
 
 def _upper_left_mask(P, query, key):
-    """Emits the causal mask that torch uses: query i attends to the keys 0 … i."""
+    """Emit the causal mask that torch uses: query i attends to the keys 0 … i."""
     queries, keys = P.size(query, query.ndim - 2), P.size(key, key.ndim - 2)
     mask = P.emit(
         ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool), dtype=torch.bool
@@ -81,7 +81,7 @@ def _upper_left_mask(P, query, key):
 
 
 def _zero_masked_queries(P, out, mask):
-    """Sets to zero the result of each query whose keys are all masked, as torch does.
+    """Set to zero the result of each query whose keys are all masked, as torch does.
 
     MLX's result for such a query is the mean of the values, or NaN.
     """

@@ -11,7 +11,7 @@ from ..serialization import ir
 
 @REGISTRY.lower(torch.ops.higher_order.cond)
 def cond(P, arguments):
-    """Lowers each branch to a chain. Both chains write the same result slots, and the runtime runs one of them."""
+    """Lower each branch to a chain. Both chains write the same result slots, and the runtime runs one of them."""
     predicate, *branches, operands = arguments
     if isinstance(predicate, TensorSlot):
         predicate = P.item(predicate)

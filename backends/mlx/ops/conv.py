@@ -57,7 +57,7 @@ def convolution(
 
 
 def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
-    """Emits one convolution for each group, because MLX has no grouped convolution over 3 axes."""
+    """Emit one convolution for each group, because MLX has no grouped convolution over 3 axes."""
     filters = w.shape[0] // groups
     outs = [
         P.emit(
@@ -72,7 +72,7 @@ def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
 
 
 def _split_padding(padding: list[int], dilation: list[int], kernel) -> tuple[list[int], list[int]]:
-    """Divides the padding of a transposed convolution.
+    """Divide the padding of a transposed convolution.
 
     Returns the padding for MLX, and the number of elements to remove from each end of the result, for each axis. MLX
     supports a padding of at most dilation * (kernel - 1). It removes the rest from the ends of the input, which is
@@ -87,7 +87,7 @@ def _one_per_axis(values: list[int], rank: int) -> list[int]:
 
 
 def _channels_last(P, weight, transposed: bool, groups: int):
-    """Returns the weight in MLX's layout [O, ..., C / groups]. A constant weight is rearranged at export."""
+    """Return the weight in MLX's layout [O, ..., C / groups]. A constant weight is rearranged at export."""
     layout = _transposed_layout if transposed else _layout
     if weight.space != Space.CONSTANT:
         return P.trace(layout, weight, groups)[0]
@@ -97,12 +97,12 @@ def _channels_last(P, weight, transposed: bool, groups: int):
 
 
 def _layout(w: torch.Tensor, groups: int) -> torch.Tensor:
-    """Rearranges the weight of a convolution from torch's layout [O, C / groups, ...] to [O, ..., C / groups]."""
+    """Rearrange the weight of a convolution from torch's layout [O, C / groups, ...] to [O, ..., C / groups]."""
     return w.movedim(1, -1)
 
 
 def _transposed_layout(w: torch.Tensor, groups: int) -> torch.Tensor:
-    """Rearranges the weight of a transposed convolution from [C, O / groups, ...] to [O, ..., C / groups]."""
+    """Rearrange the weight of a transposed convolution from [C, O / groups, ...] to [O, ..., C / groups]."""
     inputs, outputs, *kernel = w.shape
     grouped = w.reshape(groups, inputs // groups, outputs, *kernel)
     return grouped.movedim(1, -1).reshape(groups * outputs, *kernel, inputs // groups)

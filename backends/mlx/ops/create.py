@@ -97,7 +97,7 @@ def arange(P, end, start=0, step=1, dtype=None):
 
 
 def _constant_arange(P, start, step):
-    """Computes start + i * step as a constant, which requires a static number of elements.
+    """Compute start + i * step as a constant, which requires a static number of elements.
 
     If the result has integers, torch truncates `start` and `step` first.
     """

@@ -32,7 +32,7 @@ def _logcumsumexp(x, dim):
 
 
 def _cumulative_extremum(replaces):
-    """Returns the torch function for cummax or cummin, which computes values and indices.
+    """Return the torch function for cummax or cummin, which computes values and indices.
 
     `replaces(y, x)` says, elementwise, whether a later value y replaces an earlier value x. A later NaN always replaces
     the earlier value.

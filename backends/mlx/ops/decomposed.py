@@ -55,7 +55,7 @@ def _copysign(x, sign):
 
 
 def _ignoring_nan(extremum):
-    """Returns the torch function of fmin for `torch.minimum`, or of fmax for `torch.maximum`.
+    """Return the torch function of fmin for `torch.minimum`, or of fmax for `torch.maximum`.
 
     If one operand is NaN, the result is the other operand.
     """
@@ -86,7 +86,7 @@ def _logaddexp2(x, y):
 
 
 def _shift(shift_by):
-    """Returns the torch function of a shift operator. `shift_by(x, distance, dtype)` shifts by a valid distance.
+    """Return the torch function of a shift operator. `shift_by(x, distance, dtype)` shifts by a valid distance.
 
     A distance that is negative, or larger than the number of bits of the dtype, is replaced by that number of bits, as
     in torch.
@@ -131,7 +131,7 @@ def _bucketize(x, boundaries, *, out_int32=False, right=False):
 
 
 def _searchsorted(sorted_sequence, x, *, out_int32=False, right=False, side=None, sorter=None):
-    """Returns the insertion point of each element of `x`: the number of boundaries that come before the element."""
+    """Return the insertion point of each element of `x`: the number of boundaries that come before the element."""
     if sorter is not None:
         sorted_sequence = sorted_sequence.gather(-1, sorter)
     boundaries = sorted_sequence if sorted_sequence.ndim == 1 else sorted_sequence.unsqueeze(-2)

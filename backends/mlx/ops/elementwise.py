@@ -86,7 +86,7 @@ LOGICAL = {
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
-    """Returns the functional overloads of an ATen operator whose operands are tensors, or a tensor and a number."""
+    """Return the functional overloads of an ATen operator whose operands are tensors, or a tensor and a number."""
     packet = getattr(aten, name)
     kinds = ("default", "Tensor", "Scalar", "self", "other", "Tensor_Tensor", "Tensor_Scalar",
              "Scalar_Tensor", "Tensor_mode", "Scalar_mode")
@@ -97,7 +97,7 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
 
 
 def _as_tensors(P, dtype: torch.dtype, *values):
-    """Returns `values` as tensor slots of `dtype`: tensors are cast, and numbers become 0-d constants."""
+    """Return `values` as tensor slots of `dtype`: tensors are cast, and numbers become 0-d constants."""
     return [P.cast(v, dtype) if hasattr(v, "dtype") else P.scalar(v, dtype) for v in values]
 
 
@@ -209,7 +209,7 @@ def floor_divide(P, self, other):
 
 
 def _in_float32_if_needed(P, op, self, other):
-    """Emits a product or quotient, in float32 if the result has half precision but an operand is a scalar beyond it.
+    """Emit a product or quotient, in float32 if the result has half precision but an operand is a scalar beyond it.
 
     In torch, such an operand is not rounded to the dtype of the result.
     """
@@ -227,7 +227,7 @@ def _is_scalar(x) -> bool:
 
 
 def _number(x):
-    """Returns the number of a constant that was a Python number in the source, and any other operand itself."""
+    """Return the number of a constant that was a Python number in the source, and any other operand itself."""
     return x.constant_value if isinstance(x, TensorSlot) and x.constant_value is not None else x
 
 
@@ -257,7 +257,7 @@ def _floored_quotient(a, b):
 
 
 def _truncated_quotient(a, b):
-    """Divides integers, rounding towards zero: one more than the floor if the quotient is negative and not exact."""
+    """Divide integers, rounding towards zero: one more than the floor if the quotient is negative and not exact."""
     return torch.floor_divide(a, b) + _is_rounded_down(a, b, torch.remainder(a, b)).to(a.dtype)
 
 
@@ -299,7 +299,7 @@ def fmod(P, self, other):
 
 
 def _fmod(a, b):
-    """Computes the remainder as in C, which has the sign of the dividend."""
+    """Compute the remainder as in C, which has the sign of the dividend."""
     if a.is_floating_point():
         magnitude = torch.remainder(torch.abs(a), torch.abs(b))
         return torch.where(a < 0, -magnitude, magnitude)
@@ -314,7 +314,7 @@ def hypot(P, self, other):
 
 
 def _hypot(a, b):
-    """Computes sqrt(a^2 + b^2), with both operands divided by the larger one, so that the squares do not overflow."""
+    """Compute sqrt(a^2 + b^2), with both operands divided by the larger one, so that the squares do not overflow."""
     a, b = torch.abs(a), torch.abs(b)
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     ratio = torch.where((large == 0) | torch.isinf(large), 0, small / large)

@@ -10,7 +10,7 @@ aten = torch.ops.aten
 
 
 def _outer_edges(x, low, high):
-    """Returns the edges of the histogram: `low` and `high`, or the extrema of `x` if `low` and `high` are equal.
+    """Return the edges of the histogram: `low` and `high`, or the extrema of `x` if `low` and `high` are equal.
 
     If the extrema are equal too, the edges are 1 below and above them.
     """
@@ -22,7 +22,7 @@ def _outer_edges(x, low, high):
 
 
 def _counts(x, bins, low, high):
-    """Returns the number of elements in each bin. Elements outside of the bins are not counted."""
+    """Return the number of elements in each bin. Elements outside of the bins are not counted."""
     x = x.reshape(-1)
     inside = (x >= low) & (x <= high)
     position = torch.where(inside, (x - low) * bins / (high - low), 0)

@@ -72,7 +72,7 @@ def index(P, self, indices):
 
 
 def _times(P, a, b):
-    """Returns the product of two sizes."""
+    """Return the product of two sizes."""
     return a * b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.MultiplyIntNode, a=a, b=b)
 
 
@@ -116,6 +116,6 @@ def select_scatter(P, self, src, dim, index):
 
 
 def _in_place(P, buffer) -> dict:
-    """Returns the field `out` for an update of `buffer` in place, or no field if the update may not be in place."""
+    """Return the field `out` for an update of `buffer` in place, or no field if the update may not be in place."""
     target = P.in_place_target(buffer)
     return {} if target is None else {"out": target}

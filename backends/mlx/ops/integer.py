@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def _euclid_step(a, b, step):
-    """Replaces (a, b) by (b, a mod b), unless b is 0.
+    """Replace (a, b) by (b, a mod b), unless b is 0.
 
     Only the lowest integer is negative here. As in torch, the remainder is that of C.
     """

@@ -11,7 +11,7 @@ from ..serialization import ir
 
 @REGISTRY.lower(torch.ops.higher_order.scan)
 def scan(P, arguments):
-    """Lowers a loop over the first axis of the tensors `xs`.
+    """Lower a loop over the first axis of the tensors `xs`.
 
     Returns the slots of the final carry, then the slots of the stacked outputs. Before the loop, the initial carry is
     copied into the slots of the carry. Each iteration of the body overwrites them.
@@ -24,7 +24,7 @@ def scan(P, arguments):
 
 @REGISTRY.lower(torch.ops.higher_order.map_impl)
 def map_(P, arguments):
-    """Lowers a loop without a carry over the first axis of `xs`. Returns the slots of the stacked outputs."""
+    """Lower a loop without a carry over the first axis of `xs`. Returns the slots of the stacked outputs."""
     body, xs, additional = arguments
     return _scan(P, body, [], xs, additional)
 
@@ -53,7 +53,7 @@ def _copy(P, value, slot):
 
 
 def _assign(P, results, slots):
-    """Copies `results`, the values that a loop body returns, into `slots`.
+    """Copy `results`, the values that a loop body returns, into `slots`.
 
     All results are copied to temporaries first, because a result may itself be one of `slots`.
     """
@@ -64,7 +64,7 @@ def _assign(P, results, slots):
 
 @REGISTRY.lower(torch.ops.higher_order.while_loop)
 def while_loop(P, arguments):
-    """Lowers a while loop to a chain for the condition and a chain for the body. Returns the slots of the carry."""
+    """Lower a while loop to a chain for the condition and a chain for the body. Returns the slots of the carry."""
     condition, body, init, additional = arguments
     if not all(isinstance(a, TensorSlot) for a in init):
         raise Unsupported("a Python number as carry is unsupported; use a tensor")

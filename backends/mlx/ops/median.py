@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _median(x, dim: int, keepdim: bool):
-    """Returns the values and indices of the median along `dim`.
+    """Return the values and indices of the median along `dim`.
 
     The sort puts NaN last. If the last element is NaN, the median is NaN, as in torch.
     """
@@ -56,7 +56,7 @@ def median_dim(P, self, dim, keepdim):
 
 
 def _nanmedian(x, dim: int, keepdim: bool):
-    """Returns the values and indices of the median along `dim` among the elements that are not NaN."""
+    """Return the values and indices of the median along `dim` among the elements that are not NaN."""
     order = torch.argsort(x, dim=dim, stable=True)
     count = (~torch.isnan(x)).sum(dim, keepdim=True)
     index = order.gather(dim, torch.clamp((count - 1) // 2, min=0))
@@ -65,7 +65,7 @@ def _nanmedian(x, dim: int, keepdim: bool):
 
 
 def _mode(x, dim: int, keepdim: bool):
-    """Returns the most frequent value along `dim`, and the index of its last occurrence.
+    """Return the most frequent value along `dim`, and the index of its last occurrence.
 
     If several values are equally frequent, the smallest of them is returned, as in torch.
     """

@@ -37,7 +37,7 @@ def layer_norm(P, input, normalized_shape, weight=None, bias=None, eps=1e-5, cud
 
 
 def _batch_norm(x, weight, bias, mean, variance, eps):
-    """Normalizes `x` with the given statistics of each channel. The second axis of `x` is the axis of the channels.
+    """Normalize `x` with the given statistics of each channel. The second axis of `x` is the axis of the channels.
 
     The arithmetic is in float32: the difference of two large products would be lost in half precision.
     """

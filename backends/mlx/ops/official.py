@@ -22,7 +22,7 @@ from ..serialization import ir
 
 @REGISTRY.lower(torch.ops.higher_order.auto_functionalized_v2)
 def auto_functionalized(P, arguments, _all_bases, **fields):
-    """Lowers a call of an operator that modifies its operands, in the form that export gives such a call.
+    """Lower a call of an operator that modifies its operands, in the form that export gives such a call.
 
     Returns the results of the operator, then the new values of the operands that the operator modifies.
     """
@@ -102,7 +102,7 @@ def gather_qmm(
 
 
 def _sorted_flag(P, flag):
-    """Returns the field `sorted_indices_flag` of an instruction, or no field if `flag` is None."""
+    """Return the field `sorted_indices_flag` of an instruction, or no field if `flag` is None."""
     return {} if flag is None else {"sorted_indices_flag": P.item(flag)}
 
 
@@ -118,7 +118,7 @@ def moe_scatter_outputs(P, down, sort_experts, inv_order, top_k):
 
 @REGISTRY.lower(torch.ops.kvcache.update_and_attend.default)
 def update_and_attend(P, q, k, v, position, layer_id, scale, out_dtype):
-    """Lowers an attention layer whose KV cache belongs to the runtime. Each `layer_id` has its own cache."""
+    """Lower an attention layer whose KV cache belongs to the runtime. Each `layer_id` has its own cache."""
     return P.emit(
         ir.UpdateAndAttendNode, q=q, k=k, v=v, position=position, layer_id=layer_id, scale=scale,
         out_dtype=dtypes.scalar_type(out_dtype), dtype=out_dtype,

@@ -41,12 +41,12 @@ class Strided:
         return self.dilation * (self.size - 1)
 
     def windows(self, extent: int, count: int) -> list[range]:
-        """Returns the indices that each window covers, including indices in the padding, which lie outside the axis."""
+        """Return the indices that each window covers, including indices in the padding, which lie outside the axis."""
         starts = range(-self.padding, count * self.stride - self.padding, self.stride)
         return [range(s, s + self.size * self.dilation, self.dilation) for s in starts]
 
     def divisors(self, extent: int, count: int) -> list[int]:
-        """Returns, for each window, the number by which the mean divides.
+        """Return, for each window, the number by which the mean divides.
 
         In ceil_mode, a window may extend beyond the padding. Elements beyond the padding never count.
         """
@@ -56,7 +56,7 @@ class Strided:
         ]
 
     def dynamic_windows(self, extent):
-        """Computes the windows for a dynamic extent.
+        """Compute the windows for a dynamic extent.
 
         Returns three tensors: the indices [count, size] that the windows cover; a bool mask [count, size] of the
         indices that lie inside the axis; and the first index inside the axis for each window, [count, 1].
@@ -71,7 +71,7 @@ class Strided:
         return indices, (indices >= 0) & (indices < extent), first
 
     def dynamic_divisors(self, extent):
-        """Computes the divisors for a dynamic extent. Returns one number for all windows, or a tensor [count]."""
+        """Compute the divisors for a dynamic extent. Returns one number for all windows, or a tensor [count]."""
         if self.counts_padding:
             return self.size
         _, inside, _ = self.dynamic_windows(extent)
@@ -130,7 +130,7 @@ def _one_per_axis(values: list[int], rank: int) -> list[int]:
 
 
 def _extents(P, x, rank: int) -> list[tuple[int, int]]:
-    """Returns the extent before and the extent after pooling, for each pooled axis. These are the last `rank` axes."""
+    """Return the extent before and the extent after pooling, for each pooled axis. These are the last `rank` axes."""
     out = P.out[0] if isinstance(P.out, (list, tuple)) else P.out
     return list(zip(x.shape[-rank:], out.shape[-rank:]))
 
@@ -154,7 +154,7 @@ class PooledAxis:
 
 
 def _pooled_axes(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis]:
-    """Returns the windows of each axis.
+    """Return the windows of each axis.
 
     `substitute(window, extent)` gives the index that is read in place of an index outside the axis.
     """
@@ -171,7 +171,7 @@ def _pooled_axes(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis
 
 
 def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | None:
-    """Returns `PooledAxis.table`. The substitute fills up the windows that are shorter than the longest one."""
+    """Return `PooledAxis.table`. The substitute fills up the windows that are shorter than the longest one."""
     widest = max((len(w) for w in windows), default=0)
     indices = []
     for window in windows:
@@ -184,7 +184,7 @@ def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | Non
 
 
 def _gather(x, axis: int, table, count: int):
-    """Gathers the windows of an axis: […, extent, …] → […, count, size, …].
+    """Gather the windows of an axis: […, extent, …] → […, count, size, …].
 
     `axis` is negative. It is the index of the axis in `x`, and of the axis with extent `size` in the result.
     """
@@ -199,7 +199,7 @@ def _gather(x, axis: int, table, count: int):
 
 
 def _max_pool(x, tables, pooled_axes):
-    """Returns the maximum of each window, and its index in the flattened pooled axes.
+    """Return the maximum of each window, and its index in the flattened pooled axes.
 
     If several elements are maximal, the index is that of the first.
     """
@@ -252,7 +252,7 @@ def adaptive_max_pool(P, self, output_size):
 
 
 def _avg_pool(x, tables, pooled_axes, divisors, divisor_override):
-    """Returns the mean of each window. The sums are float32, as in torch, and are divided once at the end."""
+    """Return the mean of each window. The sums are float32, as in torch, and are divided once at the end."""
     total = x.float() if x.is_floating_point() else x
     product = 1
     for axis, table, pooled, divisor in zip(range(-len(pooled_axes), 0), tables, pooled_axes, divisors):
@@ -283,7 +283,7 @@ def _lower_avg(P, x, axes: list[Pooling], divisor_override: int | None = None):
 
 
 def _divisors(P, axis: Pooling, extent, count) -> int | TensorSlot | None:
-    """Returns the divisors of the windows of an axis.
+    """Return the divisors of the windows of an axis.
 
     The result is an int if all windows have the same divisor, else a constant [count]. It is None if the extent is
     dynamic.

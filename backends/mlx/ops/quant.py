@@ -66,7 +66,7 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
 
 
 def _operands(P, x, w, scales, biases):
-    """Returns the fields `x`, `w`, `scales` and `biases` of a product, whose result has the dtype of `x`.
+    """Return the fields `x`, `w`, `scales` and `biases` of a product, whose result has the dtype of `x`.
 
     Floating-point scales and biases are cast to the dtype of `x`. If that would round them, `x` becomes float32
     instead, for the reason that `affine_product_dtype` gives, and they keep their dtype. With an `x` of float32, MLX
@@ -86,7 +86,7 @@ def _can_cast(t, dtype):
 
 
 def _cast_constant(P, t, dtype):
-    """Returns `t` itself if `dtype` is float32, else the constant `t` as `dtype`, which is cast at serialization."""
+    """Return `t` itself if `dtype` is float32, else the constant `t` as `dtype`, which is cast at serialization."""
     if dtype in (torch.float32, t.dtype):
         return t
     return P.constant(t.name, lambda: t.data().to(dtype), t.shape, dtype)
@@ -118,7 +118,7 @@ def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **i
 
 
 def _dequantize_constant(read):
-    """Returns a handler that dequantizes a constant weight.
+    """Return a handler that dequantizes a constant weight.
 
     `read` takes the operator's arguments and returns a description of the weight: its values, scales and blocks. It
     returns None if the arguments do not fit this description.
@@ -139,7 +139,7 @@ for _target, _read in DEQUANTIZE.items():
 
 
 def _traced_definition(target):
-    """Returns a handler that traces torchao's own definition of `target`."""
+    """Return a handler that traces torchao's own definition of `target`."""
 
     def lower(P, **arguments):
         results = P.trace(target, **arguments)
@@ -201,7 +201,7 @@ def _fake_quantize_per_tensor(x, scale, zero_point, low, high):
 
 
 def _fake_quantize(x, scale, zero_point, axis, low, high):
-    """Rounds `x` to integers and back, as a model does that is prepared for quantization-aware training."""
+    """Round `x` to integers and back, as a model does that is prepared for quantization-aware training."""
     scale, zero_point = (_along(v, x, axis) for v in (scale, zero_point))
     q = torch.clamp(torch.round(x.float() * (1.0 / scale) + zero_point), low, high)
     return ((q - zero_point) * scale).to(x.dtype)
@@ -213,7 +213,7 @@ REGISTRY.decompose(aten.fake_quantize_per_channel_affine.default, _fake_quantize
 
 
 def _along(values, x, axis):
-    """Reshapes a tensor of one element, or of one for each index of `axis`, to broadcast against `x`.
+    """Reshape a tensor of one element, or of one for each index of `axis`, to broadcast against `x`.
 
     Returns `values` itself if it is a number or None.
     """
@@ -228,7 +228,7 @@ _EXACT_PRODUCTS = 8192
 
 @REGISTRY.lower(aten._int_mm.default)
 def int_mm(P, self, mat2):
-    """Lowers an integer product to two float32 products: one with the lower and one with the upper four bits of `self`.
+    """Lower an integer product to two float32 products: one with the lower and one with the upper four bits of `self`.
 
     A sum of more than `_EXACT_PRODUCTS` products is divided into sums that are exact.
     """

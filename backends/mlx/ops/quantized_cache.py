@@ -91,7 +91,7 @@ class _QuantizedCache:
         return None
 
     def _dequantize(self, P, first, stop, group, width, dtype):
-        """Returns `width` numbers of each entry in [first, stop), as `dtype` [1, G, stop - first, width].
+        """Return `width` numbers of each entry in [first, stop), as `dtype` [1, G, stop - first, width].
 
         The numbers begin at the group with the index `group`.
         """

@@ -65,7 +65,7 @@ for _target, _function in FROM_TENSORS.items():
 
 
 def _emit_words(P, size, first=()):
-    """Emits random words `[*first, *size]`, for a result of the shape `size`, which may hold value slots."""
+    """Emit random words `[*first, *size]`, for a result of the shape `size`, which may hold value slots."""
     words = P.emit(ir.RandomBitsNode, shape=[*first, *size], dtype=torch.uint32)
     words.shape = (*first, *P.out.shape)
     return words

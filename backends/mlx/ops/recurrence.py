@@ -38,7 +38,7 @@ NODES = {
 
 
 def _lowering(choose_rule, node=None):
-    """Returns the handler of a recurrence.
+    """Return the handler of a recurrence.
 
     `choose_rule` returns the `Rule` for the operands of a call. `node` computes the same results, or is None.
     """
@@ -79,7 +79,7 @@ def _by_token(P, rule: Rule, state, tensors, fixed=()):
 
 
 def _by_block(P, rule: Rule, state, tensors, length):
-    """Emits a loop over blocks of tokens. Returns the outputs, and the last state.
+    """Emit a loop over blocks of tokens. Returns the outputs, and the last state.
 
     The tokens [B, H, S, ...] become blocks [B, H, count, size, ...]. Zeros fill up the last block.
     """
@@ -100,7 +100,7 @@ def _by_block(P, rule: Rule, state, tensors, length):
 
 
 def _scan(P, step, axis, state, tensors, fixed):
-    """Emits the loop over `axis` of the tensors. Returns the stacked outputs, and the last state."""
+    """Emit the loop over `axis` of the tensors. Returns the stacked outputs, and the last state."""
     carry = P.emit(ir.IdCopyNode, x=state, out=TensorSlot(state.dtype, state.shape))
     sliced = [TensorSlot(x.dtype, (*x.shape[:axis], *x.shape[axis + 1 :])) for x in tensors]
     output = TensorSlot(state.dtype)

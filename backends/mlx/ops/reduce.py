@@ -23,7 +23,7 @@ REDUCE = {
 
 
 def axes_of(x, dim) -> list[int]:
-    """Returns `dim`, an argument of a reduction of `x`, as a list. An empty list means all axes.
+    """Return `dim`, an argument of a reduction of `x`, as a list. An empty list means all axes.
 
     `dim` may be None, an int or a list. In torch, 0 and -1 are also axes of a 0-d tensor.
     """
@@ -81,7 +81,7 @@ def _variance(op):
 
 
 def _variance_by_flag(op):
-    """Returns a handler for the overloads that have the flag `unbiased` in place of `correction`."""
+    """Return a handler for the overloads that have the flag `unbiased` in place of `correction`."""
 
     def lower(P, self, unbiased, dim=None, keepdim=False):
         return P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim, ddof=int(unbiased))
@@ -128,7 +128,7 @@ REGISTRY.add(aten.argmin.default, _arg_reduce(ir.ArgminNode))
 
 
 def _extremum(op, arg_op):
-    """Returns a handler for max or min along a dimension. The results are the values and their indices."""
+    """Return a handler for max or min along a dimension. The results are the values and their indices."""
 
     def lower(P, self, dim, keepdim=False):
         values = P.emit(op, x=self, axes=[dim] if self.ndim else [], keepdims=keepdim)

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def _interpolate(x, output_size, align_corners, *scales):
-    """Interpolates linearly along the last axes, one for each element of `output_size`.
+    """Interpolate linearly along the last axes, one for each element of `output_size`.
 
     Both neighbours are multiplied by their weights, as in torch's kernels. torch's own decomposition computes
     a + (b - a) * weight instead, which is NaN if a and b are the same infinite number.
@@ -44,7 +44,7 @@ def _interpolate(x, output_size, align_corners, *scales):
 
 
 def _ratio(a, b):
-    """Returns a / b. If an extent is dynamic, this is a tensor, because programs have no arithmetic on host floats."""
+    """Return a / b. If an extent is dynamic, this is a tensor, because programs have no arithmetic on host floats."""
     if isinstance(a, int) and isinstance(b, int):
         return a / b
     return torch.full((), a, dtype=torch.float32) / torch.full((), b, dtype=torch.float32)
@@ -71,7 +71,7 @@ for _axes, _packet in enumerate((aten.upsample_linear1d, aten.upsample_bilinear2
 
 
 def _nearest(offset, x, output_size, *scales):
-    """Takes the nearest elements along the last axes, one for each element of `output_size`.
+    """Take the nearest elements along the last axes, one for each element of `output_size`.
 
     `offset` is the distance of an element from its index: 0, or 0.5 for the mode "nearest-exact".
     """
@@ -86,7 +86,7 @@ def _nearest(offset, x, output_size, *scales):
 
 
 def _nearest_overloads(offset, axes):
-    """Returns the decompositions of the overloads `default` and `vec`."""
+    """Return the decompositions of the overloads `default` and `vec`."""
 
     def default(x, output_size, *scales):
         return _nearest(offset, x, output_size, *scales, *[None] * (axes - len(scales)))
@@ -113,7 +113,7 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 
 
 def _grid_sample(x, grid, mode, padding, align_corners):
-    """Samples the images x [N, C, *extents] at positions in [-1, 1], of which the last axis of `grid` is the last one.
+    """Sample the images x [N, C, *extents] at positions in [-1, 1], of which the last axis of `grid` is the last one.
 
     A sample is the sum of taps: elements of x times weights. The taps of a position are all combinations of the taps
     along each axis.
@@ -141,7 +141,7 @@ def _grid_sample(x, grid, mode, padding, align_corners):
 
 
 def _taps(position, extent, mode, padding, align_corners):
-    """Returns the taps along one axis: float tensors of indices, and their weights. A weight of None is 1."""
+    """Return the taps along one axis: float tensors of indices, and their weights. A weight of None is 1."""
     if align_corners:
         position = (position + 1) * (extent - 1) * 0.5
     else:
@@ -162,7 +162,7 @@ def _taps(position, extent, mode, padding, align_corners):
 
 
 def _padded(index, extent, padding, align_corners):
-    """Moves indices that are outside of the axis into it, as the kind of padding says."""
+    """Move indices that are outside of the axis into it, as the kind of padding says."""
     if padding == _ZEROS:
         return index
     if padding == _REFLECTION:
@@ -174,7 +174,7 @@ def _padded(index, extent, padding, align_corners):
 
 
 def _cubic_weights(t, a=-0.75):
-    """Returns the weights of the four neighbours of a position that is `t` after the second one (Keys, 1981)."""
+    """Return the weights of the four neighbours of a position that is `t` after the second one (Keys, 1981)."""
 
     def near(d):
         return ((a + 2) * d - (a + 3)) * d * d + 1
@@ -192,7 +192,7 @@ REGISTRY.decompose(aten.grid_sampler_3d.default, _grid_sample)
 
 
 def _matrix(target, extent, size, align_corners, scale):
-    """Returns the matrix [extent, size] that resamples an axis."""
+    """Return the matrix [extent, size] that resamples an axis."""
     if not (isinstance(extent, int) and isinstance(size, int)):
         raise Unsupported("antialiasing of a dynamic dimension is unsupported; make it static at export")
     with torch._subclasses.fake_tensor.unset_fake_temporarily():

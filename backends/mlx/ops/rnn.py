@@ -62,7 +62,7 @@ def _product(P, x, matrix, bias=None):
 
 
 def _split_columns(P, x, count, width):
-    """Splits the last axis of `x` into `count` tensors of `width` columns."""
+    """Split the last axis of `x` into `count` tensors of `width` columns."""
     outs = [TensorSlot(x.dtype) for _ in range(count)]
     return P.emit(ir.SplitNode, x=x, sizes=[width], axis=-1, outs=outs)
 
@@ -116,7 +116,7 @@ def _columns(P, x, start, stop):
 
 
 def _transposed(P, matrix):
-    """Returns `matrix` transposed. A float32 constant is stored transposed, with contiguous rows.
+    """Return `matrix` transposed. A float32 constant is stored transposed, with contiguous rows.
 
     The CPU kernels for float32 multiply the few rows of a time step fastest by such a matrix. The CPU kernels for half
     precision expect the matrix as torch stores it.
@@ -131,7 +131,7 @@ def _transposed(P, matrix):
 
 
 def _weights(P, params, has_biases):
-    """Returns the `Weights` of the tensors `params`, in torch's order: W_ih, W_hh, then b_ih, b_hh, then W_hr."""
+    """Return the `Weights` of the tensors `params`, in torch's order: W_ih, W_hh, then b_ih, b_hh, then W_hr."""
     tensors = [_transposed(P, p) if p.ndim == 2 else p for p in params]
     biases = tensors[2:4] if has_biases else [None, None]
     projection = tensors[4 if has_biases else 2 :]
@@ -139,7 +139,7 @@ def _weights(P, params, has_biases):
 
 
 def _scan(P, x, state, weights, cell, axis, reverse):
-    """Emits the loop over `axis` of `x` for one direction of a layer.
+    """Emit the loop over `axis` of `x` for one direction of a layer.
 
     Returns the outputs of all steps, and the final state.
     """
@@ -163,7 +163,7 @@ def _scan(P, x, state, weights, cell, axis, reverse):
 
 
 def _lower_layers(P, x, initial, params, has_biases, num_layers, bidirectional, batch_first, cell):
-    """Lowers all layers. `initial` is a list of states [layers * directions, B, H].
+    """Lower all layers. `initial` is a list of states [layers * directions, B, H].
 
     Returns the outputs of the last layer, and the list of final states.
     """
@@ -203,7 +203,7 @@ def _lowering(cell):
 
 
 def _output_shapes(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-    """Returns empty tensors with the shapes of the results."""
+    """Return empty tensors with the shapes of the results."""
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     width = states[0].shape[-1] * (2 if bidirectional else 1)
     return input.new_empty((*input.shape[:2], width)), *(torch.empty_like(s) for s in states)

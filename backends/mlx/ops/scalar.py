@@ -33,7 +33,7 @@ def _arithmetic(op):
 
 
 def _checked(value, kind):
-    """Returns `value`, a Python number or a value slot. Raises `Unsupported` if it is not of `kind`, int or bool."""
+    """Return `value`, a Python number or a value slot. Raises `Unsupported` if it is not of `kind`, int or bool."""
     if (value.kind if isinstance(value, ValueSlot) else type(value)) is not kind:
         if kind is bool:
             raise Unsupported("bitwise arithmetic on a symbolic integer is unsupported; use a tensor")
@@ -54,7 +54,7 @@ def negative(P, a):
 
 @REGISTRY.lower(operator.pow)
 def power(P, a, b):
-    """Lowers a power with a Python number as exponent to products."""
+    """Lower a power with a Python number as exponent to products."""
     if not isinstance(b, int) or not 0 < b <= 64:
         raise Unsupported("a power of a size is supported only if the exponent is a Python number from 1 to 64")
     result = _checked(a, int)
@@ -113,7 +113,7 @@ COMPARE = {
 
 
 def _compare(op):
-    """Compares as 0-d tensors, because the IR has no comparison of host integers."""
+    """Compare as 0-d tensors, because the IR has no comparison of host integers."""
 
     def compare(P, a, b):
         x, y = (P.scalar(_checked(v, int), torch.int64) for v in (a, b))
@@ -123,7 +123,7 @@ def _compare(op):
 
 
 def _larger(P, a, b):
-    """Returns the maximum: a, plus b - a if b is greater."""
+    """Return the maximum: a, plus b - a if b is greater."""
     is_greater = _compare(ir.GreaterNode)(P, b, a)
     difference = P.emit(ir.SubtractIntNode, a=b, b=a)
     return P.emit(ir.AddIntNode, a=a, b=P.emit(ir.MultiplyIntNode, a=is_greater, b=difference))
@@ -156,7 +156,7 @@ def _bool(P, op, a, b):
 
 
 def _condition(handler):
-    """Returns a handler of a condition: `handler`, but without an instruction for a condition that is only asserted."""
+    """Return a handler of a condition: `handler`, but without an instruction for a condition that is only asserted."""
 
     def lower(P, **operands):
         return None if _is_only_asserted(P.node) else handler(P, **operands)

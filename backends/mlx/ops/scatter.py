@@ -48,7 +48,7 @@ def _put_slices(P, x, axis, index, values):
 
 
 def _masked_put(P, x, axes, masks, values, accumulate):
-    """Lowers `index_put` with a mask over the leading axes, which writes a single value where the mask is set."""
+    """Lower `index_put` with a mask over the leading axes, which writes a single value where the mask is set."""
     if len(masks) != 1 or axes != [0] or masks[0].dtype != torch.bool:
         raise Unsupported("a mask combined with other indices is unsupported; use one bool mask or torch.where")
     if math.prod(values.shape) != 1:
@@ -63,7 +63,7 @@ def _put_value(x, mask, value, accumulate):
 
 
 def _index_put(x, axes, indices, values, accumulate):
-    """Moves the indexed axes to the front, flattens them to one axis and writes along that axis."""
+    """Move the indexed axes to the front, flatten them to one axis and write along that axis."""
     others = [a for a in range(x.dim()) if a not in axes]
     shape = torch.broadcast_shapes(*(i.shape for i in indices))
     linear = flat_index(x, axes, indices).expand(shape)
@@ -115,7 +115,7 @@ def masked_scatter(P, self, mask, source):
 
 
 def _masked_scatter(x, mask, source):
-    """Replaces the element of `x` at the nth set position of `mask` by the nth element of `source`."""
+    """Replace the element of `x` at the nth set position of `mask` by the nth element of `source`."""
     x, mask = torch.broadcast_tensors(x, mask)
     source = source.reshape(-1)
     if source.shape[0] == 0:
@@ -133,7 +133,7 @@ def embedding_bag(
     P, weight, indices, offsets, scale_grad_by_freq, mode, sparse,
     per_sample_weights, include_last_offset, padding_idx,
 ):
-    """Lowers the first result, the pooled embeddings. The three other results, which serve the gradient, are None.
+    """Lower the first result, the pooled embeddings. The three other results, which serve the gradient, are None.
 
     Raises `Unsupported` if an FX node uses another result than the first.
     """
@@ -148,7 +148,7 @@ def embedding_bag(
 
 
 def _embedding_bag(weight, indices, offsets, mode, factors, include_last_offset, padding_idx):
-    """Returns the sum (mode 0), mean (1) or maximum (2) of the embeddings of each bag, computed in float32.
+    """Return the sum (mode 0), mean (1) or maximum (2) of the embeddings of each bag, computed in float32.
 
     `member` is a mask [bags, indices]: which indices belong to which bag.
     """

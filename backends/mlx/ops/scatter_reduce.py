@@ -38,7 +38,7 @@ def _scatter_add_0d(x, index, src):
 
 
 def _leading_part(src, index):
-    """Returns the part of `src` that torch reads: its leading elements, in the shape of `index`."""
+    """Return the part of `src` that torch reads: its leading elements, in the shape of `index`."""
     for axis, extent in enumerate(index.shape):
         src = src.narrow(axis, 0, extent)
     return src
@@ -85,7 +85,7 @@ def _index_add(x, dim, index, source, alpha):
 
 
 def _expand_index(index, source, dim):
-    """Expands a 1-d index along `dim` to the shape of `source`, so that every element has its own index."""
+    """Expand a 1-d index along `dim` to the shape of `source`, so that every element has its own index."""
     shape = [-1 if axis == dim else 1 for axis in range(source.dim())]
     return index.to(torch.int64).reshape(shape).expand(source.shape)
 
@@ -105,7 +105,7 @@ def _sum_or_mean(x, dim, index, src, mean, include_self):
 
 
 def _sorted_reduce(x, dim, index, src, combine, include_self, most):
-    """Reduces with `combine`, which is associative and commutative.
+    """Reduce with `combine`, which is associative and commutative.
 
     The values are sorted by destination. After the scan, the last value of each run of equal destinations is the
     reduction of the whole run. A run has at most `most` values; None stands for any number.

@@ -18,7 +18,7 @@ dim_order_ops = torch.ops.dim_order_ops
 
 
 def result_shape(P, requested=None) -> list:
-    """Returns the shape of the result as a field of an instruction.
+    """Return the shape of the result as a field of an instruction.
 
     A static extent is an int. A dynamic extent, at index i, is `requested[i]`: a value slot, or -1, which MLX infers.
     Without `requested`, it is -1. Raises `Unsupported` if more than one extent is -1.
@@ -206,7 +206,7 @@ def chunk(P, self, chunks, dim):
 
 
 def _static_sizes(P, dim) -> list[int]:
-    """Returns the size of each part of a split. Raises `Unsupported` if a size is dynamic."""
+    """Return the size of each part of a split. Raises `Unsupported` if a size is dynamic."""
     sizes = [v.shape[dim] for v in P.out]
     if not all(isinstance(s, int) for s in sizes):
         raise Unsupported("an equal split of a dynamic dimension is unsupported; pass the sizes, as in x.split([a, b])")

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _checked_size(matrix) -> int:
-    """Returns the number of rows of a square matrix. Expects a static size and float32, else raises `Unsupported`."""
+    """Return the number of rows of a square matrix. Expects a static size and float32, else raises `Unsupported`."""
     size = matrix.shape[-1]
     if not isinstance(size, int):
         raise Unsupported("a matrix of dynamic size is unsupported; make the last two dimensions static at export")
@@ -25,7 +25,7 @@ def _checked_size(matrix) -> int:
 
 
 def _row_masks(P, size):
-    """Returns, for each row k, the one-hot mask of k and the mask of the rows below k: two tensors [size, size]."""
+    """Return, for each row k, the one-hot mask of k and the mask of the rows below k: two tensors [size, size]."""
     eye = torch.eye(size, dtype=torch.bool)
     return [P.constant("rows", eye), P.constant("rows_below", torch.ones(size, size, dtype=torch.bool).triu(1))]
 
@@ -34,12 +34,12 @@ def _row_masks(P, size):
 
 
 def _select(mask, rows):
-    """Returns the row of `rows` [..., n, m] that the one-hot mask [..., n] selects."""
+    """Return the row of `rows` [..., n, m] that the one-hot mask [..., n] selects."""
     return torch.where(mask.unsqueeze(-1), rows, 0).sum(-2)
 
 
 def _pivoted(rows, here, below):
-    """Exchanges row k with the row whose element in column k has the largest magnitude, among the rows k, k + 1, ….
+    """Exchange row k with the row whose element in column k has the largest magnitude, among the rows k, k + 1, ….
 
     `here` and `below` are the two masks of row k, see `_row_masks`. Returns the rows, the pivot row, the pivot, and
     whether two different rows were exchanged.
@@ -56,7 +56,7 @@ def _pivoted(rows, here, below):
 
 
 def _solve_step(rows, here, below):
-    """Makes the pivot row of column k row k, divides it by the pivot, and makes column k zero in all other rows."""
+    """Make the pivot row of column k row k, divide it by the pivot, and make column k zero in all other rows."""
     size = here.shape[0]
     rows, pivot_row, pivot, _ = _pivoted(rows, here, below)
     pivot_row = pivot_row / pivot.unsqueeze(-1)
@@ -66,7 +66,7 @@ def _solve_step(rows, here, below):
 
 
 def _eliminated(rows, here, below):
-    """Exchanges rows as `_pivoted` does, and makes column k zero below row k.
+    """Exchange rows as `_pivoted` does, and make column k zero below row k.
 
     Returns the rows, the pivot, and the factor of the determinant: -1 if two rows were exchanged, else 1.
     """
@@ -145,7 +145,7 @@ def _signed_logarithm(sign, logarithm):
 
 
 def _substitute(P, matrix, right, upper, unit=False):
-    """Solves a triangular system row by row: from the last row on if `upper`, else from the first."""
+    """Solve a triangular system row by row: from the last row on if `upper`, else from the first."""
     size = _checked_size(matrix)
     rows = torch.eye(size, dtype=torch.bool)
     order = P.constant("rows", rows.flip(0) if upper else rows)
@@ -197,7 +197,7 @@ def cholesky_inverse(P, self, upper):
 
 
 def _cholesky_step(factor, here, below, matrix):
-    """Computes column k of the factor from the columns before it."""
+    """Compute column k of the factor from the columns before it."""
     row = _select(here, factor)
     column = torch.where(here, matrix, 0).sum(-1) - (factor @ row.unsqueeze(-1)).squeeze(-1)
     root = torch.sqrt(torch.where(here, column, 0).sum(-1, keepdim=True))

@@ -32,7 +32,7 @@ def topk(P, self, k, dim, largest, sorted):
 
 
 def _sorted(P, x, dim, descending):
-    """Returns the sorted values and their indices.
+    """Return the sorted values and their indices.
 
     A descending sort reverses the axis, sorts in ascending order and reverses the result. This keeps equal elements in
     their original order.

@@ -49,7 +49,7 @@ _ERFCX = (
 
 
 def _in_float32(function):
-    """Returns `function` with the argument `x` cast to float32 and the result cast to the dtype that torch returns."""
+    """Return `function` with the argument `x` cast to float32 and the result cast to the dtype that torch returns."""
 
     def cast(x, *rest):
         return function(x.float(), *rest).to(x.dtype if x.is_floating_point() else torch.float32)
@@ -68,7 +68,7 @@ def _polynomial(coefficients, x):
 
 
 def _angle(x):
-    """Returns pi * x minus the multiple of pi that is nearest to it."""
+    """Return pi * x minus the multiple of pi that is nearest to it."""
     return math.pi * (x - torch.round(x))
 
 
@@ -128,7 +128,7 @@ def _trigamma(x):
 
 
 def _scaled_bessel(magnitude, small, large):
-    """Returns the values of the two polynomials, with which the callers compute exp(-x) I(x).
+    """Return the values of the two polynomials, with which the callers compute exp(-x) I(x).
 
     `small` is for x <= 8. `large` is for x >= 8, and its value is divided by sqrt(x).
     """
@@ -151,7 +151,7 @@ def _i1e(x):
 
 
 def _unscaled(scaled, x):
-    """Returns exp(|x|) * scaled. The two factors exp(|x| / 2) do not overflow before the result does."""
+    """Return exp(|x|) * scaled. The two factors exp(|x| / 2) do not overflow before the result does."""
     root = torch.exp(torch.abs(x) / 2)
     return scaled * root * root
 

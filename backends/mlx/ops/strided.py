@@ -18,7 +18,7 @@ def diagonal(P, self, offset, dim1, dim2):
 
 
 def _diagonal(x, offset, dim1, dim2):
-    """Flattens the axes `dim1` and `dim2` to one axis and takes every (columns + 1)th element."""
+    """Flatten the axes `dim1` and `dim2` to one axis and take every (columns + 1)th element."""
     x = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = x.shape[-2:]
     length = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
@@ -29,7 +29,7 @@ def _diagonal(x, offset, dim1, dim2):
 
 @REGISTRY.lower(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(P, self, size, stride, storage_offset):
-    """Lowers `as_strided` of an operand that is not a view.
+    """Lower `as_strided` of an operand that is not a view.
 
     `size` and `stride` index the storage that underlies the operand. If the operand is a view, the graph does not tell
     how that storage is laid out.
@@ -56,7 +56,7 @@ def unfold(P, self, dimension, size, step):
 
 
 def _unfold(x, axis, size, step):
-    """Returns the windows of `size` elements along an axis: […, extent, …] → […, windows, …, size]."""
+    """Return the windows of `size` elements along an axis: […, extent, …] → […, windows, …, size]."""
     count = (x.shape[axis] - size) // step + 1
     start = torch.arange(count, device=x.device).unsqueeze(1) * step
     index = (start + torch.arange(size, device=x.device)).reshape(-1)

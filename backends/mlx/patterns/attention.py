@@ -15,7 +15,7 @@ _CLONE = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
 
 
 def _repeated(m: Matcher, node: Node) -> Node:
-    """Matches view(expand(unsqueeze(x, 2)), [B, heads, S, D]), which repeats each head of x. Returns x."""
+    """Match view(expand(unsqueeze(x, 2)), [B, heads, S, D]), which repeats each head of x. Returns x."""
     source = m.call(node, *_VIEW).args[0]
     if is_call(source, *_CLONE):
         source = m.call(source, *_CLONE).args[0]

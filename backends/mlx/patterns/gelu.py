@@ -23,7 +23,7 @@ _CUBIC = 0.044715
 
 
 def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
-    """Takes a product apart. Returns the product of its numbers, and a list of its other factors.
+    """Take a product apart. Returns the product of its numbers, and a list of its other factors.
 
     Divisions by a number, and powers with exponent 2 or 3, count as products. A node with several users, such as the
     argument x of a GELU, is a factor and is not taken apart.
@@ -50,7 +50,7 @@ def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
 
 
 def _sum(m: Matcher, node: Any) -> tuple[float, Any]:
-    """Returns (c, y) for y + c or c + y with a number c. Returns (0, node) if neither operand is a number."""
+    """Return (c, y) for y + c or c + y with a number c. Returns (0, node) if neither operand is a number."""
     for y, number in m.commuted(node, *_ADD):
         try:
             return m.number(number), y
@@ -92,7 +92,7 @@ def _gelu(P, node: Node) -> Match:
 
 
 def _check_polynomial(m: Matcher, node: Any, x: Node, dtype: torch.dtype) -> None:
-    """Raises NoMatch unless `node` is √(2/π) (x + 0.044715 x³) or √(2/π) x (1 + 0.044715 x²)."""
+    """Raise NoMatch unless `node` is √(2/π) (x + 0.044715 x³) or √(2/π) x (1 + 0.044715 x²)."""
     number, factors = _product(m, node)
     if not _close(number, math.sqrt(2 / math.pi), dtype):
         raise NoMatch

@@ -24,7 +24,7 @@ _POW = ("aten.pow.Tensor_Scalar",)
 
 
 def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
-    """Matches x * rsqrt(mean(x * x, -1) + eps), possibly cast to `out`. Returns (x, eps)."""
+    """Match x * rsqrt(mean(x * x, -1) + eps), possibly cast to `out`. Returns (x, eps)."""
     node = m.before_casts(node, _skippable_after_norm(out))
     for x, scale in m.commuted(node, *_MUL):
         if is_call(scale, "aten.rsqrt.default"):
@@ -42,7 +42,7 @@ def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
 
 
 def _require_square(m: Matcher, node, x) -> None:
-    """Raises NoMatch unless `node` computes x² in the dtype of `x`. Adds `node` to the match."""
+    """Raise NoMatch unless `node` computes x² in the dtype of `x`. Adds `node` to the match."""
     if is_call(node, *_POW):
         base, exponent = m.arguments(node, _POW, "self", "exponent")
         factors = {base} if exponent == 2 else set()
@@ -81,7 +81,7 @@ def _is_weight(weight, node) -> bool:
 
 
 def _skippable_after_norm(out: torch.dtype) -> Callable[[torch.dtype, torch.dtype], bool]:
-    """Returns the predicate for `Matcher.before_casts` that tells which casts after a norm may be skipped.
+    """Return the predicate for `Matcher.before_casts` that tells which casts after a norm may be skipped.
 
     These are casts to `out`, and casts to wider float dtypes. A cast to a wider dtype loses nothing that a later cast
     to `out` would keep.
@@ -90,7 +90,7 @@ def _skippable_after_norm(out: torch.dtype) -> Callable[[torch.dtype, torch.dtyp
 
 
 def _before_cast(m: Matcher, source: Node, out: torch.dtype) -> Node:
-    """Skips the casts to float32 before the norm. Returns their operand, or `source` if the casts have to stay.
+    """Skip the casts to float32 before the norm. Returns their operand, or `source` if the casts have to stay.
 
     MLX's kernels compute in float32 for every dtype. The casts are therefore redundant if their operand has the dtype
     of the result. They have to stay if a node outside the match uses them. Skipped casts are added to the match.
@@ -110,7 +110,7 @@ def _before_cast(m: Matcher, source: Node, out: torch.dtype) -> Node:
 
 
 def _check_result(node: Node, x: Node, *weights: Node | None) -> None:
-    """Raises NoMatch unless torch's result, the value of `node`, has the shape and dtype of `x`, which is not 0-d.
+    """Raise NoMatch unless torch's result, the value of `node`, has the shape and dtype of `x`, which is not 0-d.
 
     The result of the fused instruction always has the shape and dtype of `x`.
     """
@@ -123,7 +123,7 @@ def _check_result(node: Node, x: Node, *weights: Node | None) -> None:
 
 
 def _operand_of_mean(m: Matcher, node) -> Node:
-    """Matches mean(y, -1, keepdim=True). Returns y."""
+    """Match mean(y, -1, keepdim=True). Returns y."""
     y, dim, keepdim = m.arguments(node, ["aten.mean.dim"], "self", "dim", "keepdim")
     if not keepdim or not is_last_axis(dim, y):
         raise NoMatch
@@ -131,7 +131,7 @@ def _operand_of_mean(m: Matcher, node) -> Node:
 
 
 def _centered(m: Matcher, node) -> Node:
-    """Matches x - mean(x). Returns x."""
+    """Match x - mean(x). Returns x."""
     x, mean = m.arguments(node, ["aten.sub.Tensor"], "self", "other")
     if _operand_of_mean(m, mean) is not x:
         raise NoMatch
@@ -139,7 +139,7 @@ def _centered(m: Matcher, node) -> Node:
 
 
 def _require_variance(m: Matcher, node, x: Node) -> None:
-    """Raises NoMatch unless `node` is the population variance of `x` over the last axis.
+    """Raise NoMatch unless `node` is the population variance of `x` over the last axis.
 
     The variance is a call of `var`, or the mean of the squares of x - mean(x).
     """
@@ -157,7 +157,7 @@ def _require_variance(m: Matcher, node, x: Node) -> None:
 
 
 def _standardized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
-    """Matches (x - mean) / sqrt(variance + eps), or the same with rsqrt, possibly cast to `out`. Returns (x, eps)."""
+    """Match (x - mean) / sqrt(variance + eps), or the same with rsqrt, possibly cast to `out`. Returns (x, eps)."""
     node = m.before_casts(node, _skippable_after_norm(out))
     if is_call(node, "aten.div.Tensor"):
         centered, root = m.arguments(node, ["aten.div.Tensor"], "self", "other")
@@ -195,7 +195,7 @@ def _layer_norm(P, node: Node) -> Match:
 
 
 def _split_weight(m: Matcher, node, result: Node, *targets: str) -> tuple[Node, Node]:
-    """Matches a commutative call in which one operand is a weight. Returns the weight and the other operand.
+    """Match a commutative call in which one operand is a weight. Returns the weight and the other operand.
 
     A weight is a vector with the length of the last axis of `result`, the last node of the pattern.
     """

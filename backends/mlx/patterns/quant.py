@@ -26,7 +26,7 @@ _TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t
 
 
 def _weight(P, node: Node) -> Affine | Microscaled:
-    """Returns a description of the quantized constant that `node` dequantizes.
+    """Return a description of the quantized constant that `node` dequantizes.
 
     Raises NoMatch if `node` is no dequantization of a constant, or if MLX has no packing for the constant. `node` does
     not join the match, because it may have other users. If it has no other user, its instruction is dropped later.
@@ -70,7 +70,7 @@ def _embedding(P, node: Node) -> Match:
 
 
 def _int8_product(P, node: Node) -> Match:
-    """Matches x @ cast(transpose(q)) with a constant int8 matrix q.
+    """Match x @ cast(transpose(q)) with a constant int8 matrix q.
 
     torchao multiplies the result of this product by the scales, in nodes outside the match.
     """
@@ -97,7 +97,7 @@ _BYTE_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _byte_floats(P, node: Node) -> Match:
-    """Matches cast(transpose(w)) or cast(w) with a constant w of 8-bit floats, for which MLX has no dtype.
+    """Match cast(transpose(w)) or cast(w) with a constant w of 8-bit floats, for which MLX has no dtype.
 
     torchao multiplies the result by the scales, in nodes outside the match.
     """
@@ -123,7 +123,7 @@ _CHOICES = tuple(f"quantized_decomposed.choose_qparams{kind}.tensor" for kind in
 
 
 def _dynamic_rounding(P, node: Node) -> Match:
-    """Matches how PT2E rounds x to integers and back, with the scale and zero point that choose_qparams finds for x."""
+    """Match how PT2E rounds x to integers and back, with the scale and zero point that choose_qparams finds for x."""
     m = Matcher(P)
     names = "input", "scale", "zero_point", "quant_min", "quant_max", "dtype"
     q, scale, zero_point, _, _, _, out_dtype = m.arguments(
@@ -150,7 +150,7 @@ def _dynamic_rounding(P, node: Node) -> Match:
 
 
 def _round_dynamically(x, lowest, highest, smallest_scale, middle, low, high, dtype):
-    """Rounds x to integers and back, with the scale of its range.
+    """Round x to integers and back, with the scale of its range.
 
     `middle` is the integer for zero, or None if it is chosen so that the integers from `lowest` to `highest` cover the
     range.

@@ -58,7 +58,7 @@ class _AngleAxes(NamedTuple):
     frequency_axis: int | None = None
 
     def unsqueezed(self, axis: int) -> _AngleAxes:
-        """Returns the axes after an unsqueeze, whose new axis is axis `axis` of the result, counted from the right."""
+        """Return the axes after an unsqueeze, whose new axis is axis `axis` of the result, counted from the right."""
         shifted = (None if a is None else a + (a >= axis) for a in (self.position_axis, self.frequency_axis))
         position_axis, frequency_axis = shifted
         return self._replace(position_axis=position_axis, frequency_axis=frequency_axis)
@@ -76,7 +76,7 @@ class _Follower:
         self.out = out
 
     def axes(self, node) -> _AngleAxes:
-        """Returns the positions and frequencies on which `node` depends, and their axes.
+        """Return the positions and frequencies on which `node` depends, and their axes.
 
         `node` may be positions, frequencies or their product, with casts and unsqueezes at any point.
         """
@@ -105,7 +105,7 @@ class _Follower:
         return positions._replace(inv_freq=frequencies.inv_freq, frequency_axis=frequencies.frequency_axis)
 
     def _offset(self, m: Matcher, positions) -> Node:
-        """Returns the offset of `positions` if they are `arange(S) + offset` with an integer offset.
+        """Return the offset of `positions` if they are `arange(S) + offset` with an integer offset.
 
         Otherwise returns `positions`.
         """
@@ -117,7 +117,7 @@ class _Follower:
         return positions
 
     def angles(self, node, function: str) -> _AngleAxes:
-        """Returns the positions and frequencies on which `node` depends, and their axes in `node`.
+        """Return the positions and frequencies on which `node` depends, and their axes in `node`.
 
         `node` must be cos(cat(f, f)) or sin(cat(f, f)), where f = positions ⊗ inv_freq, possibly unsqueezed or cast.
         `function` is "cos" or "sin".
@@ -146,7 +146,7 @@ class _Follower:
 
 
 def _axis_of_positions(node: Node) -> int:
-    """Returns the axis of `node` whose extent is not 1, counted from the right; the last axis if there is none.
+    """Return the axis of `node` whose extent is not 1, counted from the right; the last axis if there is none.
 
     Raises NoMatch unless `node` has integers and at most one such axis.
     """
@@ -157,7 +157,7 @@ def _axis_of_positions(node: Node) -> int:
 
 
 def _before_cast(node: Node, precision: torch.dtype) -> Node:
-    """Returns the operand of a cast that loses nothing which the float dtype `precision` would keep.
+    """Return the operand of a cast that loses nothing which the float dtype `precision` would keep.
 
     Such a cast is one to a float dtype that holds the numbers of `precision` or of the operand, or one from integers to
     int32 or int64. Raises NoMatch for any other cast.
@@ -193,7 +193,7 @@ class _Rotation(NamedTuple):
 
 
 def _rotation(m: Matcher, node) -> _Rotation:
-    """Matches x * cos + rotate_half(x) * sin."""
+    """Match x * cos + rotate_half(x) * sin."""
     for cos_term, sin_term in m.commuted(node, *_ADD):
         operands = _rotation_terms(m, cos_term, sin_term)
         if operands is not None:
@@ -218,7 +218,7 @@ def _rotation(m: Matcher, node) -> _Rotation:
 
 
 def _order_for_rope(x: Node, axis: int, consecutive: bool) -> list[int]:
-    """Returns the axes of `x` in the order in which `RopeNode` expects them. `axis` is the axis of the positions."""
+    """Return the axes of `x` in the order in which `RopeNode` expects them. `axis` is the axis of the positions."""
     order = list(range(tensor(x).ndim))
     if consecutive:
         order[axis], order[-2] = order[-2], order[axis]
@@ -236,7 +236,7 @@ def _rope(P, node: Node) -> Match:
 
 
 def _partial_rope(P, node: Node) -> Match:
-    """Matches cat(rotated x[..., :dims], x[..., dims:])."""
+    """Match cat(rotated x[..., :dims], x[..., dims:])."""
     m = Matcher(P)
     parts, axis = m.arguments(node, _CAT, "tensors", "dim")
     if len(parts) != 2 or not is_last_axis(axis, node):
@@ -252,7 +252,7 @@ def _partial_rope(P, node: Node) -> Match:
 
 
 def _finish(m: Matcher, node: Node, rotation: _Rotation) -> Match:
-    """Returns the match of a rotation, whose result is `node`."""
+    """Return the match of a rotation, whose result is `node`."""
     x, order, angles = rotation
 
     def lower(P, last):
@@ -274,7 +274,7 @@ def _finish(m: Matcher, node: Node, rotation: _Rotation) -> Match:
 
 
 def _rotation_terms(m: Matcher, cos_term, sin_term):
-    """Returns (x, cos, sin) if the terms are x * cos and rotate_half(x) * sin, else None. Adds their nodes to `m`."""
+    """Return (x, cos, sin) if the terms are x * cos and rotate_half(x) * sin, else None. Adds their nodes to `m`."""
     if not (is_call(cos_term, *_MUL) and is_call(sin_term, *_MUL)):
         return None
     for rotated, sin in (sin_term.args, sin_term.args[::-1]):
@@ -293,7 +293,7 @@ def _rotation_terms(m: Matcher, cos_term, sin_term):
 
 
 def _rotated_half(m: Matcher, node) -> Node:
-    """Matches cat(-x[half:], x[:half]). Returns x."""
+    """Match cat(-x[half:], x[:half]). Returns x."""
     parts, axis = m.arguments(node, _CAT, "tensors", "dim")
     if len(parts) != 2 or not is_last_axis(axis, node):
         raise NoMatch

@@ -110,7 +110,7 @@ def multinomial(
 
 
 def dropout_and_mask(x, p, *, seed=None):
-    """Returns the result of `dropout`, and where elements of `x` were kept."""
+    """Return the result of `dropout`, and where elements of `x` were kept."""
     kept = rand(x.shape, seed=seed) >= p
     scale = 1 / (1 - p) if p < 1 else 0.0
     return (x.to(torch.float32) * kept * scale).to(x.dtype), kept

@@ -64,7 +64,7 @@ def _check(program: ExportedProgram, calls: list[Node]) -> None:
 
 
 def _all_calls(module: GraphModule) -> Iterator[Node]:
-    """Yields the calls of operators in the graph and in the graphs of its branches and loop bodies."""
+    """Yield the calls of operators in the graph and in the graphs of its branches and loop bodies."""
     for submodule in module.modules():
         if isinstance(submodule, GraphModule):
             yield from (n for n in submodule.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
@@ -88,7 +88,7 @@ def _takes_seed(node: Node) -> bool:
 
 
 def _argument(node: Node, name: str, missing=None):
-    """Returns an argument of a call, or `missing` if the operator has no argument of this name."""
+    """Return an argument of a call, or `missing` if the operator has no argument of this name."""
     for index, argument in enumerate(node.target._schema.arguments):
         if argument.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, argument.default_value)
@@ -104,7 +104,7 @@ def _set_argument(node: Node, name: str, value: Node) -> None:
 
 
 def _add_seed(graph: Graph) -> Node:
-    """Adds the input `seed` behind the other inputs."""
+    """Add the input `seed` behind the other inputs."""
     with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
         seed = graph.placeholder("seed")
     with detect_fake_mode([n.meta.get("val") for n in graph.nodes]):
@@ -123,7 +123,7 @@ def _seed_of_draw(seed: Node, index: int, before: Node) -> Node:
 
 
 def _with_seed_input(program: ExportedProgram, seed: Node) -> ExportedProgram:
-    """Returns `program` with the input `seed`, which its graph already has, added to its signature."""
+    """Return `program` with the input `seed`, which its graph already has, added to its signature."""
     argument = TensorArgument(seed.name)
     signature = copy.deepcopy(program.graph_signature)
     signature.input_specs.append(InputSpec(InputKind.USER_INPUT, argument, target=None))

@@ -103,7 +103,7 @@ class Replica:
     async def exchange(
         self, method: str, path: str, query: bytes, headers: Headers, body: bytes, *, digests: list[bytes]
     ) -> AsyncIterator[dict]:
-        """Yields the ASGI messages of the response. `digests` is for `PrefixRouter`."""
+        """Yield the ASGI messages of the response. `digests` is for `PrefixRouter`."""
         from ..serve.in_process import exchange
 
         async for message in exchange(self._app, path, body, method=method, query=query, headers=headers):
@@ -144,7 +144,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 async def _parts(messages: DeploymentResponseGenerator) -> AsyncIterator[bytes]:
-    """Yields the parts of the body. Cancels the request if the client disconnects."""
+    """Yield the parts of the body. Cancels the request if the client disconnects."""
     is_complete = False
     try:
         async for message in messages:

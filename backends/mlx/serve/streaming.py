@@ -58,7 +58,7 @@ class EventStream(StreamingResponse):
 
 
 async def events(answer: Answer, format: ResponseFormat, ping_seconds: float) -> Events:
-    """Yields the events of a streamed answer. An error becomes the last event.
+    """Yield the events of a streamed answer. An error becomes the last event.
 
     Whenever no event came for `ping_seconds`, as during a long prompt, yields a comment. Clients and proxies close
     connections on which nothing comes for a minute or more.

@@ -47,7 +47,7 @@ class Exposed:
 
 
 def expose(graph: ir.MLXGraph, values: Sequence[Exposed]) -> ir.MLXGraph:
-    """Returns a copy of `graph` that returns `values` after its own outputs."""
+    """Return a copy of `graph` that returns `values` after its own outputs."""
     # The slots of the additional outputs begin at `first`. The slots of `graph` from `first` on move up.
     first = graph.num_constant_tensors + graph.num_input_tensors + graph.num_output_tensors
     copies: dict[int, list[ir.Instruction]] = {}
@@ -70,12 +70,12 @@ def expose(graph: ir.MLXGraph, values: Sequence[Exposed]) -> ir.MLXGraph:
 
 
 def _shifted(tid: int, first: int, by: int) -> int:
-    """Returns the new number of a tensor slot: larger by `by` from `first` on."""
+    """Return the new number of a tensor slot: larger by `by` from `first` on."""
     return tid if tid < first else tid + by
 
 
 def _renumber(x: Any, first: int, by: int) -> Any:
-    """Returns a copy of `x` in which the numbers of the tensor slots from `first` on are larger by `by`."""
+    """Return a copy of `x` in which the numbers of the tensor slots from `first` on are larger by `by`."""
     if isinstance(x, list):
         return [_renumber(item, first, by) for item in x]
     if isinstance(x, ir.Tid):
@@ -102,7 +102,7 @@ def _meta(value: Exposed) -> ir.TensorMeta:
 
 
 def serialize_program(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -> Cord:
-    """Returns the contents of a `.pte` file whose only method, `forward`, runs the MLX program `graph`.
+    """Return the contents of a `.pte` file whose only method, `forward`, runs the MLX program `graph`.
 
     The method takes all inputs and returns all outputs of `graph`, in their order. `constants` maps the key of a
     constant to its data.
@@ -142,7 +142,7 @@ def serialize_program(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -
 
 
 def _evalue(slot: ir.SlotVariant, metas: Sequence[ir.TensorMeta], offset: int) -> tuple[et.EValue, int]:
-    """Returns an argument of the delegate call, and its size in bytes. A tensor lies at `offset` in planned memory."""
+    """Return an argument of the delegate call, and its size in bytes. A tensor lies at `offset` in planned memory."""
     if slot.slot_type != ir.SlotType.TensorSlot:
         return et.EValue(_NUMBER_PLACEHOLDERS[slot.slot_type]), 0
     meta = metas[slot.idx]
@@ -166,7 +166,7 @@ def _evalue(slot: ir.SlotVariant, metas: Sequence[ir.TensorMeta], offset: int) -
 
 
 def bound_extents(graph: ir.MLXGraph, calls: Sequence[Sequence[Any]]) -> ir.MLXGraph:
-    """Returns a copy of `graph` with an upper bound for each dynamic extent of its inputs and outputs.
+    """Return a copy of `graph` with an upper bound for each dynamic extent of its inputs and outputs.
 
     The bound is the largest size in `calls`, which has the inputs and then the outputs of each call. ExecuTorch
     allocates memory for tensors of these sizes.
@@ -184,5 +184,5 @@ def bound_extents(graph: ir.MLXGraph, calls: Sequence[Sequence[Any]]) -> ir.MLXG
 
 
 def contiguous(values: Sequence[Any]) -> list[Any]:
-    """Returns the arguments of a call with every tensor made contiguous."""
+    """Return the arguments of a call with every tensor made contiguous."""
     return [v.detach().contiguous() if isinstance(v, torch.Tensor) else v for v in values]

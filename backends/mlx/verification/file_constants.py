@@ -11,7 +11,7 @@ from ..inspect.pte import Contents
 
 
 def file_constants(path: Path, contents: Contents) -> dict[str, FileBackedData]:
-    """Returns the named data of a file by key. A value reads its bytes from the file when they are used."""
+    """Return the named data of a file by key. A value reads its bytes from the file when they are used."""
     offsets = contents.named_data_offsets
     return {key: _Region(path, offsets[key], size) for key, size in contents.named_data.items()}
 

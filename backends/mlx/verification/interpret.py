@@ -59,7 +59,7 @@ class EagerProgram:
 
 
 def mlx_delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
-    """Returns the MLX delegates of a lowered graph, in the order of the graph."""
+    """Return the MLX delegates of a lowered graph, in the order of the graph."""
     attributes = (_attribute(program, n) for n in program.graph.nodes if n.op == "get_attr")
     return [m for m in attributes if isinstance(m, LoweredBackendModule) and m.backend_id == BACKEND]
 

@@ -141,7 +141,7 @@ def _refusal(error: RuntimeError) -> CannotLocate:
 
 
 def _eager_value(call: DelegateCall, origin: Origin) -> torch.Tensor:
-    """Returns what eager torch computed for the tensor of `origin`."""
+    """Return what eager torch computed for the tensor of `origin`."""
     value = call.values[origin.node]
     return value if origin.part is None else value[origin.part]
 
@@ -173,7 +173,7 @@ def _departure(delegate: Delegate, origin: Origin, call: int, comparison) -> Dep
 
 
 def _source(node: torch.fx.Node) -> str:
-    """Returns the line of the model's source that an FX node comes from.
+    """Return the line of the model's source that an FX node comes from.
 
     This is the innermost stack frame outside of torch, or the innermost of all if every frame is in torch.
     """

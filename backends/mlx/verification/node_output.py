@@ -64,7 +64,7 @@ def _first_operand(program: ExportedProgram, target: str) -> Node:
 
 
 def _argument_order(edge: ExportedProgram) -> list[int]:
-    """Returns, for each argument of the delegate call, its index among the inputs of the method."""
+    """Return, for each argument of the delegate call, its index among the inputs of the method."""
     (call,) = (n for n in edge.graph.nodes if n.target is executorch_call_delegate)
     names = list(edge.graph_signature.user_inputs)
     return [names.index(argument.name) for argument in call.args[1:]]

@@ -80,7 +80,7 @@ class RoundingNoise(TorchDispatchMode):
         return result if exact else tree_map_only(torch.Tensor, self.perturbed, result)
 
     def _noisy_operands(self, func: Any, args: tuple) -> list:
-        """Returns `args`, with noise in the operands if `func` is a sum.
+        """Return `args`, with noise in the operands if `func` is a sum.
 
         In a product, the largest operand gets no noise: it is usually a weight, for which the noise would take long.
         """
@@ -95,7 +95,7 @@ class RoundingNoise(TorchDispatchMode):
         return noisy
 
     def perturbed(self, value: torch.Tensor, epsilon: float | None = None) -> torch.Tensor:
-        """Returns `value` with noise in each element, by default that of one operation."""
+        """Return `value` with noise in each element, by default that of one operation."""
         if value.dtype not in EPSILON or type(value) is not torch.Tensor:
             return value
         dtype = torch.promote_types(value.dtype, torch.float32)
@@ -106,7 +106,7 @@ class RoundingNoise(TorchDispatchMode):
 
 
 def _name(func: Any) -> str:
-    """Returns the name of an operator without namespace and overload."""
+    """Return the name of an operator without namespace and overload."""
     return func._schema.name.partition("::")[2] if isinstance(func, torch._ops.OpOverload) else ""
 
 
@@ -117,7 +117,7 @@ def _keeps_precision(value: torch.Tensor, converted: torch.Tensor) -> bool:
 
 @functools.cache
 def _definition(func: Any) -> Callable | None:
-    """Returns the definition of a composed operator in torch, or None."""
+    """Return the definition of a composed operator in torch, or None."""
     return decomposition_table.get(func) if _name(func) in _COMPOSED else None
 
 

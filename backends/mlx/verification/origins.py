@@ -42,7 +42,7 @@ class Origin:
 
 
 def trace_origins(program: ExportedProgram, graph: ir.MLXGraph) -> list[Origin]:
-    """Returns the origins of the tensors that the main chain of `graph` computes, in the order of the instructions.
+    """Return the origins of the tensors that the main chain of `graph` computes, in the order of the instructions.
 
     `program` is the delegated graph. Raises ProgramMismatch if it does not compile to `graph`.
     """
@@ -100,7 +100,7 @@ class _Recorder(ProgramBuilder):
 
 
 def _match(builder: ProgramBuilder, graph: ir.MLXGraph) -> dict[Slot, int]:
-    """Returns the number that each slot of `builder` has in `graph`.
+    """Return the number that each slot of `builder` has in `graph`.
 
     Raises ProgramMismatch if the instructions differ in more than the numbers of their slots.
     """

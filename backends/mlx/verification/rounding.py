@@ -85,7 +85,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def tolerance_of(expected: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the tolerance of each element, float64.
+    """Return the tolerance of each element, float64.
 
     It is infinite where rounding noise changes an integer or boolean, or changes whether a float is infinite or NaN.
     """

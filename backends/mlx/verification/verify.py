@@ -96,7 +96,7 @@ def _checked_bytes(pte: Any) -> bytes:
 
 
 def _flat(call: tuple[tuple, dict]) -> list[Any]:
-    """Returns the inputs of the program in a call: copies of its arguments, without those that are None."""
+    """Return the inputs of the program in a call: copies of its arguments, without those that are None."""
     return [_copied(leaf) for leaf in tree_leaves(call) if leaf is not None]
 
 
@@ -119,7 +119,7 @@ class _Eager:
         self.module = module
 
     def run(self, calls: Sequence[tuple[tuple, dict]], noise_seed: int | None = None) -> list[list[Any]]:
-        """Returns the outputs of each call. With a `noise_seed`, the run has rounding noise of this seed."""
+        """Return the outputs of each call. With a `noise_seed`, the run has rounding noise of this seed."""
         buffers = [(b, b._version, b.clone()) for b in self.module.buffers()]
         try:
             with torch.no_grad():
@@ -150,7 +150,7 @@ def _compare(actual: list[list], expected: list[list], noisy: list[list[list]]):
 
 @forget_programs()
 def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple[Departure | None, str | None]:
-    """Returns the first departure and None, or None and a note that says why no departure is named."""
+    """Return the first departure and None, or None and a note that says why no departure is named."""
     contents = read_payloads(data)
     delegates = [d for d in contents.delegates if d.method == "forward"]
     if not delegates:
@@ -167,7 +167,7 @@ def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple
 
 
 def _lower(module: Any, call: tuple[tuple, dict], dynamic_shapes: Any, *, allow_extensions: bool) -> ExportedProgram:
-    """Returns the lowered graph of the module. `call` has the example inputs for its export."""
+    """Return the lowered graph of the module. `call` has the example inputs for its export."""
     with quiet_lowering(), torch.no_grad():
         exported = module
         if not isinstance(module, ExportedProgram):

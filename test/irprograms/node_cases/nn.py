@@ -15,7 +15,7 @@ from ..node_case import NodeCase, random
 
 
 def in_float32(op):
-    """Returns a function that calls `op` with the inputs in float32. Its result has the dtype of the first input."""
+    """Return a function that calls `op` with the inputs in float32. Its result has the dtype of the first input."""
 
     def apply(**inputs):
         dtype = next(iter(inputs.values())).dtype
@@ -52,7 +52,7 @@ LINALG = [
 
 
 def channels_last(op, **kw):
-    """Returns a function that calls `op`, a convolution of torch, for x and w with the channels in the last axis."""
+    """Return a function that calls `op`, a convolution of torch, for x and w with the channels in the last axis."""
 
     def apply(x, w):
         return op(x.movedim(-1, 1), w.movedim(-1, 1), **kw).movedim(1, -1)
@@ -61,7 +61,7 @@ def channels_last(op, **kw):
 
 
 def transposed_conv(op, groups=1, **kw):
-    """Returns a function that calls `op`, a transposed convolution of torch, for x and w with the channels last.
+    """Return a function that calls `op`, a transposed convolution of torch, for x and w with the channels last.
 
     It permutes w from [out, ..., in / groups] to torch's [in, out / groups, ...].
     """
@@ -194,7 +194,7 @@ NVFP4 = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
 
 
 def quantized_cases(fields):
-    """Yields a matrix product and a dequantization. `fields` are `group_size`, `bits` and `mode` of the nodes."""
+    """Yield a matrix product and a dequantization. `fields` are `group_size`, `bits` and `mode` of the nodes."""
     x = random(3, 64)
     note = f"{fields['mode']}{fields['bits']}"
     parts = quantized(**fields)

@@ -12,7 +12,7 @@ UINT = torch.uint32
 
 
 def reduce(node, op, x=X, **kwargs):
-    """Yields cases of a reduction over one axis, over two axes that are kept, and over all axes."""
+    """Yield cases of a reduction over one axis, over two axes that are kept, and over all axes."""
     for axes, keepdims in (([1], False), ([-1, 0], True), (None, False)):
         dims = list(range(x.ndim)) if axes is None else axes
         yield NodeCase(
@@ -26,7 +26,7 @@ def reduce(node, op, x=X, **kwargs):
 
 
 def one_by_one(op):
-    """Returns a reduction over several axes that applies `op` to one axis at a time."""
+    """Return a reduction over several axes that applies `op` to one axis at a time."""
 
     def apply(x, dims, keepdims):
         for d in sorted((d % x.ndim for d in dims), reverse=True):

@@ -171,7 +171,7 @@ class _Call:
 
 
 def _first_run(decoder: CachedDecoder) -> list[_Step]:
-    """Returns the steps of a prompt in two chunks and of single tokens, all in the last row."""
+    """Return the steps of a prompt in two chunks and of single tokens, all in the last row."""
     steps = min(_DECODE_STEPS, decoder.max_context_len - 2)
     chunk = min(decoder.chunk, _MAX_FIRST_CHUNK)
     prompt = min(chunk + _SECOND_CHUNK, decoder.max_context_len - steps)
@@ -181,7 +181,7 @@ def _first_run(decoder: CachedDecoder) -> list[_Step]:
 
 
 def _second_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_Step]:
-    """Returns the steps of short prompts in the last and the first row, in the forms chunk, decode and verify.
+    """Return the steps of short prompts in the last and the first row, in the forms chunk, decode and verify.
 
     Returns none if the first run calls the only method that this run would call.
     """
@@ -204,7 +204,7 @@ def _second_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_S
 
 
 def _fitting(steps: Sequence[_Step], decoder: CachedDecoder) -> list[_Step]:
-    """Returns `steps`, shortened so that each fits into a chunk and all together fit into the context."""
+    """Return `steps`, shortened so that each fits into a chunk and all together fit into the context."""
     fitting: list[_Step] = []
     held = dict.fromkeys(range(decoder.rows), 0)
     for step in steps:
@@ -274,7 +274,7 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
 
 
 def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step], rows: int) -> CachedDecoder:
-    """Returns a decoder with the same model, whose caches only have room for `steps`. This saves memory."""
+    """Return a decoder with the same model, whose caches only have room for `steps`. This saves memory."""
     count = sum(step.length for step in steps)
     return CachedDecoder(
         decoder.model, rows=rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs,
@@ -283,7 +283,7 @@ def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step], rows: int) ->
 
 
 def _logits(decoder: CachedDecoder, form: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the logits `[B, V]` of a call, float32."""
+    """Return the logits `[B, V]` of a call, float32."""
     tokens, *places = inputs
     with torch.no_grad():
         keep_log = form == "verify" and decoder.can_rewind
@@ -309,7 +309,7 @@ class _Runtime:
         return [values.argmax(-1) for values in logits], logits, None
 
     def _run_with_logits(self, name: str, calls: Sequence[_Call]) -> tuple[list, list | None, str | None]:
-        """Does what `run` does, for a method that returns only tokens.
+        """Do what `run` does, for a method that returns only tokens.
 
         Runs a copy of the file, in which this method also returns the logits.
         """
@@ -344,11 +344,11 @@ class _Runtime:
         return [values.argmax(-1) for values in logits], logits
 
     def _method(self, form: str, returns_tokens: bool, width: int = 1) -> str | None:
-        """Returns the name of the first method of this kind, or None if there is none."""
+        """Return the name of the first method of this kind, or None if there is none."""
         return next((n for n, kind in self.kinds.items() if kind == MethodKind(form, returns_tokens, width)), None)
 
     def departure(self, form: str, width: int) -> str:
-        """Returns the first departure in a method of this form and width as text, or the reason why none is named."""
+        """Return the first departure in a method of this form and width as text, or the reason why none is named."""
         name = self._method(form, False, width) or self._method(form, True, width)
         rows = tuple(range(width)) if form == "decode" else (self.decoder.rows - 1,)
         lengths = [1] * len(_LOCATE_LENGTHS) if form == "decode" else _LOCATE_LENGTHS
@@ -360,7 +360,7 @@ class _Runtime:
             return f"the intermediate values cannot be compared: {reason}"
 
     def _inputs(self, call: _Call, name: str) -> list[torch.Tensor]:
-        """Returns the inputs of method `name`. Every sampling parameter has its off value, so the draw is greedy."""
+        """Return the inputs of method `name`. Every sampling parameter has its off value, so the draw is greedy."""
         length = call.inputs[0].shape[1]
         inputs = example_inputs(self.kinds[name], self.decoder, self.head, length)
         return [*call.inputs, *list(inputs.values())[len(call.inputs) :]]

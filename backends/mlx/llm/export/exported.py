@@ -21,7 +21,7 @@ from .quantization.kv_caches import KVQuantization
 
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`. A file in it can be moved to its final name when it is complete.
+    """Yield a temporary folder beside `path`. A file in it can be moved to its final name when it is complete.
 
     Raises FileNotFoundError if the folder of `path` does not exist.
     """

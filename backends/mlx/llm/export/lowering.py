@@ -60,7 +60,7 @@ def lower(
 def _decomposed(
     program: ExportedProgram, partitioner: MLXPartitioner, table: Mapping[Any, Callable]
 ) -> ExportedProgram:
-    """Returns a functional program in which the operators without a handler of the delegate are decomposed by `table`.
+    """Return a functional program in which the operators without a handler of the delegate are decomposed by `table`.
 
     Unused parameters and the assertions about dtypes are removed, as `to_edge_transform_and_lower` does.
     """
@@ -78,7 +78,7 @@ def _is_delegated(program: ExportedProgram) -> bool:
 
 @contextmanager
 def _modules_stay_as_they_are() -> Iterator[None]:
-    """Keeps torch.fx from replacing two methods of `torch.nn.Module` before each trace, and restoring them after it.
+    """Keep torch.fx from replacing two methods of `torch.nn.Module` before each trace, and restoring them after it.
 
     The lowering traces hundreds of single operators and functions, which use no module. Each replacement visits all
     subclasses of `Module`, of which transformers has thousands, and takes longer than the rest of such a trace. In this

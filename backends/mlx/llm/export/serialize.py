@@ -18,7 +18,7 @@ from ...verification.interpret import mlx_delegates
 
 @paused_collector()
 def serialize(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
-    """Does what `lowered.to_executorch()` does, in less time.
+    """Do what `lowered.to_executorch()` does, in less time.
 
     The passes of `to_executorch` run each method with fake tensors several times. For a call of a delegate, they run
     the whole graph of the delegate, only to find out the shapes of its results, which the graph has already recorded.

@@ -113,7 +113,7 @@ class ObservingCache(Cache):
         self.recurrences: dict = {}
 
     def check(self) -> None:
-        """Does nothing. A derived class raises ValueError if a layer did something that was not observed."""
+        """Do nothing. A derived class raises ValueError if a layer did something that was not observed."""
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         self._add_layers(layer_idx)

@@ -95,7 +95,7 @@ def causal_conv1d_fn(cache, hidden_states, weight, bias=None, activation=None, *
 
 
 def gated_delta_rule(cache, query, key, value, g, beta, use_qk_l2norm_in_kernel=False, **kwargs):
-    """Takes `query`, `key` and `value` `[B, S, H, D]`. Returns the outputs and the new state."""
+    """Take `query`, `key` and `value` `[B, S, H, D]`. Returns the outputs and the new state."""
     dtype = query.dtype
     query, key, value, g, beta = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
@@ -114,7 +114,7 @@ def mamba2_chunk_scan(
     cache, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=None, dt_softplus=False,
     dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **kwargs,
 ):  # fmt: skip
-    """Takes `hidden_states` `[B, S, H, P]`, `dt` `[B, S, H]`, `A` `[H]`, `B` and `C` `[B, S, G, N]`."""
+    """Take `hidden_states` `[B, S, H, P]`, `dt` `[B, S, H]`, `A` `[H]`, `B` and `C` `[B, S, G, N]`."""
     dt = _time_step(dt, dt_bias, dt_softplus)
     if tuple(dt_limit) != (0.0, float("inf")) or not dt_softplus:
         dt = torch.clamp(dt, min=dt_limit[0], max=dt_limit[1])
@@ -132,7 +132,7 @@ def mamba_selective_scan(
     cache, hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
     **kwargs,
 ):  # fmt: skip
-    """Takes `hidden_states` and `dt` `[B, D, S]`, `A` `[D, N]`, `B` and `C` `[B, N, S]`.
+    """Take `hidden_states` and `dt` `[B, D, S]`, `A` `[D, N]`, `B` and `C` `[B, N, S]`.
 
     If the initial state has an axis for heads, the layer calls this function for one head after the other.
     """
