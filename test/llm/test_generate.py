@@ -1,6 +1,7 @@
 """`LLM.generate` and `LLM.chat`: tokens, KV cache, end of the answer, tokenizer."""
 
 import threading
+import weakref
 
 import pytest
 import small_llm
@@ -156,6 +157,21 @@ def test_callbacks_of_an_engine_share_a_thread_state(llm):
 
     llm.generate(PROMPT, allowed_tokens=count, max_new_tokens=3, ignore_eos=True).result()
     assert seen == [1, 2, 3]
+
+
+def test_the_function_for_masks_is_forgotten_at_the_end_of_the_answer(llm):
+    """It may hold the states of a grammar, and the answers of a request are kept until the last one ends."""
+
+    class Masks:
+        def __call__(self, answer):
+            return None
+
+    masks = Masks()
+    reference = weakref.ref(masks)
+    generation = llm.generate(PROMPT, allowed_tokens=masks, max_new_tokens=2, ignore_eos=True)
+    del masks
+    assert len(generation.result().tokens) == 2
+    assert reference() is None
 
 
 def test_failed_step_ends_the_answer(llm):

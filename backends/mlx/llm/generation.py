@@ -306,7 +306,9 @@ class Request:
 
     # Called on the thread of the engine.
 
-    def receive(self, event: binding.Event) -> None:
+    def receive(self, event: binding.Event, is_last: bool) -> None:
+        if is_last:
+            self._allowed_tokens = None  # it may hold the many states of a grammar
         self.events.put(self._copy(event))
         while self._wakers:
             with suppress(RuntimeError, IndexError):  # the event loop was closed, or the last task has ended
@@ -342,7 +344,7 @@ class Request:
 def _on_event(key: int, event: Any) -> bool:
     request, is_last = _requests[key], event.contents.finish != binding.RUNNING
     enter_callback(request.handles)
-    request.receive(event.contents)
+    request.receive(event.contents, is_last)
     if is_last:
         del _requests[key]
         request._leave()
