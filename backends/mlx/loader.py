@@ -130,9 +130,7 @@ def blas_name(delegate: str) -> str:
 
     `delegate` is the path that `load_delegate` returned.
     """
-    function = ctypes.CDLL(delegate).executorch_mlx_blas
-    function.restype = ctypes.c_char_p
-    return function().decode().strip()
+    return library_text(delegate, "executorch_mlx_blas").strip()
 
 
 def cpu_kernels(delegate: str) -> str:
@@ -140,7 +138,12 @@ def cpu_kernels(delegate: str) -> str:
 
     `delegate` is the path that `load_delegate` returned.
     """
-    function = ctypes.CDLL(delegate).executorch_mlx_cpu_kernels
+    return library_text(delegate, "executorch_mlx_cpu_kernels")
+
+
+def library_text(library: str, name: str) -> str:
+    """Return what the function `name` of a library returns: a text in C. The function takes no arguments."""
+    function = getattr(ctypes.CDLL(library), name)
     function.restype = ctypes.c_char_p
     return function().decode()
 

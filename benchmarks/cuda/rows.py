@@ -1,6 +1,7 @@
 """Compares the tokens of several requests at once on the GPU with those of each request alone, and with the CPU's.
 
-The CPU rounds other sums than the GPU: in bfloat16, its tokens are others as soon as two candidates are close.
+The CPU adds in another order than the GPU. In bfloat16, its tokens therefore differ as soon as two candidates are
+nearly equally likely.
 
     python benchmarks/cuda/rows.py export FOLDER     writes the programs; needs no GPU
     python benchmarks/cuda/rows.py FOLDER            compares the tokens; run.sh calls it

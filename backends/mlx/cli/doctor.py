@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..loader import OtherDelegateError, blas_name, cpu_kernels, load_delegate
+from ..loader import OtherDelegateError, blas_name, cpu_kernels, library_text, load_delegate
 from ..quiet import quiet_imports, quiet_lowering
 from .model_arguments import CommandError
 
@@ -122,9 +122,7 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
         return
     _print("delegate", path)
     _print("MLXBackend", "this delegate")
-    version = ctypes.CDLL(path).executorch_mlx_version
-    version.restype = ctypes.c_char_p
-    built, installed = version().decode(), _version("executorch-mlx")
+    built, installed = library_text(path, "executorch_mlx_version"), _version("executorch-mlx")
     if installed is not None and built != installed:
         yield (
             f"delegate: {path} has version {built}, but the Python package has version {installed}; "

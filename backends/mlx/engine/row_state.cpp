@@ -144,10 +144,11 @@ class InputFile {
     size_t done = 0;
     while (done < target.size()) {
       const ssize_t count = ::read(file_, target.data() + done, target.size() - done);
-      if (count <= 0 && !(count < 0 && errno == EINTR)) {
+      if (count > 0) {
+        done += static_cast<size_t>(count);
+      } else if (count == 0 || errno != EINTR) {
         break;
       }
-      done += static_cast<size_t>(std::max<ssize_t>(0, count));
     }
     return done;
   }

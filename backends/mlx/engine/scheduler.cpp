@@ -32,7 +32,8 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
       max_rows_(1, program.metadata().rows),
       max_chunk_(1, largest_chunk(program, options)) {
   check_not_forked();
-  running_.reserve(static_cast<size_t>(program.metadata().rows)); // so that a request that has left the queue is kept
+  // Adding a request must not fail for lack of memory: the request has left the queue then, and would be lost.
+  running_.reserve(static_cast<size_t>(program.metadata().rows));
   if (draft != nullptr) {
     guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
   } else if (program.has_mtp_head()) {
@@ -219,7 +220,7 @@ void Scheduler::advance_prompt() {
 // chunk. There, the size depends on times only if the option asks for it.
 int64_t Scheduler::chunk_size(int64_t position, int64_t rest) const {
   const int64_t limit = max_chunk_.value();
-  const double seconds =
+  const double seconds = // 0: no limit
       options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kDefaultChunkSeconds : 0;
   if (running_.size() == 1 || seconds == 0) {
     return std::min(limit, rest);

@@ -74,16 +74,16 @@ def _check_ends(tokens: Sequence[str], sign: str, opening: Sequence[str]) -> Non
 
     For `$`, the tokens are in the opposite order.
     """
-    is_end, outer = True, [True]  # whether no character precedes: at this place, and where the groups around it begin
+    at_edge, outer = True, [True]  # whether no character precedes: at this place, and where the groups around it begin
     for token in tokens:
-        if token == sign and not is_end:
+        if token == sign and not at_edge:
             raise ValueError(f"{sign} in the middle is not supported")
         if token in opening:
-            outer.append(is_end)
+            outer.append(at_edge)
         elif token == "|":
-            is_end = outer[-1]
+            at_edge = outer[-1]
         elif token not in ("^", "$"):
-            is_end = False
+            at_edge = False
             if token in ("(", "(?:", ")"):
                 outer.pop()
 

@@ -26,7 +26,8 @@ namespace cpu {
 // Calls item(0) ... item(count - 1) on the threads of the kernels, and returns when all items are done.
 void parallel(int count, const std::function<void(int)>& item);
 
-// Throws an error if an environment variable names an instruction set that this processor does not support.
+// Throws an error if EXECUTORCH_MLX_CPU_KERNELS, an environment variable, names an instruction set that this processor
+// does not support.
 void check_instruction_set();
 
 // Whether kernels run at once on this stream if their operands are available.

@@ -8,10 +8,13 @@ namespace executorch_mlx::cpu {
 
 void check_instruction_set() {
   const char* const name = std::getenv(EXECUTORCH_MLX_CPU_KERNELS);
+  if (name == nullptr) {
+    return;
+  }
   const std::string all = executorch_mlx_all_kernels();
   check_argument(
-      name == nullptr || str(", ", all, ", ").find(str(", ", name, ", ")) != std::string::npos,
-      EXECUTORCH_MLX_CPU_KERNELS, ": got \"", name != nullptr ? name : "", "\", expected one of ", all);
+      str(", ", all, ", ").find(str(", ", name, ", ")) != std::string::npos, EXECUTORCH_MLX_CPU_KERNELS, ": got \"",
+      name, "\", expected one of ", all);
 }
 
 } // namespace executorch_mlx::cpu

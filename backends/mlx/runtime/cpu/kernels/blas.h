@@ -55,8 +55,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(voi
 
 // -- instruction sets ----------------------------------------------------------------------------
 
-// The environment variable with the name of the kernels. Without it, or if this processor does not support them, the
-// fastest ones are used.
+// The environment variable that chooses the instruction set of the kernels. Without it, or if this processor does not
+// support that instruction set, the kernels are those of the fastest one.
 #define EXECUTORCH_MLX_CPU_KERNELS "EXECUTORCH_MLX_CPU_KERNELS"
 
 // Returns the instruction set of the kernels: "amx", "avx512_bf16", "avx512", "avx2" or "portable".

@@ -36,7 +36,8 @@ class Angles {
  public:
   explicit Angles(const Rotation& r)
       : half_(r.frequencies.size()), cosines_(r.offsets.size() * r.tokens * half_), sines_(cosines_.size()) {
-    parallel_ranges(r.offsets.size() * r.tokens, half_ * 16, [&](int64_t first, int64_t last) {
+    constexpr int64_t kWork = 16;  // of an angle, in floats that another kernel would process meanwhile
+    parallel_ranges(r.offsets.size() * r.tokens, half_ * kWork, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         const float position = static_cast<float>(r.offsets[i / r.tokens] + i % r.tokens) * r.scale;
         for (int64_t j = 0; j < half_; ++j) {

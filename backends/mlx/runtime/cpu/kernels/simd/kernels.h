@@ -254,7 +254,8 @@ void multiply_integer_tiles(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
 }
 
-// The kernels for the best instruction set of this processor, or those that executorch_mlx_use_kernels() selected.
+// The kernels for the best instruction set of this processor, or for the one that the environment variable
+// EXECUTORCH_MLX_CPU_KERNELS or executorch_mlx_use_kernels() has chosen.
 const Kernels& kernels();
 
 } // namespace executorch_mlx

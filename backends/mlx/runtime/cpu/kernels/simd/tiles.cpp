@@ -12,7 +12,7 @@ namespace {
 constexpr ptrdiff_t kRowBytes = 64;                   // of a tile
 constexpr ptrdiff_t kFloats = kTileRows * kTileRows;  // in a tile
 
-// Makes the compiler write this memory now. It does not know that the instructions for tiles read memory.
+// Makes the compiler write this memory now: it does not know that the instructions that load tiles read memory.
 inline void write_now(const void* memory) {
   asm volatile("" : : "r"(memory) : "memory");
 }
@@ -83,9 +83,9 @@ struct Ahead {
 };
 
 // Computes the products of the rows row ... row + kBlockRows - 1 of w with X tiles of x, which lie x_tile floats apart.
-// y is [kBlockRows, X * kTileRows].
+// y is [kBlockRows, X * kTileRows]. The tiles 0 to 3 have the results, 4 and 5 rows of w, and 6 and 7 rows of x.
 template <int X>
-void compute_block(const Matrix& w, int row, const float* x, ptrdiff_t x_tile, Ahead& ahead, float* y) {
+void multiply_block(const Matrix& w, int row, const float* x, ptrdiff_t x_tile, Ahead& ahead, float* y) {
   constexpr ptrdiff_t kStride = X * kRowBytes;
   alignas(64) uint16_t copy[kTileRows * kElements];
   float* const second = y + X * kFloats;
@@ -149,8 +149,8 @@ void multiply_tiles(
     for (int row = 0; row < m; row += kBlockRows) {
       const float* rows = x + row / kTileRows * x_tile;
       const bool is_single = m - row <= kTileRows;
-      is_single ? compute_block<1>(w, column, rows, x_tile, ahead, results)
-                : compute_block<2>(w, column, rows, x_tile, ahead, results);
+      is_single ? multiply_block<1>(w, column, rows, x_tile, ahead, results)
+                : multiply_block<2>(w, column, rows, x_tile, ahead, results);
       const int width = is_single ? kTileRows : kBlockRows;
       for (int c = 0; c < kBlockRows && column + c < n; c += kTileRows) {
         for (int r = 0; r < width; r += kTileRows) {
@@ -171,9 +171,18 @@ void multiply_tiles(
 
 namespace {
 
-constexpr int kMaxDepth = 64;       // integers of a row in a tile
-constexpr int kMaxStepsOfGroup = 2;  // a group has at most 128 integers
-constexpr int kRowBlock = 128;      // rows of x whose sums stay in the first-level cache
+constexpr int kMaxDepth = 64;        // integers of a row in a tile
+constexpr int kMaxStepsOfGroup = 2;  // tiles of a group, which has at most 128 integers
+constexpr int kRowBlock = 128;       // rows of x whose sums stay in the first-level cache
+
+int integers_of_group(const IntegerPanels& p) {
+  return p.words * 32 / p.bits;
+}
+
+// The integers of a group that a row of a tile has.
+int depth_of(const IntegerPanels& p) {
+  return integers_of_group(p) < kMaxDepth ? integers_of_group(p) : kMaxDepth;
+}
 
 // Writes a group of a panel of 4 bits as tiles, with one integer in each byte.
 void unpack_group(const char* words, int count, uint8_t* to) {
@@ -229,8 +238,8 @@ void dot_products(const int8_t* x, ptrdiff_t stride, bool has_second_step, Ints 
 // for each row.
 template <int Digits>
 void multiply_panel(const IntegerPanels& p, const char* panel, const IntegerRows& x, int row, int m, Floats* sums) {
-  const int size = p.words * 32 / p.bits;
-  const int depth = size < kMaxDepth ? size : kMaxDepth;
+  const int size = integers_of_group(p);
+  const int depth = depth_of(p);
   const bool has_second_step = size > kMaxDepth;
   const ptrdiff_t scale_bytes = kIntegerPanelRows * (p.scale_type == FloatType::float32 ? 4 : 2);
   alignas(64) uint8_t unpacked[kMaxStepsOfGroup * kMaxDepth * kIntegerPanelRows];
@@ -285,8 +294,7 @@ void multiply_panel(const IntegerPanels& p, const char* panel, const IntegerRows
 
 void multiply_integer_tiles(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
-  const int size = panels.words * 32 / panels.bits;
-  const int depth = size < kMaxDepth ? size : kMaxDepth;
+  const int depth = depth_of(panels);
   Configuration configuration;
   for (int i = 3; i < 6; ++i) {
     configuration.row_bytes[i] = static_cast<uint16_t>(depth);
@@ -300,7 +308,7 @@ void multiply_integer_tiles(
     const char* panel = panels.data + ptrdiff_t{column / kIntegerPanelRows} * panels.panel_bytes;
     const int columns = last - column < kIntegerPanelRows ? last - column : kIntegerPanelRows;
     for (int row = 0; row < m;) {
-      // No block has less rows than a tile.
+      // No block has fewer rows than a tile.
       const int left = m - row;
       const int rows = left < kRowBlock + kTileRows ? left : kRowBlock;
       with_digits(x.digits, [&](auto digits) {
