@@ -371,7 +371,7 @@ def reference_attention(q, k, v, arguments):
 
 @pytest.mark.parametrize("mask", ["causal", "float"])
 @pytest.mark.parametrize("memory_order", [(0, 2, 1, 3), (0, 1, 3, 2)])
-@pytest.mark.parametrize("queries, keys, width, v_width", [(1, 300, 24, 10), (5, 77, 7, 128), (150, 150, 24, 10)])
+@pytest.mark.parametrize("queries, keys, width, v_width", [(1, 300, 24, 10), (5, 77, 7, 128), (150, 150, 24, 48)])
 @pytest.mark.parametrize(
     "dtype, cache_dtype",
     [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16), (torch.float32, torch.bfloat16)],
@@ -406,11 +406,11 @@ def test_attention_with_infinity_and_nan_in_the_mask(library):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("queries", [1, 4, 40])
-def test_unseen_infinite_and_nan_values_have_no_effect(library, dtype, queries):
+@pytest.mark.parametrize("queries, width", [(1, 24), (1, 32), (4, 24), (40, 24), (40, 32)])
+def test_unseen_infinite_and_nan_values_have_no_effect(library, dtype, queries, width):
     """The result has the bits that it has with any finite values."""
     generator = torch.Generator().manual_seed(queries)
-    q, k, v = (torch.randn(1, 2, n, 24, generator=generator).to(dtype) for n in (queries, 300, 300))
+    q, k, v = (torch.randn(1, 2, n, width, generator=generator).to(dtype) for n in (queries, 300, 300))
     seen = torch.rand(queries, 300, generator=generator) > 0.5
     seen[:, 7] = seen[:, 8] = False
     damaged = v.clone()

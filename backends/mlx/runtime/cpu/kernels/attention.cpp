@@ -19,10 +19,10 @@ using Attention = ExecutorchMlxAttention;
 using Tile = AttentionTile;
 
 constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of rows
-constexpr int64_t kMaxTileRows = 64;  // more rows would multiply more scores that a causal mask hides
+constexpr int64_t kMaxTileRows = kMaxTileValueRows;  // more would multiply more scores that a causal mask hides
 constexpr int64_t kMinTileRows = 16;
 constexpr int64_t kTransposedKeys = 64;  // keys that are transposed at a time: few, so that they stay in the cache
-constexpr int64_t kValuesPerPass = 128;  // values that stay in the cache while all rows of the tile use them
+constexpr int64_t kValuesPerPass = kMaxTileValues;  // that stay in the cache while all rows of the tile use them
 
 // A matrix as the products read it. The elements of a row are contiguous, and each row begins `stride` elements after
 // the previous one.
@@ -155,22 +155,58 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
   return kernels().softmax_numerators(scores, visible, is_scaled ? 1 : a.scale);
 }
 
-// y [rows, v_width] = weights @ v
+// Whether the product of weights with values of this type uses the tiles of AMX.
+bool multiplies_values_in_tiles(const Attention& a, FloatType type) {
+  return kernels().multiply_value_tiles != nullptr && a.q.type == FloatType::bfloat16 &&
+      type == FloatType::bfloat16 && a.v_width % kTileRows == 0;
+}
+
+// y [rows, v_width] = weights [rows, count] @ the values first ... first + count - 1 of v, or += if first > 0. In tiles,
+// count is at most kValuesPerPass, and more than kTileRows rows may be followed by kTileRows - 1 rows of any values.
+void multiply_by_some_values(
+    const Attention& a, const float* weights, int64_t stride, int64_t rows, const Matrix& v, int64_t first,
+    int64_t count, bool in_tiles, float* y) {
+  const void* const values = at(v.data, v.type, first * v.stride);
+  const bool accumulate = first > 0;
+  if (in_tiles) {
+    return kernels().multiply_value_tiles(
+        weights, stride, rows, static_cast<const uint16_t*>(values), v.stride, a.v_width, count, accumulate, y,
+        a.v_width);
+  }
+  kernels().multiply_columns(
+      weights, stride, rows, values, v.type, v.stride, a.v_width, count, accumulate, nullptr, 0, y, a.v_width);
+}
+
+// y [rows, v_width] = weights @ v, perhaps followed by kTileRows - 1 rows of any values.
 void multiply_by_values(
-    const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, Matrix v, float* y) {
+    const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, const Matrix& v,
+    float* y) {
   const bool all = visible_keys(a, tile, 0) <= 0;  // a row that sees no key gives all keys the same weight
+  const bool in_tiles = multiplies_values_in_tiles(a, v.type);
   // Few rows read each value once, so the values need not stay in the cache. But if multiply_columns needs more than
   // two passes for all columns, each pass would read a small part of every row of the values, from many pages of
   // memory.
-  const bool reads_in_order =
-      tile.count <= kMaxTransposedRows && 2 * kernels().column_panel_width(static_cast<int>(tile.count)) >= a.v_width;
+  const bool reads_in_order = !in_tiles && tile.count <= kMaxTransposedRows &&
+      2 * kernels().column_panel_width(static_cast<int>(tile.count)) >= a.v_width;
   const int64_t step = reads_in_order ? keys : kValuesPerPass;
   for (int64_t first = 0; first < keys; first += step) {
     const int64_t row = all ? 0 : first_row_beyond(a, tile, first);
-    kernels().multiply_columns(
-        weights + row * stride + first, stride, tile.count - row, at(v.data, v.type, first * v.stride), v.type,
-        v.stride, a.v_width, std::min(step, keys - first), /*accumulate=*/first > 0, nullptr, 0, y + row * a.v_width,
-        a.v_width);
+    multiply_by_some_values(
+        a, weights + row * stride + first, stride, tile.count - row, v, first, std::min(step, keys - first), in_tiles,
+        y + row * a.v_width);
+  }
+}
+
+// A row of multiply_by_values(), for values that are zeros where the weight is 0.
+void multiply_by_seen_values(const Attention& a, const float* weights, int64_t keys, const Matrix& v, float* y) {
+  const bool in_tiles = multiplies_values_in_tiles(a, v.type);
+  for (int64_t first = 0; first < keys; first += kValuesPerPass) {
+    const int64_t count = std::min(kValuesPerPass, keys - first);
+    multiply_by_some_values(a, weights + first, keys, 1, v, first, count, in_tiles, y);
+  }
+  // In tiles, a weight is the sum of two numbers, and the second one may be 0 where a value is infinite.
+  if (in_tiles && has_nan(y, a.v_width)) {
+    multiply_by_some_values(a, weights, keys, 1, v, 0, keys, /*in_tiles=*/false, y);
   }
 }
 
@@ -204,11 +240,16 @@ void attend(const Attention& a, const Tile& tile) {
   for (int64_t i = 0; i < tile.count; ++i) {
     factors[i] = 1 / softmax_weights(a, tile, i, keys, &scores[i * stride]);
   }
-  y.resize(tile.count * a.v_width);
+  y.resize((tile.count + kTileRows - 1) * a.v_width);
   multiply_by_values(a, tile, scores.data(), stride, keys, v, y.data());
-  leave_out_unseen_keys(tile.count, keys, scores.data(), stride, v.type, a.v_width, y.data(), [&](int64_t key, void* to) {
+  const auto read_value = [&](int64_t key, void* to) {
     copy_row(at(v.data, v.type, key * v.stride), v.type, 1, a.v_width, to);
-  });
+  };
+  leave_out_unseen_keys(
+      tile.count, keys, scores.data(), stride, v.type, a.v_width, y.data(), read_value,
+      [&](const float* weights, const float* values, float* row) {
+        multiply_by_seen_values(a, weights, keys, {values, v.type, a.v_width}, row);
+      });
   for (int64_t i = 0; i < tile.count; ++i) {
     write_row(a, tile, i, factors[i], &y[i * a.v_width]);
   }

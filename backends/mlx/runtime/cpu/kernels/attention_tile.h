@@ -43,40 +43,35 @@ inline void read_as_float32(const void* from, FloatType type, int64_t stride, in
   }
 }
 
-// Recomputes those rows of the outputs y [rows, width] that contain NaN, without the keys of weight 0. These are keys
-// that a row does not see. The product of all weights with the values multiplies them, too, and the product of 0 and an
-// infinite value is NaN. weights [rows, keys] has the distance `stride` between rows. read_value(key, to) writes the
-// `width` elements of a value, of `type`.
-template <typename ReadValue>
+// Whether a row has a NaN. Without an early end, so that the compiler can check several elements at once.
+inline bool has_nan(const float* x, int64_t width) {
+  bool result = false;
+  for (int64_t i = 0; i < width; ++i) {
+    result |= std::isnan(x[i]);
+  }
+  return result;
+}
+
+// Recomputes those rows of the outputs y [rows, width] that contain NaN, with zeros in place of the values of weight 0.
+// These are values that a row does not see. The product of all weights with the values multiplies them, too, and the
+// product of 0 and an infinite value is NaN. weights [rows, keys] has the distance `stride` between rows.
+// read_value(key, to) writes the `width` elements of a value, of `type`. multiply(weights, values, y) computes a row.
+template <typename ReadValue, typename Multiply>
 void leave_out_unseen_keys(
     int64_t rows, int64_t keys, const float* weights, int64_t stride, FloatType type, int64_t width, float* y,
-    ReadValue&& read_value) {
-  static thread_local std::vector<float> seen_weights, seen_values;
+    ReadValue&& read_value, Multiply&& multiply) {
+  static thread_local std::vector<float> values;
   for (int64_t row = 0; row < rows; ++row, weights += stride, y += width) {
-    bool has_nan = false;  // without an early end, so that the compiler can check several elements at once
-    for (int64_t i = 0; i < width; ++i) {
-      has_nan |= std::isnan(y[i]);
-    }
-    if (!has_nan) {
+    if (!has_nan(y, width)) {
       continue;
     }
-    seen_weights.clear();
-    seen_values.resize(keys * width);
+    values.assign(keys * width, 0.0f);
     for (int64_t key = 0; key < keys; ++key) {
       if (weights[key] != 0) {
-        const auto seen = static_cast<int64_t>(seen_weights.size());
-        read_value(key, const_cast<void*>(at(seen_values.data(), type, seen * width)));
-        seen_weights.push_back(weights[key]);
+        read_value(key, const_cast<void*>(at(values.data(), type, key * width)));
       }
     }
-    const auto seen = static_cast<int64_t>(seen_weights.size());
-    if (seen == 0) {
-      std::fill_n(y, width, 0.0f);
-    } else if (seen < keys) {
-      kernels().multiply_columns(
-          seen_weights.data(), seen, 1, seen_values.data(), type, width, static_cast<int>(width),
-          static_cast<int>(seen), /*accumulate=*/false, nullptr, 0, y, width);
-    }
+    multiply(weights, values.data(), y);
   }
 }
 

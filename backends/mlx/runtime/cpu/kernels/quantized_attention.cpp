@@ -176,11 +176,17 @@ void attend_part(
         &scores[i], kPartKeys, static_cast<int>(m), block.data(), FloatType::float32, s.values,
         static_cast<int>(s.values), static_cast<int>(n), i > 0, nullptr, 0, to.y.data(), s.values);
   }
+  const auto read_value = [&](int64_t key, void* value) {
+    dequantize(
+        a.cache, tile.kv_head, first + key, 1, a.value_group, s.values / group_size, /*prefetches=*/false,
+        static_cast<float*>(value));
+  };
   leave_out_unseen_keys(
-      m, count, scores.data(), kPartKeys, FloatType::float32, s.values, to.y.data(), [&](int64_t key, void* value) {
-        dequantize(
-            a.cache, tile.kv_head, first + key, 1, a.value_group, s.values / group_size, /*prefetches=*/false,
-            static_cast<float*>(value));
+      m, count, scores.data(), kPartKeys, FloatType::float32, s.values, to.y.data(), read_value,
+      [&](const float* weights, const float* values, float* y) {
+        kernels().multiply_columns(
+            weights, kPartKeys, 1, values, FloatType::float32, s.values, static_cast<int>(s.values),
+            static_cast<int>(count), /*accumulate=*/false, nullptr, 0, y, s.values);
       });
 }
 

@@ -16,6 +16,8 @@ constexpr int kIntegerPanelRows = 16;  // rows of the matrix in a panel of Integ
 constexpr int kRecurrentPanel = 48;    // columns in a panel of the weights of a recurrent layer
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
 constexpr int kTileRows = 16;          // rows of a tile of multiply_tiles
+constexpr int kMaxTileValueRows = 64;  // rows of weights in one call of multiply_value_tiles
+constexpr int kMaxTileValues = 128;    // values of a column in one call of multiply_value_tiles
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
 struct QuantizedMatrix {
@@ -144,6 +146,12 @@ struct Kernels {
   // pairs. Null without AMX.
   void (*multiply_tiles)(
       const float* x, int m, const uint16_t* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy);
+  // y [m, n] = weights [m, k] @ values [k, n], or += if `accumulate`, for bfloat16 values, m <= kMaxTileValueRows,
+  // k <= kMaxTileValues, and n a multiple of kTileRows. Also writes the rows from m up to the next multiple of
+  // kTileRows, with any values. If sums continue in a later call, k is a multiple of 32. Null without AMX.
+  void (*multiply_value_tiles)(
+      const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n, int k, bool accumulate,
+      float* y, ptrdiff_t ldy);
 
   // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`. Then adds `addend` [m, n], with
   // the distance lda between rows, unless it is null.
@@ -249,6 +257,9 @@ extern const Kernels kernels;
 
 namespace amx {  // functions for avx512_bf16::kernels on a processor with AMX: see tiles.cpp
 void multiply_tiles(const float* x, int m, const uint16_t* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy);
+void multiply_value_tiles(
+    const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n, int k, bool accumulate,
+    float* y, ptrdiff_t ldy);
 // Like multiply_integers, for at least kTileRows rows of x.
 void multiply_integer_tiles(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy);

@@ -43,6 +43,7 @@ const Kernels& amx_kernels() {
   static const Kernels result = [] {
     Kernels kernels = avx512_bf16::kernels;
     kernels.multiply_tiles = amx::multiply_tiles;
+    kernels.multiply_value_tiles = amx::multiply_value_tiles;
     kernels.multiply_integers = multiply_integers;
     return kernels;
   }();

@@ -163,6 +163,136 @@ void multiply_tiles(
   _tile_release();
 }
 
+// -- attention ------------------------------------------------------------------------------------
+//
+// The weights of the values are float32. Each one is rounded to the sum of two bfloat16 numbers, with an error of at
+// most 2^-17. For 32 values at a time, the products with the first numbers are added to the result, as above, and then
+// those with the second numbers.
+
+namespace {
+
+constexpr int kMaxSteps = kMaxTileValues / kElements;
+
+constexpr int kParts = 2;  // of a weight
+
+// The weights of kElements values in kTileRows rows.
+struct WeightTiles {
+  alignas(64) uint16_t parts[kParts][kTileRows][kElements];
+};
+
+// Packs weights [m, k] as [tiles of rows, steps]. The weights from k on are zeros, those of rows from m on any numbers.
+void pack_weights(const float* weights, ptrdiff_t ldw, int m, int k, int steps, WeightTiles* tiles) {
+  for (int row = 0; row < m; ++row, weights += ldw) {
+    WeightTiles* const of_row = tiles + row / kTileRows * steps;
+    for (int i = 0; i < steps * kElements; i += kLanes) {
+      WeightTiles& tile = of_row[i / kElements];
+      const int left = k <= i ? 0 : (k - i < kLanes ? k - i : kLanes);
+      Floats x = load_lanes(weights + i, left);
+      for (auto& part : tile.parts) {
+        const auto rounded = (Halves)_mm512_cvtneps_pbh((__m512)x);
+        __builtin_memcpy(part[row % kTileRows] + i % kElements, &rounded, sizeof(rounded));
+        x -= to_float<FloatType::bfloat16>(rounded);
+      }
+    }
+  }
+  write_now(tiles);
+}
+
+// Writes kTileRows columns of `values` [k, n] as `steps` tiles of pairs, with zeros from k on.
+void pack_values(const uint16_t* values, ptrdiff_t ldv, int k, int steps, Words* tiles) {
+  for (int pair = 0; pair < steps * kTileRows; ++pair) {
+    const int i = 2 * pair;
+    const Halves first = i < k ? load<Halves>(values + i * ldv) : Halves{};
+    const Halves second = i + 1 < k ? load<Halves>(values + (i + 1) * ldv) : Halves{};
+    tiles[pair] = to_words(first) | to_words(second) << 16;
+  }
+  write_now(tiles);
+}
+
+// Adds the products of R tiles of rows with C tiles of columns to y. The tiles 0 to 3 have the results, 4 and 5 weights,
+// and 6 and 7 values.
+template <int R, int C>
+void add_values(
+    const WeightTiles* weights, const Words (*values)[kMaxSteps * kTileRows], int steps, bool accumulate, float* y,
+    ptrdiff_t ldy) {
+  float* const second = y + kTileRows * ldy;
+  const ptrdiff_t stride = ldy * 4;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  if (accumulate) {
+    _tile_loadd(0, y, stride);
+    if constexpr (C == 2) {
+      _tile_loadd(1, y + kTileRows, stride);
+    }
+    if constexpr (R == 2) {
+      _tile_loadd(2, second, stride);
+    }
+    if constexpr (R == 2 && C == 2) {
+      _tile_loadd(3, second + kTileRows, stride);
+    }
+  }
+  for (int step = 0; step < steps; ++step, ++weights) {
+    _tile_loadd(6, values[0] + step * kTileRows, kRowBytes);
+    if constexpr (C == 2) {
+      _tile_loadd(7, values[1] + step * kTileRows, kRowBytes);
+    }
+    for (int part = 0; part < kParts; ++part) {
+      _tile_loadd(4, weights->parts[part], kRowBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (C == 2) {
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if constexpr (R == 2) {
+        _tile_loadd(5, weights[steps].parts[part], kRowBytes);
+        _tile_dpbf16ps(2, 5, 6);
+      }
+      if constexpr (R == 2 && C == 2) {
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+  }
+  _tile_stored(0, y, stride);
+  if constexpr (C == 2) {
+    _tile_stored(1, y + kTileRows, stride);
+  }
+  if constexpr (R == 2) {
+    _tile_stored(2, second, stride);
+  }
+  if constexpr (R == 2 && C == 2) {
+    _tile_stored(3, second + kTileRows, stride);
+  }
+}
+
+} // namespace
+
+void multiply_value_tiles(
+    const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n, int k, bool accumulate,
+    float* y, ptrdiff_t ldy) {
+  Configuration configuration;
+  if (m < kTileRows) {  // fewer rows take less time
+    configuration.rows[0] = configuration.rows[1] = configuration.rows[4] = static_cast<uint8_t>(m);
+  }
+  configuration.load();
+  const int steps = (k + kElements - 1) / kElements;
+  WeightTiles packed_weights[kMaxTileValueRows / kTileRows * kMaxSteps];
+  alignas(64) Words packed_values[2][kMaxSteps * kTileRows];
+  pack_weights(weights, ldw, m, k, steps, packed_weights);
+  for (int column = 0; column < n; column += kBlockRows) {
+    const bool is_single = n - column == kTileRows;
+    for (int i = 0; i < (is_single ? 1 : 2); ++i) {
+      pack_values(values + column + i * kTileRows, ldv, k, steps, packed_values[i]);
+    }
+    for (int row = 0; row < m; row += kBlockRows) {
+      const auto add = m - row <= kTileRows ? (is_single ? add_values<1, 1> : add_values<1, 2>)
+                                            : (is_single ? add_values<2, 1> : add_values<2, 2>);
+      add(packed_weights + row / kTileRows * steps, packed_values, steps, accumulate, y + row * ldy + column, ldy);
+    }
+  }
+  _tile_release();
+}
+
 // -- integers -------------------------------------------------------------------------------------
 //
 // An instruction multiplies a tile of x, 16 rows of up to 64 integers, by a tile of the matrix: up to 16 times four
