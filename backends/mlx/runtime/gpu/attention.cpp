@@ -48,21 +48,16 @@ constexpr int kStepOffset = 5, kStepKeys = 7, kStepValues = 8;  // of attention_
 // parts of each group of kPerBlock heads, and are 0 between kernels. After them are floats [rows * kHeads, max_parts,
 // kDim + 2]: for each part, the weighted sum of the values, the largest exponent and the sum of the weights.
 //
-// span_text() and kSetup start to load the first keys and values, and each iteration starts to load those of the next
-// one. Between kSetup and kAttention, a kernel defines query_row, the kPerBlock query heads. If kOwn is 1, the last
-// position is not in the cache, but in own_key and own_value.
-std::string span_text(int spans) {
-  std::string text = R"(
+// kBlock and the numbers of kSpanNumbers say what the block computes. kSetup starts to load the first keys and values,
+// and each iteration starts to load those of the next one. Between kSetup and kAttention, a kernel defines query_row,
+// the kPerBlock query heads. If kOwn is 1, the last position is not in the cache, but in own_key and own_value.
+constexpr char kBlock[] = R"(
   const int first_head = blockIdx.x / max_parts * kPerBlock;  // counted over all rows
   const int part = blockIdx.x % max_parts;
   const int row = first_head / kHeads;
-  int start = start0, length = length0, parts = parts0;
 )";
-  for (int i = 1; i < spans; ++i) {
-    text += str("  if (row == ", i, ") { start = start", i, "; length = length", i, "; parts = parts", i, "; }\n");
-  }
-  return text;
-}
+
+const std::vector<const char*> kSpanNumbers{"start", "length", "parts"};  // of the span of a row
 
 constexpr char kSetup[] = R"(
   if (part >= parts) {
@@ -259,11 +254,12 @@ class KernelsOfSpans {
     }
     auto numbers = numbers_;
     for (int i = 0; i < spans; ++i) {
-      for (const char* number : {"start", "length", "parts"}) {
+      for (const char* number : kSpanNumbers) {
         numbers.push_back(str(number, i));
       }
     }
-    const std::string body = span_text(spans) + kSetup + before_attention_ + kAttention;
+    const std::string body =
+        kBlock + select_numbers(kSpanNumbers, spans, "row") + kSetup + before_attention_ + kAttention;
     const std::vector<std::string> weights, outputs{"y"};
     return kernels_.try_emplace(spans, name_, inputs_, weights, outputs, numbers, body).first->second;
   }
@@ -373,7 +369,7 @@ int parts_of(int length, int blocks) {
 }
 
 // Attention of queries [rows, heads, 1, dim], and how a kernel divides the work. `spans` has one span, or one for each
-// row: see span_text().
+// row: see kBlock.
 struct Plan {
   Plan(const mx::array& q, int key_heads, const std::vector<Span>& spans)
       : spans(spans),
@@ -452,9 +448,12 @@ bool has_same_rope(const mx::array& q, const mx::array& k) {
   }
   const auto& a = static_cast<const DeferredRope&>(q.primitive()).options;
   const auto& b = static_cast<const DeferredRope&>(k.primitive()).options;
-  const auto from_end = [](const mx::array& x, int i) { return x.inputs()[x.inputs().size() - i].id(); };
+  const auto& inputs_a = q.inputs();
+  const auto& inputs_b = k.inputs();
   return a.dim == b.dim && a.batches == b.batches && a.length == b.length && a.has_norm == b.has_norm &&
-      a.eps == b.eps && a.scale == b.scale && from_end(q, 1) == from_end(k, 1) && from_end(q, 2) == from_end(k, 2);
+      a.eps == b.eps && a.scale == b.scale &&
+      DeferredRope::offset_of(inputs_a).id() == DeferredRope::offset_of(inputs_b).id() &&
+      DeferredRope::freqs_of(inputs_a).id() == DeferredRope::freqs_of(inputs_b).id();
 }
 
 // Attention of q [rows, H, 1, D] that attention_step_kernel() computes, with its operands: new keys and values with the
@@ -481,11 +480,11 @@ std::optional<mx::array> attention_step(
   }
   const auto& rope = static_cast<const DeferredRope&>(q.primitive()).options;
   const auto operand = [](const mx::array& x, int i) { return x.inputs()[2 * x.sibling_position() + i]; };
-  const mx::array offset = q.inputs()[q.inputs().size() - 2];
+  const mx::array offset = DeferredRope::offset_of(q.inputs());
   const mx::array workspace = workspace_of(stream, plan.work);
   SequenceKernel::Call call{
       {operand(q, 0), operand(q, 1), operand(k, 0), operand(k, 1), new_value != nullptr ? *new_value : v, offset,
-       q.inputs().back(), cached_keys, cached_values, workspace},
+       DeferredRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
       {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts, rope.offset.value_or(0)}, plan.blocks, kThreads,
       {kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
   if (rope.offset) {
@@ -504,7 +503,7 @@ std::optional<mx::array> attention_step(
   return y;
 }
 
-// Attention of q [rows, H, 1, D] to positions of KV caches: see span_text().
+// Attention of q [rows, H, 1, D] to positions of KV caches: see kBlock.
 std::optional<mx::array> attention(
     const mx::array& q, const mx::array& keys, const mx::array& values, float scale, const std::vector<Span>& spans,
     mx::Stream stream) {

@@ -23,7 +23,7 @@ namespace {
 constexpr char kName[] = "update_positions";
 
 // A thread writes an element. The strides are those of `update`.
-constexpr char kBody[] = R"(
+constexpr char kElement[] = R"(
   const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= size) {
     return;
@@ -32,6 +32,9 @@ constexpr char kBody[] = R"(
   const uint32_t i = at / width % kPositions;
   const uint32_t head = at / width / kPositions % heads;
   const uint32_t batch = at / width / kPositions / heads;
+)";
+
+constexpr char kWrite[] = R"(
   cache[(uint64_t(batch * heads + head) * capacity + position) * width + column] =
       update[batch * stride0 + head * stride1 + i * stride2 + column * stride3];
 )";
@@ -51,12 +54,10 @@ CUfunc_st* kernel(mx::Dtype dtype, size_t positions, mx::Stream stream) {
     for (const char* number : {"size", "width", "heads", "capacity"}) {
       parameters.push_back(number_parameter(number));
     }
-    std::string body = kBody, choice = "  int position = position0;\n";
     for (int i = 0; i < count; ++i) {
       parameters.push_back(number_parameter(str("position", i)));
-      choice += i > 0 ? str("  position = i == ", i, " ? position", i, " : position;\n") : "";
     }
-    body.insert(body.find("  cache["), choice);
+    const std::string body = kElement + select_numbers({"position"}, count, "i") + kWrite;
     const std::string source = kernel_source(kName, dtype, {{"kPositions", count}}, parameters, body);
     function = load(kName, compile(kName, source, stream), stream);
   }

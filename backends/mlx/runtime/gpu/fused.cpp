@@ -216,7 +216,6 @@ mx::array DeferredRope::compute(const std::vector<mx::array>& inputs) {
   static const CudaKernel two(
       "norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"}, {"batches", "length"},
       norm_rope_text(2));
-  const mx::array& offset = inputs[inputs.size() - 2];
   std::vector<mx::Shape> shapes;
   size_t rows = 0;
   for (const int heads : options.heads) {
@@ -228,7 +227,7 @@ mx::array DeferredRope::compute(const std::vector<mx::array>& inputs) {
        .blocks = blocks_of(rows, kThreads / kWarp), .threads = kThreads},
       {{"kThreads", kThreads}, {"kDim", options.dim}, {"kHeads0", options.heads.front()},
        {"kHeads1", options.heads.back()}, {"kNorm", options.has_norm}, {"kEps", std::bit_cast<int>(options.eps)},
-       {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset.size() > 1}},
+       {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset_of(inputs).size() > 1}},
       stream())[0];
 }
 

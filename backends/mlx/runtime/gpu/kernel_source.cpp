@@ -97,6 +97,21 @@ std::string number_parameter(const std::string& name) {
   return str("int ", name);
 }
 
+std::string select_numbers(const std::vector<const char*>& names, int count, const std::string& index) {
+  std::string text;
+  for (const char* name : names) {
+    text += str("  int ", name, " = ", name, "0;\n");
+  }
+  for (int i = 1; i < count; ++i) {
+    text += str("  if (", index, " == ", i, ") {");
+    for (const char* name : names) {
+      text += str(" ", name, " = ", name, i, ";");
+    }
+    text += " }\n";
+  }
+  return text;
+}
+
 std::string kernel_source(
     const std::string& name, mx::Dtype type, const Constants& constants, const std::vector<std::string>& parameters,
     std::string_view body, std::string_view header) {

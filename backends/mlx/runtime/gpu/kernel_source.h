@@ -22,6 +22,10 @@ std::string input_parameter(mx::Dtype dtype, const std::string& name);
 std::string output_parameter(mx::Dtype dtype, const std::string& name);
 std::string number_parameter(const std::string& name);
 
+// Declares a variable for each name. Its value is that of the number NAMEi, where i is the value of `index`, which is
+// less than `count`.
+std::string select_numbers(const std::vector<const char*>& names, int count, const std::string& index);
+
 // Returns the source of a kernel: a function `name` with these parameters. T is `type` in the body and in `header`,
 // which precedes the function. In both, the names of C++ for integers of a size can be used, and the types bfloat16 and
 // float16, which are converted from and to float explicitly.

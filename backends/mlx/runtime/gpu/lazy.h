@@ -93,6 +93,14 @@ class DeferredRope : public DeferredOperation {
     return kName;
   }
 
+  static const mx::array& offset_of(const std::vector<mx::array>& inputs) {
+    return inputs[inputs.size() - 2];
+  }
+
+  static const mx::array& freqs_of(const std::vector<mx::array>& inputs) {
+    return inputs.back();
+  }
+
   static constexpr char kName[] = "DeferredRope";
   const Options options;
 

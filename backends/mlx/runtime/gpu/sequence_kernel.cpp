@@ -343,7 +343,7 @@ std::string SequenceKernel::source(const Launch& launch) const {
     parameters.push_back(output_parameter(launch.call.dtype, output));
   }
   if (launch.call.leaves_gpu_idle) {
-    parameters.push_back("const char* next");
+    parameters.emplace_back("const char* next");
   }
   for (const auto& number : numbers_) {
     parameters.push_back(number_parameter(number));
