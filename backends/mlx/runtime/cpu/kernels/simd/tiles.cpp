@@ -180,8 +180,8 @@ struct WeightTiles {
   alignas(64) uint16_t parts[kParts][kTileRows][kElements];
 };
 
-// Packs weights [m, k] as [tiles of rows, steps]. The weights from k on are zeros, those of rows from m on any numbers.
-void pack_weights(const float* weights, ptrdiff_t ldw, int m, int k, int steps, WeightTiles* tiles) {
+// Writes weights [m, k] as [tiles of rows, steps]. The weights from k on are zeros, those of rows from m on any numbers.
+void split_weights(const float* weights, ptrdiff_t ldw, int m, int k, int steps, WeightTiles* tiles) {
   for (int row = 0; row < m; ++row, weights += ldw) {
     WeightTiles* const of_row = tiles + row / kTileRows * steps;
     for (int i = 0; i < steps * kElements; i += kLanes) {
@@ -278,7 +278,7 @@ void multiply_value_tiles(
   const int steps = (k + kElements - 1) / kElements;
   WeightTiles packed_weights[kMaxTileValueRows / kTileRows * kMaxSteps];
   alignas(64) Words packed_values[2][kMaxSteps * kTileRows];
-  pack_weights(weights, ldw, m, k, steps, packed_weights);
+  split_weights(weights, ldw, m, k, steps, packed_weights);
   for (int column = 0; column < n; column += kBlockRows) {
     const bool is_single = n - column == kTileRows;
     for (int i = 0; i < (is_single ? 1 : 2); ++i) {
