@@ -286,7 +286,7 @@ const SequenceKernel& attention_kernel(int spans) {
   return kernels(spans);
 }
 
-// Also normalizes and rotates query and key, which are operands of DeferredRope, and writes key and value to the cache.
+// Also normalizes and rotates query and key, which are operands of FusibleRope, and writes key and value to the cache.
 // Each block computes the new key itself: in the cache it may not be there yet. If kHasOffset is 1, the rotation is by
 // `rotated_by` positions, else by `offset`.
 const SequenceKernel& attention_step_kernel(int spans) {
@@ -445,13 +445,13 @@ bool writes_last(const CacheUpdate& update, const mx::array& cache, const std::v
       cache.status() != mx::array::Status::unscheduled && cache.flags().row_contiguous;
 }
 
-// Whether both arrays are results of DeferredRope that one kernel can compute.
+// Whether both arrays are results of FusibleRope that one kernel can compute.
 bool has_same_rope(const mx::array& q, const mx::array& k) {
-  if (!is_lazy(q, DeferredRope::kName) || !is_lazy(k, DeferredRope::kName) || q.id() == k.id()) {
+  if (!is_lazy(q, FusibleRope::kName) || !is_lazy(k, FusibleRope::kName) || q.id() == k.id()) {
     return false;
   }
-  const auto& a = static_cast<const DeferredRope&>(q.primitive()).options;
-  const auto& b = static_cast<const DeferredRope&>(k.primitive()).options;
+  const auto& a = static_cast<const FusibleRope&>(q.primitive()).options;
+  const auto& b = static_cast<const FusibleRope&>(k.primitive()).options;
   const auto from_end = [](const mx::array& x, int i) { return x.inputs()[x.inputs().size() - i].id(); };
   return a.dim == b.dim && a.batches == b.batches && a.length == b.length && a.has_norm == b.has_norm &&
       a.eps == b.eps && a.scale == b.scale && from_end(q, 1) == from_end(k, 1) && from_end(q, 2) == from_end(k, 2);
@@ -479,7 +479,7 @@ std::optional<mx::array> attention_step(
       !writes_last(*of_values, cached_values, plan.spans)) {
     return std::nullopt;
   }
-  const auto& rope = static_cast<const DeferredRope&>(q.primitive()).options;
+  const auto& rope = static_cast<const FusibleRope&>(q.primitive()).options;
   const auto operand = [](const mx::array& x, int i) { return x.inputs()[2 * x.sibling_position() + i]; };
   const mx::array offset = q.inputs()[q.inputs().size() - 2];
   const mx::array workspace = workspace_of(stream, plan.work);
