@@ -5,10 +5,11 @@
 Each call draws a token from float32 logits [1, V]. Every round runs each setting once, with a new seed. The
 programs run the node SampleNode; with --portable, the instructions that it replaces, which ExecuTorch's own MLX
 delegate has.
-The table shows medians. "over argmax" is the time divided by the time of a plain argmax through
-the same delegate. "mlx-lm" is the time of mlx-lm's `make_sampler` with the same settings divided by our
-time; `make_sampler` takes log-probabilities, whose computation is not measured. "bar" is the limit for the
-number before it: a maximum for "over argmax", and a minimum for "mlx-lm".
+
+The table shows medians. "over argmax" is the time divided by the time of a plain argmax through the same delegate.
+"mlx-lm" is the time of mlx-lm's `make_sampler` with the same settings divided by our time; `make_sampler` takes
+log probabilities, whose computation is not measured. "bar" is the limit for the number before it: a maximum for "over
+argmax", and a minimum for "mlx-lm".
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds and runs the sanitizer targets of the Makefile. They need Clang and run on Linux.
+# Builds and runs the sanitizer targets of the Makefile. They need Clang and Linux on an x86-64 processor.
 #
 #   tools/sanitize.sh address   tests under ASan and UBSan  [COUNT=programs of the payload fuzzer]
 #                               [TESTS=expression for -k] [ROWS=op rows] [N=processes]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import re
 from functools import cache
 
 from .loader import load_delegate
@@ -31,7 +30,6 @@ __all__ = [
 ]
 
 _NO_LIMIT = 2 ** (8 * ctypes.sizeof(ctypes.c_size_t)) - 1  # EXECUTORCH_MLX_NO_MEMORY_LIMIT in memory.h
-_ALLOCATION_FAILED = 0x21  # ExecuTorch's Error::MemoryAllocationFailed
 
 
 class OutOfMemoryError(RuntimeError):
@@ -128,16 +126,6 @@ def set_wired_limit(limit: int) -> int:
     return previous.value
 
 
-def out_of_memory(error: RuntimeError) -> OutOfMemoryError | None:
-    """Return an OutOfMemoryError if `error`, raised by ExecuTorch, says that memory ran out. Otherwise return None.
-
-    Call this on the thread on which ExecuTorch failed, because the delegate keeps the message for each thread.
-    """
-    if not re.search(rf"\b0x:?{_ALLOCATION_FAILED:x}\b", str(error)):
-        return None
-    return OutOfMemoryError(_library().executorch_mlx_memory_error().decode() or str(error))
-
-
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(load_delegate())
@@ -152,7 +140,6 @@ def _library() -> ctypes.CDLL:
         ("get_memory_limit", size, []),
         ("set_memory_limit", size, [size]),
         ("set_wired_limit", ctypes.c_int, [size, ctypes.POINTER(size)]),
-        ("memory_error", ctypes.c_char_p, []),
     ]:
         function = getattr(library, f"executorch_mlx_{name}")
         function.restype, function.argtypes = result, arguments

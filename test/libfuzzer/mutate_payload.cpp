@@ -1,7 +1,6 @@
 #include "mutate_payload.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <limits>
 #include <random>

@@ -1,6 +1,5 @@
 """`Method.execute` copies outputs on one thread, and leaves the number of torch's threads as it was."""
 
-import os
 import subprocess
 import sys
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from executorch_mlx import Runtime
 from executorch_mlx.custom_kernel_ops.layer_state import read_layer_state_definition
 from irprograms import Graph, ir
 from test_cpu_kernels import address

@@ -74,8 +74,10 @@ def _write(P, cache, target, update, start, stop, row_begin=None):
 
 
 def add(P, a, b):
+    """Emit a + b, for integers on the host: Python numbers or value slots. Returns a value slot."""
     return P.emit(ir.AddIntNode, a=a, b=b)
 
 
 def subtract(P, a, b):
+    """Emit a - b, for integers on the host: Python numbers or value slots. Returns a value slot."""
     return P.emit(ir.SubtractIntNode, a=a, b=b)

@@ -50,8 +50,6 @@ def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
     slot = slot_for(node.meta["val"])
     if isinstance(slot, TensorSlot):
         slot.space, slot.name = Space.INPUT, node.name
-    else:
-        slot.is_input = True
     P.interface.inputs.append(slot)
     return slot
 

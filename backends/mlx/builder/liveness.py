@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..serialization import ir
+from ..serialization.table import CHAIN_FIELDS
 from .emitter import Emitted, Replacement
 from .program import ProgramBuilder
 from .slots import Slot, Space, TensorSlot
 
 _LOOPS = (ir.ScanNode, ir.WhileNode)
 _CONTROL = (ir.IfNode, *_LOOPS)  # control instructions: they run other chains
-_CHAIN_FIELDS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
 
 
 def drop_dead(builder: ProgramBuilder) -> None:
@@ -46,7 +46,7 @@ def _with_inner(builder: ProgramBuilder, chain: list[Emitted]) -> Iterator[Emitt
     """Yield the instructions of `chain`, and those of the chains that they run."""
     for emitted in chain:
         yield emitted
-        for name in _CHAIN_FIELDS:
+        for name in CHAIN_FIELDS:
             if name in emitted.fields:
                 yield from _with_inner(builder, builder.chains[emitted.fields[name]])
 
@@ -102,7 +102,7 @@ def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
         used: dict[TensorSlot, None] = {}
         for emitted in chain:
             start, inner = now, {}
-            for name in _CHAIN_FIELDS:
+            for name in CHAIN_FIELDS:
                 if name in emitted.fields:
                     inner |= visit(builder.chains[emitted.fields[name]])
             slots = (s for value in emitted.fields.values() for s in slots_in(value))

@@ -56,7 +56,6 @@ class ValueSlot:
     """
 
     kind: type = int
-    is_input: bool = False
     symbol: torch.SymInt | torch.SymFloat | torch.SymBool | None = None
 
     def _refuse(self, *_: Any) -> Any:

@@ -37,7 +37,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
              "(default: %(default)s)")
     add("--no-timestamps", dest="timestamps", action="store_false",
         help="do not let the model write timestamps: a segment is a window")
-    add("--device", choices=("cpu", "gpu"), help="device to run on (default: MLX's)")
+    add("--device", choices=("cpu", "gpu"), help="device to run on (default: the GPU if there is one)")
     for name, type_ in _SETTINGS.items():
         add(f"--{name.replace('_', '-')}", type=type_, metavar="N" if type_ is int else "X", default=argparse.SUPPRESS,
             help="largest number of tokens in a window" if name == "max_new_tokens" else f"{name} of the sampling")

@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 
 from ..custom_ops.library import define
-from .sample import is_per_row
+from .checks import FLOATS, check_logits, describe, fits_rows, is_per_row
 
 TOKENS_PER_WORD = 32  # an integer of the mask has a bit for each of 32 tokens
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 # Penalties -----------------------------------------------------------------------------
@@ -64,24 +63,23 @@ def _as_float32(x):
 
 
 def _check_penalties(logits, history, valid=None, repetition=None, presence=None, frequency=None):
-    _check_logits("penalize_logits", logits)
+    check_logits("penalize_logits", logits)
     if history.dim() != 2 or history.shape[0] != logits.shape[0] or history.dtype != torch.int64:
         raise ValueError(
-            f"mlx::penalize_logits: history: got {_describe(history)}, expected torch.int64 of shape "
+            f"mlx::penalize_logits: history: got {describe(history)}, expected torch.int64 of shape "
             f"[{logits.shape[0]}, N]"
         )
     if valid is not None and (valid.shape != history.shape or valid.dtype != torch.bool):
         raise ValueError(
-            f"mlx::penalize_logits: valid: got {_describe(valid)}, expected torch.bool of shape {list(history.shape)}"
+            f"mlx::penalize_logits: valid: got {describe(valid)}, expected torch.bool of shape {list(history.shape)}"
         )
     penalties = {"repetition": repetition, "presence": presence, "frequency": frequency}
     for name, value in penalties.items():
         if value is None:
             continue
-        has_shape = value.shape == logits.shape[:1] if is_per_row(value) else value.numel() == 1
-        if not has_shape or not value.is_floating_point():
+        if not fits_rows(value, logits.shape[0]) or not value.is_floating_point():
             raise ValueError(
-                f"mlx::penalize_logits: {name}: got {_describe(value)}, expected a floating-point tensor of one "
+                f"mlx::penalize_logits: {name}: got {describe(value)}, expected a floating-point tensor of one "
                 f"element or of shape [{logits.shape[0]}]"
             )
 
@@ -106,16 +104,16 @@ def bias_definition(logits, tokens, values):
 
 
 def _check_bias(logits, tokens, values):
-    _check_logits("bias_logits", logits)
+    check_logits("bias_logits", logits)
     has_shape = tokens.dim() == 1 or tokens.dim() == 2 and tokens.shape[0] == logits.shape[0]
     if not has_shape or tokens.dtype != torch.int64:
         raise ValueError(
-            f"mlx::bias_logits: tokens: got {_describe(tokens)}, expected torch.int64 of shape [K] or "
+            f"mlx::bias_logits: tokens: got {describe(tokens)}, expected torch.int64 of shape [K] or "
             f"[{logits.shape[0]}, K]"
         )
     if values.shape != tokens.shape or values.dtype not in FLOATS:
         raise ValueError(
-            f"mlx::bias_logits: values: got {_describe(values)}, expected float32, float16 or bfloat16 of shape "
+            f"mlx::bias_logits: values: got {describe(values)}, expected float32, float16 or bfloat16 of shape "
             f"{list(tokens.shape)}"
         )
 
@@ -136,11 +134,11 @@ def mask_definition(logits, allowed):
 
 
 def _check_mask(logits, allowed):
-    _check_logits("mask_logits", logits)
+    check_logits("mask_logits", logits)
     shape = (logits.shape[0], mask_word_count(logits.shape[1]))
     if allowed.shape != shape or allowed.dtype != torch.int32:
         raise ValueError(
-            f"mlx::mask_logits: allowed: got {_describe(allowed)}, expected torch.int32 of shape "
+            f"mlx::mask_logits: allowed: got {describe(allowed)}, expected torch.int32 of shape "
             f"{list(shape)}, a bit for each of {logits.shape[1]} tokens"
         )
 
@@ -151,17 +149,6 @@ def mask_word_count(vocabulary: int) -> int:
 
 
 # The operators -------------------------------------------------------------------------
-
-
-def _check_logits(name, logits):
-    if logits.dim() != 2 or logits.dtype not in FLOATS or logits.shape[1] == 0:
-        raise ValueError(
-            f"mlx::{name}: logits: got {_describe(logits)}, expected float32, float16 or bfloat16 of shape [B, V]"
-        )
-
-
-def _describe(x):
-    return f"{x.dtype} of shape {list(x.shape)}"
 
 
 def _define(schema, check, function):

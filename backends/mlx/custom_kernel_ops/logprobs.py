@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 
 from ..custom_ops.library import define
-from .sample import is_per_row, replace_nan_and_inf, row_max, split_blocks, split_columns
+from .checks import check_logits, describe, fits_rows, is_per_row
+from .sample import replace_nan_and_inf, row_max, split_blocks, split_columns
 
 BLOCK = 64  # tokens in a block of the search for the most likely tokens
 
@@ -92,16 +93,11 @@ def _top_tokens(logits, count):
 
 
 def _check(name, logits, enabled):
-    if logits.dim() != 2 or logits.dtype not in (torch.float32, torch.float16, torch.bfloat16) or logits.shape[1] == 0:
+    check_logits(name, logits)
+    if enabled.dtype != torch.int64 or not fits_rows(enabled, logits.shape[0]):
         raise ValueError(
-            f"mlx::{name}: logits: got {logits.dtype} of shape {list(logits.shape)}, expected float32, float16 or "
-            "bfloat16 of shape [B, V]"
-        )
-    has_shape = enabled.shape == logits.shape[:1] if is_per_row(enabled) else enabled.numel() == 1
-    if enabled.dtype != torch.int64 or not has_shape:
-        raise ValueError(
-            f"mlx::{name}: enabled: got {enabled.dtype} of shape {list(enabled.shape)}, expected int64 of one element "
-            f"or of shape [{logits.shape[0]}]"
+            f"mlx::{name}: enabled: got {describe(enabled)}, expected int64 of one element or of shape "
+            f"[{logits.shape[0]}]"
         )
 
 
@@ -119,8 +115,7 @@ def _check_token(logits, tokens, enabled):
     _check("token_logprobs", logits, enabled)
     if tokens.shape != logits.shape[:1] or tokens.dtype != torch.int64:
         raise ValueError(
-            f"mlx::token_logprobs: tokens: got {tokens.dtype} of shape {list(tokens.shape)}, expected int64 of shape "
-            f"[{logits.shape[0]}]"
+            f"mlx::token_logprobs: tokens: got {describe(tokens)}, expected int64 of shape [{logits.shape[0]}]"
         )
 
 

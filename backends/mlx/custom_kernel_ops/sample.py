@@ -40,6 +40,7 @@ from __future__ import annotations
 import torch
 
 from ..custom_ops.library import define
+from .checks import check_logits, describe, fits_rows, is_per_row
 
 LOG2_E = 1.4426950408889634
 LARGEST_FLOAT = 3.4028234663852886e38  # float32
@@ -96,13 +97,6 @@ def _sample_rows(logits, *parameters):
 
     count = torch.zeros((), dtype=torch.int64)
     return torch.ops.higher_order.scan(step, [count], rows, tuple(shared))[1]
-
-
-def is_per_row(parameter):
-    """Whether `parameter` has a value for each sequence. True for a dynamic size, even if it is 1 at run time."""
-    if parameter is None or parameter.dim() == 0:
-        return False
-    return not isinstance(parameter.shape[0], int) or parameter.shape[0] != 1
 
 
 def _cond(predicate, true_fn, false_fn, *operands):
@@ -436,13 +430,7 @@ def _lowest_id(token, is_best):
 
 
 def _check(logits, temperature, top_p, seed, top_k, min_p):
-    if logits.dim() != 2 or logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(
-            f"mlx::sample: logits: got {logits.dtype} of shape {list(logits.shape)}, expected "
-            "float32, float16 or bfloat16 of shape [B, V]"
-        )
-    if logits.shape[1] == 0:
-        raise ValueError("mlx::sample: logits: got an empty vocabulary, expected V >= 1")
+    check_logits("sample", logits)
     floating = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
     for name, value in {**floating, "seed": seed, "top_k": top_k}.items():
         if value is None:
@@ -452,11 +440,10 @@ def _check(logits, temperature, top_p, seed, top_k, min_p):
             expected, has_dtype = "an int64", value.dtype == torch.int64
         else:
             has_dtype = value.dtype.is_floating_point == (name in floating)
-        has_shape = value.shape == logits.shape[:1] if is_per_row(value) else value.numel() == 1
-        if not (has_shape and has_dtype) or value.dtype == torch.bool:
+        if not (fits_rows(value, logits.shape[0]) and has_dtype) or value.dtype == torch.bool:
             raise ValueError(
-                f"mlx::sample: {name}: got {value.dtype} of shape {list(value.shape)}, "
-                f"expected {expected} tensor of one element or of shape [{logits.shape[0]}]"
+                f"mlx::sample: {name}: got {describe(value)}, expected {expected} tensor of one element or of shape "
+                f"[{logits.shape[0]}]"
             )
 
 

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>

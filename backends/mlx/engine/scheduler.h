@@ -18,8 +18,8 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
-#include <string>
 #include <thread>
 #include <vector>
 

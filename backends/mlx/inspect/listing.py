@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..serialization import ir
+from ..serialization.table import CHAIN_FIELDS
 
 SPACES = ("constant", "input", "output", "buffer", "temporary")  # the kinds of tensor slots, in the order of their ids
 _OPERAND_TYPES = ("Tid", "Vid", "IntOrVid", "FloatOrVid", "VidOrTid", "IntOrVidOrTid")
-_CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
 _DIGEST = re.compile(r"\.[0-9a-f]{16}$")  # the digest that builder/assemble.py appends to the name of a constant
 
 Slot = ir.Tid | ir.Vid
@@ -104,7 +104,7 @@ def _list_instruction(node: ir.Op, chain: int, index: int) -> ListedInstruction:
         value = getattr(node, f.name)
         if value is None:
             continue
-        if f.name in _CHAINS:
+        if f.name in CHAIN_FIELDS:
             instruction.chains.append(value)
         elif f.output and not f.inout:
             instruction.results += value if isinstance(value, list) else [value]

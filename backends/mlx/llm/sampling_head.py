@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 import torch
 
+from ..custom_kernel_ops.checks import is_per_row
 from ..custom_kernel_ops.logits_processors import bias_logits, mask_logits, penalize_logits
-from ..custom_kernel_ops.sample import is_per_row, sample
+from ..custom_kernel_ops.sample import sample
 from .sampling_parameters import INPUTS, SCALARS, python_number, shown
 
 HEAD_ARGUMENTS = (*INPUTS, "history", "history_valid")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .generation import Generation, Options, Token
@@ -140,7 +140,7 @@ def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int], t
     raise RuntimeError(f"{program.path.name} is closed")
 
 
-def allow_only(vocab_size: int, tokens: Sequence[int]):
+def allow_only(vocab_size: int, tokens: Iterable[int]):
     """Return the mask that allows only `tokens`: a numpy array of int32, `[ceil(vocab_size / 32)]`."""
     import numpy
 

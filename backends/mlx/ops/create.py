@@ -21,7 +21,7 @@ def full(P, size, fill_value, dtype):
     return P.full(size, fill_value, P.out.dtype)
 
 
-@REGISTRY.lower(aten.zeros.default, aten.empty.memory_format)
+@REGISTRY.lower(aten.zeros.default, aten.empty.memory_format, torch.ops.dim_order_ops._empty_dim_order.default)
 def zeros(P, size, dtype):
     return P.full(size, 0, P.out.dtype)
 
@@ -29,11 +29,6 @@ def zeros(P, size, dtype):
 @REGISTRY.lower(aten.ones.default)
 def ones(P, size, dtype):
     return P.full(size, 1, P.out.dtype)
-
-
-@REGISTRY.lower(torch.ops.dim_order_ops._empty_dim_order.default)
-def empty_dim_order(P, size, dtype):
-    return P.full(size, 0, P.out.dtype)
 
 
 @REGISTRY.lower(aten.scalar_tensor.default)

@@ -26,7 +26,7 @@ from ..builder.quantized_weights import (
     read_per_tensor,
     torch_dtype,
 )
-from ..builder.registry import REGISTRY, Unsupported
+from ..builder.registry import REGISTRY, Unsupported, tracing_handler
 from ..builder.slots import Space
 from ..serialization import ir
 
@@ -138,21 +138,9 @@ for _target, _read in DEQUANTIZE.items():
         REGISTRY.add(_target, _dequantize_constant(_read))
 
 
-def _traced_definition(target):
-    """Return a handler that traces torchao's own definition of `target`."""
-
-    def lower(P, **arguments):
-        results = P.trace(target, **arguments)
-        return results if len(target._schema.returns) > 1 else results[0]
-
-    return lower
-
-
-# The dynamic quantization of activations uses these operators.
-for _target in (
-    torch.ops.torchao.choose_qparams_affine.default, torch.ops.torchao.quantize_affine.default
-):
-    REGISTRY.add(_target, _traced_definition(_target))
+# The dynamic quantization of activations uses these operators. torchao's own definitions of them are traced.
+for _target in (torch.ops.torchao.choose_qparams_affine.default, torch.ops.torchao.quantize_affine.default):
+    REGISTRY.add(_target, tracing_handler(_target, _target))
 
 
 # PT2E writes a quantized model with the operators of `quantized_decomposed`.

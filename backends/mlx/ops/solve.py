@@ -162,27 +162,23 @@ def _substitute(P, matrix, right, upper, unit=False):
     return emit_loop(P, step, [start], [order], matrix, right)[0]
 
 
-def _solve_triangular(P, matrix, right, upper, left=True, unit=False):
-    if left:
-        return _substitute(P, matrix, right, upper, unit)
-    matrix, right = P.trace(lambda m, r: [m.mT, r.mT], matrix, right)
-    return P.trace(lambda x: x.mT, _substitute(P, matrix, right, not upper, unit))[0]
+def _transposed(P, matrix):
+    return P.trace(lambda m: m.mT, matrix)[0]
 
 
 @REGISTRY.lower(aten.linalg_solve_triangular.default)
 def linalg_solve_triangular(P, self, B, upper, left, unitriangular):
-    return _solve_triangular(P, self, B, upper, left, unitriangular)
+    if left:
+        return _substitute(P, self, B, upper, unitriangular)
+    matrix, right = (_transposed(P, x) for x in (self, B))
+    return _transposed(P, _substitute(P, matrix, right, not upper, unitriangular))
 
 
 @REGISTRY.lower(aten.triangular_solve.default)
 def triangular_solve(P, self, A, upper, transpose, unitriangular):
-    matrix, is_upper = (P.trace(lambda a: a.mT, A)[0], not upper) if transpose else (A, upper)
+    matrix, is_upper = (_transposed(P, A), not upper) if transpose else (A, upper)
     (copy,) = P.trace(lambda a: a.clone(), A)
     return [_substitute(P, matrix, self, is_upper, unitriangular), copy]
-
-
-def _transposed(P, matrix):
-    return P.trace(lambda m: m.mT, matrix)[0]
 
 
 @REGISTRY.lower(aten.cholesky_solve.default)
@@ -210,6 +206,6 @@ def cholesky(P, self, upper):
     start = P.trace(torch.zeros_like, self)[0]
     if upper:
         # torch reads only the triangle that it returns.
-        (self,) = P.trace(lambda m: m.mT, self)
+        self = _transposed(P, self)
     (factor,) = emit_loop(P, _cholesky_step, [start], _row_masks(P, _checked_size(self)), self)
     return _transposed(P, factor) if upper else factor

@@ -8,11 +8,10 @@
 #include <executorch/runtime/platform/log.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <string_view>
 

@@ -5,6 +5,7 @@
 #pragma GCC visibility pop
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>

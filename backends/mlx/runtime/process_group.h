@@ -4,8 +4,6 @@
 #include <mlx/distributed/distributed.h>
 #include <mlx/mlx.h>
 
-#include <cstdint>
-
 namespace executorch_mlx {
 
 namespace mx = mlx::core;

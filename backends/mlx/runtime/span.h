@@ -1,3 +1,4 @@
+// A range of indices, for the kernels of several rows of a KV cache.
 #pragma once
 
 namespace executorch_mlx {

@@ -19,6 +19,9 @@ T = TypeVar("T")
 Output = Annotated[T, "output"]
 InOut = Annotated[T, "inout"]
 
+# The fields of control instructions that name a chain by its index.
+CHAIN_FIELDS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
+
 
 class Field(NamedTuple):
     """One field of a table.

@@ -14,6 +14,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ..llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
 from .end_finder import CACHE_BYTES, EndFinder, marker_bytes
 from .formats.harmony import MESSAGE, Harmony
 from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_pattern, check_schema, reason
@@ -312,7 +313,8 @@ class Constraint:
             if len(answer) >= next_check:
                 next_check = len(answer) + budget.restrict(mask[0], limit - len(answer))
             if not answer and open_id is not None and next_check:  # the answer may begin with reasoning
-                mask.view(numpy.uint32)[0, open_id // 32] |= numpy.uint32(1 << open_id % 32)
+                word, bit = divmod(open_id, TOKENS_PER_MASK_WORD)
+                mask.view(numpy.uint32)[0, word] |= numpy.uint32(1 << bit)
             return mask
 
         return allowed
@@ -321,7 +323,7 @@ class Constraint:
 def _empty_mask(vocab_size: int) -> Any:
     import numpy
 
-    return numpy.empty((1, -(-vocab_size // 32)), dtype=numpy.int32)
+    return numpy.empty((1, mask_word_count(vocab_size)), dtype=numpy.int32)
 
 
 def _fill(matcher: Any, mask: Any) -> None:
@@ -340,7 +342,7 @@ def _all_but(ids: Collection[int], vocab_size: int) -> Any:
     """Return a mask of all tokens but `ids`."""
     import numpy
 
-    bits = numpy.ones(-(-vocab_size // 32) * 32, dtype=numpy.uint8)
+    bits = numpy.ones(mask_word_count(vocab_size) * TOKENS_PER_MASK_WORD, dtype=numpy.uint8)
     bits[[*ids]] = 0
     return numpy.packbits(bits, bitorder="little").view(numpy.int32)
 

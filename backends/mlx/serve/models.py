@@ -129,6 +129,7 @@ class Models:
             raise
 
     def release(self, model: ServedModel) -> None:
+        """Give back a model that `acquire` returned."""
         entry = self._entries[model.name]
         with self._mutex:
             entry.users -= 1

@@ -19,7 +19,7 @@ REPEATED = (
     "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "temperature", "text",
     "tool_choice", "tools", "top_p", "top_logprobs", "truncation", "user",
 )  # fmt: skip
-# Field of a chat request -> the field of `/v1/responses` from which it comes, for error messages.
+# The fields of a chat request -> the fields of `/v1/responses` from which they come, for error messages.
 FIELDS = {
     "messages": "input", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
     "response_format": "text.format", "logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort",

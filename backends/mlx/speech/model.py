@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm.generation import Generation, Options
 from ..llm.program import Program
-from ..llm.sampling_parameters import PARAMETERS, SamplingParameters, SettingError, mask_word_count
+from ..llm.sampling_parameters import PARAMETERS, SamplingParameters, SettingError
+from ..llm.scoring import allow_only
 from .audio import read_audio
 from .segments import Piece, Segment, TimestampSplitter, quiet_window_length
 
@@ -134,14 +135,10 @@ class SpeechModel:
 
         Raises ValueError if the model has one language only.
         """
-        import numpy
-
         if not self.languages:
             raise ValueError("detect_language: the model has one language only")
-        mask = numpy.zeros(mask_word_count(self.program.vocab_size), numpy.uint32)
-        for token in self._config["languages"].values():
-            mask[token // 32] |= numpy.uint32(1 << token % 32)
-        parameters = SamplingParameters(allowed_tokens=lambda answer: mask.view(numpy.int32))
+        mask = allow_only(self.program.vocab_size, self._config["languages"].values())
+        parameters = SamplingParameters(allowed_tokens=lambda answer: mask)
         options = Options(
             max_new_tokens=1,
             ignore_eos=True,

@@ -19,6 +19,7 @@ from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.scalar_type import ScalarType
 
 from ..builder.dtypes import SCALAR_TYPES
+from ..inspect.pte import BACKEND
 from ..serialization import ir
 from ..serialization.pack import pack_payload
 
@@ -124,7 +125,7 @@ def serialize_program(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -
         outputs=indices[num_inputs:],
         chains=[et.Chain([], [], [et.Instruction(et.DelegateCall(0, indices))], stacktrace=None)],
         operators=[],
-        delegates=[et.BackendDelegate("MLXBackend", location, [])],
+        delegates=[et.BackendDelegate(BACKEND, location, [])],
         non_const_buffer_sizes=[0, memory],
     )
     program = et.Program(

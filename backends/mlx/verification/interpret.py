@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Interpreter, Node
 
-BACKEND = "MLXBackend"
+from ..inspect.pte import BACKEND
 
 
 @dataclass

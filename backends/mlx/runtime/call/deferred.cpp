@@ -4,7 +4,6 @@
 
 #include "call/deferred.h"
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 

@@ -8,14 +8,16 @@
 
 #include <mlx/mlx.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "../quantized_cache.h"
 #include "../sample_inputs.h"
+#include "../span.h"
 #include "kernels/elementwise_step.h"
 #include "kernels/float_type.h"
-#include "../span.h"
 
 namespace executorch_mlx {
 

@@ -1,3 +1,4 @@
+// Attention over float keys and values, and rotary embedding: see accelerate.h.
 #include <algorithm>
 
 #include "../memory/views.h"

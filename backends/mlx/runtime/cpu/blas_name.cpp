@@ -1,3 +1,4 @@
+// The C function that tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
 #include <mlx/mlx.h>
 
 #include "device.h"

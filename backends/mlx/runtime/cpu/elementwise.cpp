@@ -1,3 +1,4 @@
+// Single elementwise operations, conversions, copies and concatenation: see accelerate.h.
 #include <algorithm>
 
 #include "../memory/strided_copy.h"

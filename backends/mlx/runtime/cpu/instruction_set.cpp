@@ -1,3 +1,4 @@
+// The instruction set of the kernels: the check of the environment variable, and the C function that names it.
 #include <cstdlib>
 
 #include "../error.h"

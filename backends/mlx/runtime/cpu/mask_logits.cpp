@@ -1,3 +1,4 @@
+// The mask of allowed tokens: see accelerate.h.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -1,3 +1,4 @@
+// RMSNorm: see accelerate.h.
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"

@@ -1,4 +1,4 @@
-#include <algorithm>
+// Quantized KV caches: writes of entries, and attention over them. See accelerate.h.
 #include <stdexcept>
 
 #include "../memory/views.h"

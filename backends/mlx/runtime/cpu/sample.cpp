@@ -1,3 +1,4 @@
+// The sampler: see accelerate.h.
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"

@@ -1,3 +1,4 @@
+// Recurrences over tokens, and the states of layers: see accelerate.h.
 #include <algorithm>
 
 #include "../memory/views.h"

@@ -282,7 +282,7 @@ const SequenceKernel& attention_kernel(int spans) {
   return kernels(spans);
 }
 
-// Also normalizes and rotates query and key, which are operands of DeferredRope, and writes key and value to the cache.
+// Also normalizes and rotates query and key, which are operands of FusibleRope, and writes key and value to the cache.
 // Each block computes the new key itself: in the cache it may not be there yet. If kHasOffset is 1, the rotation is by
 // `rotated_by` positions, else by `offset`.
 const SequenceKernel& attention_step_kernel(int spans) {
@@ -441,19 +441,19 @@ bool writes_last(const CacheUpdate& update, const mx::array& cache, const std::v
       cache.status() != mx::array::Status::unscheduled && cache.flags().row_contiguous;
 }
 
-// Whether both arrays are results of DeferredRope that one kernel can compute.
+// Whether both arrays are results of FusibleRope that one kernel can compute.
 bool has_same_rope(const mx::array& q, const mx::array& k) {
-  if (!is_lazy(q, DeferredRope::kName) || !is_lazy(k, DeferredRope::kName) || q.id() == k.id()) {
+  if (!is_lazy(q, FusibleRope::kName) || !is_lazy(k, FusibleRope::kName) || q.id() == k.id()) {
     return false;
   }
-  const auto& a = static_cast<const DeferredRope&>(q.primitive()).options;
-  const auto& b = static_cast<const DeferredRope&>(k.primitive()).options;
+  const auto& a = static_cast<const FusibleRope&>(q.primitive()).options;
+  const auto& b = static_cast<const FusibleRope&>(k.primitive()).options;
   const auto& inputs_a = q.inputs();
   const auto& inputs_b = k.inputs();
   return a.dim == b.dim && a.batches == b.batches && a.length == b.length && a.has_norm == b.has_norm &&
       a.eps == b.eps && a.scale == b.scale &&
-      DeferredRope::offset_of(inputs_a).id() == DeferredRope::offset_of(inputs_b).id() &&
-      DeferredRope::freqs_of(inputs_a).id() == DeferredRope::freqs_of(inputs_b).id();
+      FusibleRope::offset_of(inputs_a).id() == FusibleRope::offset_of(inputs_b).id() &&
+      FusibleRope::freqs_of(inputs_a).id() == FusibleRope::freqs_of(inputs_b).id();
 }
 
 // Attention of q [rows, H, 1, D] that attention_step_kernel() computes, with its operands: new keys and values with the
@@ -478,13 +478,13 @@ std::optional<mx::array> attention_step(
       !writes_last(*of_values, cached_values, plan.spans)) {
     return std::nullopt;
   }
-  const auto& rope = static_cast<const DeferredRope&>(q.primitive()).options;
+  const auto& rope = static_cast<const FusibleRope&>(q.primitive()).options;
   const auto operand = [](const mx::array& x, int i) { return x.inputs()[2 * x.sibling_position() + i]; };
-  const mx::array offset = DeferredRope::offset_of(q.inputs());
+  const mx::array offset = FusibleRope::offset_of(q.inputs());
   const mx::array workspace = workspace_of(stream, plan.work);
   SequenceKernel::Call call{
       {operand(q, 0), operand(q, 1), operand(k, 0), operand(k, 1), new_value != nullptr ? *new_value : v, offset,
-       DeferredRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
+       FusibleRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
       {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts, rope.offset.value_or(0)}, plan.blocks, kThreads,
       {kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
   if (rope.offset) {

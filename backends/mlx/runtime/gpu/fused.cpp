@@ -112,7 +112,7 @@ std::optional<RopeOperand> rope_operand(const mx::array& x) {
     return std::nullopt;
   }
   RopeOperand operand{*in, std::nullopt, 0.0f, heads};
-  if (const DeferredNorm* const norm = norm_of(*in, dim)) {
+  if (const FusibleNorm* const norm = norm_of(*in, dim)) {
     operand.weight = in->inputs()[1];
     operand.eps = norm->eps;
     in = &in->inputs()[0];
@@ -207,10 +207,10 @@ std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, f
   if (!is_cuda(stream) || !has_float_dtype(weight, x.dtype()) || x.size() == 0) {
     return std::nullopt;
   }
-  return mx::array(x.shape(), x.dtype(), std::make_shared<DeferredNorm>(stream, eps), {x, weight});
+  return mx::array(x.shape(), x.dtype(), std::make_shared<FusibleNorm>(stream, eps), {x, weight});
 }
 
-mx::array DeferredRope::compute(const std::vector<mx::array>& inputs) {
+mx::array FusibleRope::compute(const std::vector<mx::array>& inputs) {
   static const CudaKernel one(
       "norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"}, {"batches", "length"}, norm_rope_text(1));
   static const CudaKernel two(
@@ -242,7 +242,7 @@ std::optional<std::vector<mx::array>> norm_rope(
   std::vector<mx::Shape> shapes;
   std::vector<RopeOperand> operands;
   const int batches = arrays[0].shape(0), length = arrays[0].shape(2);
-  DeferredRope::Options options{{}, dim, batches, length, false, 0.0f, scale, value_on_host(offset)};
+  FusibleRope::Options options{{}, dim, batches, length, false, 0.0f, scale, value_on_host(offset)};
   for (const auto& x : arrays) {
     const bool matches = x.ndim() == 4 && x.dtype() == arrays[0].dtype() && x.shape(0) == batches &&
         x.shape(2) == length && x.shape(3) == dim;
@@ -264,7 +264,7 @@ std::optional<std::vector<mx::array>> norm_rope(
   inputs.insert(inputs.end(), {offset, freqs});
   const std::vector<mx::Dtype> dtypes(arrays.size(), arrays[0].dtype());
   return mx::array::make_arrays(
-      std::move(shapes), dtypes, std::make_shared<DeferredRope>(stream, std::move(options)), inputs);
+      std::move(shapes), dtypes, std::make_shared<FusibleRope>(stream, std::move(options)), inputs);
 }
 
 } // namespace executorch_mlx::gpu

@@ -36,7 +36,7 @@ inline bool has_float_dtype(const mx::array& x, mx::Dtype dtype) {
 
 // An operation that a kernel for several operations usually takes over. Its array costs the host less than those of
 // MLX's functions and of CudaKernel. If something else needs the result, compute() is called and then evaluated.
-class DeferredOperation : public mx::Primitive {
+class FusibleOperation : public mx::Primitive {
  public:
   using Primitive::Primitive;
 
@@ -55,15 +55,15 @@ class DeferredOperation : public mx::Primitive {
 };
 
 // rms_norm(x, weight, eps) of inputs x and weight.
-class DeferredNorm : public DeferredOperation {
+class FusibleNorm : public FusibleOperation {
  public:
-  DeferredNorm(mx::Stream stream, float eps) : DeferredOperation(stream), eps(eps) {}
+  FusibleNorm(mx::Stream stream, float eps) : FusibleOperation(stream), eps(eps) {}
 
   const char* name() const override {
     return kName;
   }
 
-  static constexpr char kName[] = "DeferredNorm";
+  static constexpr char kName[] = "FusibleNorm";
   const float eps;
 
  private:
@@ -74,7 +74,7 @@ class DeferredNorm : public DeferredOperation {
 
 // rope() of one or two arrays after their transposition and perhaps an RMSNorm: see norm_rope(). The inputs are x0,
 // weight0, x1, weight1, offset and freqs, without x1 and weight1 for one array.
-class DeferredRope : public DeferredOperation {
+class FusibleRope : public FusibleOperation {
  public:
   struct Options {
     std::vector<int> heads;  // of each array
@@ -87,7 +87,7 @@ class DeferredRope : public DeferredOperation {
     std::optional<int> offset;  // if it is the same for all rows, and the host knows it
   };
 
-  DeferredRope(mx::Stream stream, Options options) : DeferredOperation(stream), options(std::move(options)) {}
+  FusibleRope(mx::Stream stream, Options options) : FusibleOperation(stream), options(std::move(options)) {}
 
   const char* name() const override {
     return kName;
@@ -101,7 +101,7 @@ class DeferredRope : public DeferredOperation {
     return inputs.back();
   }
 
-  static constexpr char kName[] = "DeferredRope";
+  static constexpr char kName[] = "FusibleRope";
   const Options options;
 
  private:
@@ -146,9 +146,9 @@ const CacheUpdate* open_update(const mx::array& x);
 const mx::array* operand_of_transposition(const mx::array& y);
 
 // The primitive of x if x is the lazy result of an RMSNorm over vectors of `size` elements, else null.
-inline const DeferredNorm* norm_of(const mx::array& x, int size) {
-  const bool is_norm = is_lazy(x, DeferredNorm::kName) && x.shape(-1) == size;
-  return is_norm ? static_cast<const DeferredNorm*>(&x.primitive()) : nullptr;
+inline const FusibleNorm* norm_of(const mx::array& x, int size) {
+  const bool is_norm = is_lazy(x, FusibleNorm::kName) && x.shape(-1) == size;
+  return is_norm ? static_cast<const FusibleNorm*>(&x.primitive()) : nullptr;
 }
 
 // Source code of a function that one warp calls for a row of kDim elements. With kNorm, normalizes the row and

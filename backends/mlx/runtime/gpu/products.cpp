@@ -297,7 +297,7 @@ std::vector<mx::array> run(
     const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {
   const mx::array& normalized = before_reshapes(x);
   const int depth = matrices[0].shape(1), threads = threads_of(depth), vectors = static_cast<int>(vectors_of(x));
-  const DeferredNorm* const norm = norm_of(normalized, depth);
+  const FusibleNorm* const norm = norm_of(normalized, depth);
   const int eps = std::bit_cast<int>(norm != nullptr ? norm->eps : 0.0f);
   mx::array operand = norm != nullptr ? normalized.inputs()[0] : normalized;
   const mx::array weight = norm != nullptr ? normalized.inputs()[1] : operand;

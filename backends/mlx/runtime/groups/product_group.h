@@ -8,8 +8,6 @@
 // of a layer. Only a GPU computes them together.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <utility>
 #include <vector>
 

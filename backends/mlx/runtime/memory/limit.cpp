@@ -7,6 +7,7 @@
 #include <mlx/mlx.h>
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <string_view>
 #include <utility>

@@ -1,9 +1,7 @@
 // The memory of MLX arrays in this process, and its limit, which loads and calls must not exceed.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <limits>
 #include <mutex>

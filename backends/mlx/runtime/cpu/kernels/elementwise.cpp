@@ -1,3 +1,4 @@
+// Elementwise operations, one at a time and in sequence: see blas.h.
 #include <algorithm>
 
 #include "conversion.h"

@@ -1,3 +1,4 @@
+// What the runtime and the kernels agree on: element types, and a bound of the quantization of activations.
 #pragma once
 
 namespace executorch_mlx {

@@ -1,3 +1,4 @@
+// RMSNorm: see blas.h.
 #include "conversion.h"
 
 extern "C" void executorch_mlx_rms_norm(

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "conversion.h"

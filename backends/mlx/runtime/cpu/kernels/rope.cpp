@@ -1,3 +1,4 @@
+// Rotary embedding: see blas.h.
 #include <cmath>
 #include <cstring>
 #include <memory>

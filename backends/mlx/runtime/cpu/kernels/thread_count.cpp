@@ -1,5 +1,5 @@
+// The number of threads of the kernels, from the environment or the processors of the process.
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -2,7 +2,6 @@
 // selective scan, for all tokens, so that this part of the state stays in the cache.
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "conversion.h"
 
