@@ -111,11 +111,8 @@ MultiplyOne quantized_multiplier(
       .scale_type = float_type(scales.dtype()).value(),
       .bits = bits,
       .group_size = group_size,
-      .m = 0,
       .n = n,
-      .k = k,
-      .y = nullptr,
-      .type = FloatType::float32};
+      .k = k};
   const size_t matrix_words = size_t(n) * (size_t(k) * bits / 32);
   const size_t scale_bytes = size_t(n) * (k / group_size) * scales.itemsize();
   return [=](uint32_t matrix, const float* x, int m, float* y) {

@@ -125,20 +125,20 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_recurrent(
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is in MLX's affine packing: w is stored as [n, k * bits / 32],
 // scales and biases as [n, k / group_size].
 struct ExecutorchMlxQuantizedMatmul {
-  const void* x;
+  const void* x = nullptr;
   const uint32_t* w;
   const void* scales;
   const void* biases;
   executorch_mlx::FloatType scale_type;  // of scales and biases
   int bits;
   int group_size;
-  int m;
+  int m = 0;
   int n;
   int k;
-  void* y;
-  executorch_mlx::FloatType type;  // of x and y
+  void* y = nullptr;
+  executorch_mlx::FloatType type = executorch_mlx::FloatType::float32;  // of x and y
   // From executorch_mlx_pack_integer_panels, or null. executorch_mlx_quantized_matmul ignores it.
-  const void* integer_panels;
+  const void* integer_panels = nullptr;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 
