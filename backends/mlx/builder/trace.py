@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -47,8 +48,9 @@ def trace(
     if fake_mode.shape_env is not None:
         fake_mode.shape_env.pending_fresh_unbacked_symbols.clear()
     table = {t: d for t, d in _decompositions().items() if registry.handler_for(t) is None}
-    # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes.
-    with torch.no_grad(), fake_mode, _no_specialization(fake_mode):
+    # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes. For a
+    # few operators, such as padding, only the kernels in Python take dynamic shapes.
+    with torch.no_grad(), fake_mode, enable_python_dispatcher(), _no_specialization(fake_mode):
         try:
             return make_fx(call, decomposition_table=table)(*fakes), slots
         except GuardOnDataDependentSymNode as error:
