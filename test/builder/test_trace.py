@@ -66,3 +66,17 @@ def test_second_walk_uses_the_traces_of_the_first():
     assert len(calls) == 3
     ops = [emitted.op for emitted in builder.chains[0]]
     assert ops.count(ir.SinNode) == ops.count(ir.CosNode) == ops.count(ir.DivideNode) == 3
+
+
+def test_padding_of_a_tensor_with_a_dynamic_dimension_is_traced():
+    registry = Registry()
+    for name in ("cat.default", "full.default", "sin.default", "sym_size.int"):
+        target = attrgetter(name)(torch.ops.aten)
+        registry.add(target, REGISTRY.handler_for(target))
+    registry.add(
+        torch.ops.aten.tan.default,
+        lambda P, self: P.trace(lambda x: torch.nn.functional.pad(torch.sin(x), (0, 3), value=1.0), self)[0],
+    )
+    builder = ProgramBuilder(dynamic_program(), registry).build()
+    ops = [emitted.op for emitted in builder.chains[0]]
+    assert ops[0] == ir.SinNode and ops[-1] == ir.ConcatenateNode

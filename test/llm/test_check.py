@@ -48,6 +48,13 @@ def test_context_of_one_chunk(length, tokens, tmp_path):
     assert exported.check.ok and exported.check.tokens == tokens
 
 
+@pytest.mark.parametrize("chunk", [2, 7])
+def test_chunks_that_are_shorter_than_the_second_call_of_the_check(chunk, tmp_path):
+    exported = export_llm(small_llm.model(), chunk=chunk, outputs="logits")
+    exported.save(tmp_path / "model.pte")
+    assert exported.check.ok and exported.check.tokens == LONG_RUN
+
+
 WEIGHT = "decoder.model.model.layers.0.mlp.down_proj.weight"
 
 

@@ -282,6 +282,24 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     assert len(file.notes) == 1 and "tokenizer.ggml.pre: got unheard-of" in file.notes[0]
 
 
+@pytest.mark.parametrize(
+    "tokens, types, ends",
+    [
+        (["<eos>", "<end_of_turn>", "a"], [3, 4, 1], {0, 1}),
+        (["<|endoftext|>", "<|im_end|>", "<|end|>"], [3, 3, 1], {0, 1}),
+        (["<|return|>", "<|end|>", "<|call|>"], [3, 3, 3], {0, 2}),
+    ],
+)
+def test_tokens_that_end_a_turn_end_an_answer(tokens, types, ends, tmp_path):
+    """Files often name only the token that ends a text."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_eos_token_id(0)
+    write_and_close(writer)
+    assert GGUFFile(tmp_path / "m.gguf").end_ids() == ends
+
+
 def write_tokenizer(path, architecture, rule, words, merges):
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(1)

@@ -74,6 +74,7 @@ IN_EAGER_TORCH = {
     "codegen": (hf.CodeGenConfig, hf.CodeGenForCausalLM, GPT | dict(rotary_dim=8, n_ctx=128)),
     "doge, a bias of the keys": (
         hf.DogeConfig, hf.DogeForCausalLM, dict(keep_window_size=PROMPT.shape[1] + STEPS, attention_bias=True)),
+    "hrm_text, layers that run several times": (hf.HrmTextConfig, hf.HrmTextForCausalLM, dict(head_dim=16)),
     "jetmoe, experts of attention heads": (
         hf.JetMoeConfig, hf.JetMoeForCausalLM, dict(kv_channels=12, num_local_experts=4, num_experts_per_tok=2)),
     "xglm, scores whose shape is checked": (

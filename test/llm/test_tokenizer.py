@@ -154,6 +154,18 @@ def test_chat_template_of_a_folder(tmp_path):
         assert Tokenizer.from_folder(tmp_path).chat_text(chat) == text
 
 
+def test_chats_with_tools_may_have_a_template_of_their_own(tmp_path):
+    tokenizer = small_llm.tokenizer({"default": "plain", "tool_use": "{{ tools[0] }}"})
+    chat, tools = [{"role": "user", "content": "x"}], {"tools": ["a tool"]}
+    tokenizer.save_pretrained(tmp_path / "files")  # chat_template.jinja and additional_chat_templates/tool_use.jinja
+    tokenizer.save_pretrained(tmp_path / "list", save_jinja_files=False)  # as in a program
+    for folder in ("files", "list"):
+        ours = Tokenizer.from_folder(tmp_path / folder)
+        assert (ours.chat_text(chat), ours.chat_text(chat, tools)) == ("plain", "a tool"), folder
+    one = Tokenizer((tmp_path / "list" / "tokenizer.json").read_text(), {}, "plain")
+    assert one.chat_text(chat, tools) == "plain"
+
+
 def test_chat_template_of_a_processor(tmp_path):
     """Older models for text and images have their template in a file that transformers gives to processors only."""
     small_llm.tokenizer(None).save_pretrained(tmp_path)

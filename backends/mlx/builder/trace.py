@@ -47,12 +47,29 @@ def trace(
     if fake_mode.shape_env is not None:
         fake_mode.shape_env.pending_fresh_unbacked_symbols.clear()
     table = {t: d for t, d in _decompositions().items() if registry.handler_for(t) is None}
+    table[torch.ops.aten.constant_pad_nd.default] = _pad_dynamic
     # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes.
     with torch.no_grad(), fake_mode, _no_specialization(fake_mode):
         try:
             return make_fx(call, decomposition_table=table)(*fakes), slots
         except GuardOnDataDependentSymNode as error:
             raise Unsupported(f"its lowering depends on {error.cond}, which is known only at run time") from None
+
+
+def _pad_dynamic(x: torch.Tensor, pad: Sequence[int], value: float = 0) -> torch.Tensor:
+    """Pad a tensor with dynamic dimensions, by concatenation. Return NotImplemented for any other padding.
+
+    torch would specialize the dimensions to compute the shape of the result.
+    """
+    is_static = all(isinstance(size, int) for size in x.shape)
+    if is_static or not all(isinstance(width, int) and width >= 0 for width in pad):
+        return NotImplemented
+    for index, width in enumerate(pad):
+        if width:
+            axis = x.dim() - 1 - index // 2
+            border = x.new_full((*x.shape[:axis], width, *x.shape[axis + 1 :]), value)
+            x = torch.cat((x, border) if index % 2 else (border, x), axis)
+    return x
 
 
 _PLAIN = (bool, int, float, str, torch.dtype, NoneType)

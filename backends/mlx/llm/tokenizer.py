@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # The keys of further special tokens. transformers 5 and later use the second key.
 EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
-DEFAULT_TEMPLATE = "default"
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates
+NAMED_TEMPLATES = "additional_chat_templates"  # the folder of templates with other names than the default
 LONG_TOKEN = 16  # characters; the tokens of a text are hardly ever longer than this on average
 LONG_TEXT = 4096  # characters; encoding a shorter text takes a few milliseconds at most
 PIECE = 2**16  # characters that `has_more_tokens` encodes at once
@@ -27,14 +28,19 @@ class Tokenizer:
     - `data`: the contents of `tokenizer.json`.
     - `config`: the contents of `tokenizer_config.json`.
     - `template`: a chat template, in place of the one in `config`.
+    - `tool_template`: the same for chats with tools.
 
-    Attributes: `chat_template`, the Jinja source or None; `special_tokens`, which maps a name such as `bos_token` to
-    a token; `backend`, the `tokenizers.Tokenizer`.
+    Attributes: `chat_template`, the Jinja source or None; `tool_template`, that for chats with tools, or None if they
+    have no template of their own; `special_tokens`, which maps a name such as `bos_token` to a token; `backend`, the
+    `tokenizers.Tokenizer`.
     """
 
-    def __init__(self, data: str, config: Mapping[str, Any] = {}, template: str | None = None):
+    def __init__(
+        self, data: str, config: Mapping[str, Any] = {}, template: str | None = None, tool_template: str | None = None
+    ):
         self._data, self._config = data, config
         self.chat_template = template if template is not None else _template_of(config)
+        self.tool_template = tool_template if tool_template is not None else _template_of(config, TOOL_TEMPLATE)
         named = {name: _content(config.get(name)) for name in NAMED_TOKENS}
         self.special_tokens: dict[str, str] = {name: token for name, token in named.items() if token is not None}
 
@@ -50,7 +56,11 @@ class Tokenizer:
             return _convert(folder)
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return cls((folder / "tokenizer.json").read_text(encoding="utf-8"), config, template_in(folder, config))
+        tools = folder / NAMED_TEMPLATES / f"{TOOL_TEMPLATE}.jinja"
+        return cls(
+            (folder / "tokenizer.json").read_text(encoding="utf-8"), config, template_in(folder, config),
+            tools.read_text(encoding="utf-8") if tools.is_file() else None,
+        )  # fmt: skip
 
     @cached_property
     def backend(self) -> tokenizers.Tokenizer:
@@ -119,7 +129,8 @@ class Tokenizer:
     ) -> str:
         """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 
-        `options` are variables of the template. With `continue_final_message`, the text ends with the content of the
+        `options` are variables of the template. If `tools` is among them, the template is the one for chats with tools,
+        if there is one. With `continue_final_message`, the text ends with the content of the
         last message instead, so that the answer continues it.
 
         Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in `options`
@@ -131,10 +142,13 @@ class Tokenizer:
             raise ValueError("the tokenizer has no chat template; pass the prompt as text")
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
             raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
+        template = self.chat_template
+        if options.get("tools") and self.tool_template is not None:
+            template = self.tool_template
         variables = {**self.special_tokens, **options}
         if continue_final_message:
-            return chat_template.render_unfinished(self.chat_template, messages, variables)
-        return chat_template.render(self.chat_template, messages, variables, add_generation_prompt)
+            return chat_template.render_unfinished(template, messages, variables)
+        return chat_template.render(template, messages, variables, add_generation_prompt)
 
     def _special_texts(self) -> list[str]:
         extra = [token for name in EXTRA_TOKENS for token in _values(self._config.get(name))]
@@ -154,12 +168,15 @@ def template_in(folder: Path, config: Mapping[str, Any] = {}) -> str | None:
     return template
 
 
-def _template_of(config: Mapping[str, Any]) -> str | None:
-    """Return the chat template of a config, or None. A config has one template, or a list of named templates."""
+def _template_of(config: Mapping[str, Any], name: str = DEFAULT_TEMPLATE) -> str | None:
+    """Return the chat template of a config with this name, or None.
+
+    A config has one template, the default, or a list of named templates.
+    """
     template = config.get("chat_template")
     if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}.get(DEFAULT_TEMPLATE)
-    return template
+        return {entry["name"]: entry["template"] for entry in template}.get(name)
+    return template if name == DEFAULT_TEMPLATE else None
 
 
 def _content(token: Any) -> str | None:

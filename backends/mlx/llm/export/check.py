@@ -174,8 +174,9 @@ def _first_run(decoder: CachedDecoder) -> list[_Step]:
     """Return the steps of a prompt in two chunks and of single tokens, all in the last row."""
     steps = min(_DECODE_STEPS, decoder.max_context_len - 2)
     chunk = min(decoder.chunk, _MAX_FIRST_CHUNK)
-    prompt = min(chunk + _SECOND_CHUNK, decoder.max_context_len - steps)
-    first = min(chunk, max(1, prompt - _SECOND_CHUNK))
+    second = min(decoder.chunk, _SECOND_CHUNK)
+    prompt = min(chunk + second, decoder.max_context_len - steps)
+    first = min(chunk, max(1, prompt - second))
     lengths = [length for length in (first, prompt - first) if length] + [1] * steps
     return [_Step("chunk", length, (decoder.rows - 1,)) for length in lengths]
 

@@ -149,6 +149,7 @@ class _ObservedLayer:
     """Records the shapes, masks and biases of a layer. Its methods are those of a layer of `KVCache`."""
 
     is_initialized = False  # mllama asks whether the keys of an image are there
+    supports_early_init = True
 
     def __init__(self, name: str, index: int, capacity: int):
         self.name, self.index, self.capacity = name, index, capacity

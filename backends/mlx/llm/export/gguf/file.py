@@ -24,6 +24,13 @@ from .tokenizer import load_tokenizer
 
 # A special token: its name in the config of transformers → its name in GGUF.
 _TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
+# The types of tokens that do not come from ordinary text.
+_MARKED = (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED)
+# Texts of tokens that end an answer.
+_END_TEXTS = {
+    "<end_of_turn>", "<turn|>", "<EOT>", "[EOT]", "<|call|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>",
+    "<|eom_id|>", "<|eot_id|>", "<|im_end|>", "<|return|>",
+}  # fmt: skip
 # The number of layers of the models with 27 billion weights. These models derive the scale of the queries from
 # hidden_size / num_attention_heads, and all others from head_dim.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
@@ -130,6 +137,21 @@ class GGUFFile:
             )
         return tokenizer
 
+    def end_ids(self) -> set[int]:
+        """Return the ids of the tokens that end an answer: those that the metadata names, and those of known texts.
+
+        Many files name only the token that ends a text, for instance files of Gemma 2 and 3, whose turns end with
+        `<end_of_turn>`.
+        """
+        ids = {self.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+        if (types := self.value("tokenizer.ggml.token_type")) is not None:
+            tokens = self.value("tokenizer.ggml.tokens", [])
+            marked = {tokens[id]: id for id, type_ in enumerate(types[: len(tokens)]) if type_ in _MARKED}
+            ids |= {marked[text] for text in _END_TEXTS & marked.keys()}
+            if "<|return|>" in marked:  # gpt-oss, whose thoughts end with `<|end|>`
+                ids.discard(marked.get("<|end|>"))
+        return ids
+
     def load(self) -> PreTrainedModel:
         """Return the model. Weights in a quantized format are packed, and other weights keep their dtype.
 
@@ -145,7 +167,7 @@ class GGUFFile:
                 module.compute_in(torch.float32)
         if self.has("rope_freqs.weight") and hasattr(model.model.rotary_emb, "inv_freq"):  # as in Llama 3
             model.model.rotary_emb.inv_freq /= float_tensor(self.tensors["rope_freqs.weight"]).float()
-        ids = {self.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+        ids = self.end_ids()
         if ids and model.generation_config is not None:
             model.generation_config.eos_token_id = sorted(ids)
         return model.eval()
