@@ -26,6 +26,7 @@ from .return_types import register_return_types
 aten = torch.ops.aten
 
 _SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,13 @@ class MLXPartitioner(Partitioner):
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:
-        see `_keep_integer_dtypes`, `_prepare_copies` and `_clone_returned_buffers`.
+        see `_keep_dtypes`, `_prepare_copies` and `_clone_returned_buffers`.
         """
-        _keep_integer_dtypes(exported_program)
+        _keep_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)
-        exported_program.graph_module.recompile()
+        for module in _graph_modules(exported_program.graph_module):
+            module.recompile()
         decompositions = REGISTRY.decompositions
         called = {n.target for n in _calls(exported_program) if n.target in decompositions}
         table = {target: decompositions[target] for target in self._targets_to_lower(exported_program, called)}
@@ -178,29 +180,30 @@ class MLXPartitioner(Partitioner):
         return remaining
 
 
-def _keep_integer_dtypes(program: ExportedProgram) -> None:
-    """Replace the Python integers that operators take as tensors by tensors, in operators whose result is 0-d.
+def _keep_dtypes(program: ExportedProgram) -> None:
+    """Replace the Python numbers that operators take as tensors by tensors, in operators whose result is 0-d.
 
-    ExecuTorch would replace them by 0-d tensors of int64, which would make the result int64 too.
+    ExecuTorch would replace them by 0-d tensors of int64 or float32, and the result would have that dtype too.
     """
-    graph = program.graph
-    for node in graph.nodes:
+    for node in list(_calls(program)):
         result = node.meta.get("val")
-        if not isinstance(node.target, torch._ops.OpOverload) or not _is_small_integer(result):
+        is_number = isinstance(result, torch.Tensor) and result.ndim == 0
+        if not is_number or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        limits = torch.iinfo(result.dtype)
         for index, (number, argument) in enumerate(zip(node.args, node.target._schema.arguments)):
-            is_tensor = isinstance(argument.type, torch.TensorType)
-            if is_tensor and type(number) is int and limits.min <= number <= limits.max:
-                with graph.inserting_before(node):
-                    tensor = graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
+            if isinstance(argument.type, torch.TensorType) and _would_widen(number, result.dtype):
+                with node.graph.inserting_before(node):
+                    tensor = node.graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
                 tensor.meta = dict(node.meta)
                 node.update_arg(index, tensor)
 
 
-def _is_small_integer(value: object) -> bool:
-    """Whether `value` is a 0-d tensor of integers with less than 64 bits."""
-    return isinstance(value, torch.Tensor) and value.ndim == 0 and value.dtype in _SMALL_INTEGERS
+def _would_widen(number: object, dtype: torch.dtype) -> bool:
+    """Whether `number`, as a 0-d tensor of its own dtype, would widen a result of `dtype`, which can hold it."""
+    if dtype in _SMALL_INTEGERS:
+        limits = torch.iinfo(dtype)
+        return type(number) is int and limits.min <= number <= limits.max
+    return dtype in _HALVES and type(number) is float
 
 
 def _prepare_copies(program: ExportedProgram) -> None:
@@ -275,9 +278,13 @@ def _calls(program: ExportedProgram) -> Iterator[Node]:
 
 
 def _calls_in(module: GraphModule) -> Iterator[Node]:
-    for inner in module.modules():
-        if isinstance(inner, GraphModule):
-            yield from (n for n in inner.graph.nodes if n.op == "call_function")
+    for inner in _graph_modules(module):
+        yield from (n for n in inner.graph.nodes if n.op == "call_function")
+
+
+def _graph_modules(module: GraphModule) -> Iterator[GraphModule]:
+    """Yield a module and the modules of its branches and loop bodies."""
+    return (inner for inner in module.modules() if isinstance(inner, GraphModule))
 
 
 def _refuse_users_of_nonzero(reasons: dict[Node, str | None]) -> None:

@@ -40,6 +40,7 @@ ROWS = [
     attention("/additive mask", sdpa, Q, LONG, LONG, floats(5, 7)),
     attention("/scale", lambda q, k, v: sdpa(q, k, v, scale=0.3), Q, K, floats(2, 4, 5, 8), dtypes=F32_ONLY),
     attention("/grouped", lambda q, k, v: sdpa(q, k, v, enable_gqa=True), Q, GROUPED, GROUPED),
+    attention("/grouped, more heads of values", lambda q, k, v: sdpa(q, k, v, enable_gqa=True), Q, GROUPED, K),
     attention("/one batch of keys", sdpa, Q, floats(1, 4, 7, 8), floats(1, 4, 7, 8), dtypes=F32_ONLY),
     attention("/one query head", sdpa, floats(2, 1, 5, 8), LONG, floats(1, 4, 7, 8), dtypes=F32_ONLY),
     attention("/one key head", sdpa, Q, floats(2, 1, 7, 8), LONG, dtypes=F32_ONLY),

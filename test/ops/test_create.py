@@ -26,6 +26,7 @@ ROWS = [
         floats(2), dtypes=F32_ONLY, traced=True),
     row("scalar_tensor", beside(lambda x: aten.scalar_tensor(2.5), lambda x: aten.scalar_tensor(3, dtype=i64)),
         floats(2), dtypes=F32_ONLY),
+    row("prims::scalar_tensor", lambda x: (torch.xlogy(x, 1.5), torch.xlogy(2, x)), floats(2, 3, low=1, high=2)),
     row("full_like/large", lambda x: torch.full_like(x, 2**53 + 1), ints(N, 2)),
     row("full_like", lambda x: (torch.full_like(x, 2), torch.full_like(x, 3, dtype=i32), torch.full_like(x, True)),
         cases=[(floats(N, 2),), (floats(),)], dtypes=FLOATS + (i32,)),

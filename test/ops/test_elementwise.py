@@ -100,6 +100,9 @@ SCALAR = [
     row("mul.Tensor/number beyond float16", lambda x: (
         x * 2.5e-8, x / 1e5, x / 1000 // 0.1, torch.div(x / 1000, 0.1, rounding_mode="trunc"), 1e6 // x),
         floats(30, low=4e4, high=6e4), dtypes=(f16,), edge_verified=False),
+    row("mul.Tensor/0-d and a number", lambda x: (
+        x * 1.5, 0.25 - x, 1.5 / x, x // 0.25, torch.add(x, 0.5, alpha=2), x.reshape(1).sum() * 1e-9),
+        floats(low=1, high=2), dtypes=(f16, bf16), edge_verified=False),
     row("div.Tensor_mode/lowest int8", lambda x: [
         (torch.div(x.to(torch.int8), y, rounding_mode="trunc"), torch.fmod(x.to(torch.int8), y)) for y in (3, -3)],
         data([-128, -127, 127, 0]), dtypes=(f32,)),

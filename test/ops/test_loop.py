@@ -3,7 +3,7 @@
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from oprows import data, f32, floats, pytest_function, row
+from oprows import FLOATS, data, f32, floats, ints, pytest_function, row
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -64,6 +64,14 @@ def swapped(a, b):
     return a * 2, b - a, n
 
 
+def counted(total, small):
+    """The dtypes of a 0-d tensor and of a number do not promote each other."""
+    n, total, small = while_loop(
+        lambda n, total, small: n < 5, lambda n, total, small: (n + 1, total * 0.5 + 0.25, small * 3 - 1),
+        (torch.tensor(0, dtype=torch.int32), total, small))
+    return n, total, small, *scan(lambda c, x: (c * 1.5 + x, c - 0.5), total, total.expand(3))
+
+
 ROWS = [
     row("higher_order.scan", decayed_sum, floats(3), floats(5, 3), dtypes=F32_ONLY),
     row("higher_order.scan/exchange", fibonacci, floats(2), floats(2), floats(4, 2), dtypes=F32_ONLY),
@@ -73,6 +81,7 @@ ROWS = [
     row("higher_order.while_loop", Newton(), cases=[(floats(3, low=1, high=50),)], dtypes=F32_ONLY, loose=4, **WHILE),
     row("higher_order.while_loop/none or some", Halve(), cases=[(data([0.5, 0.25]),), (data([100.0, 3.0]),)],
         dtypes=F32_ONLY, **WHILE),
+    row("higher_order.while_loop/0-d and a number", counted, floats(), ints(dtype=torch.int8), dtypes=FLOATS, **WHILE),
     row("higher_order.while_loop/exchange", swapped, floats(2), floats(2), dtypes=F32_ONLY, **WHILE),
 ]
 

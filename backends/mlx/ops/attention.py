@@ -28,7 +28,9 @@ def scaled_dot_product_attention(
     heads_axis = query.ndim - 3
     if query.ndim == 4:
         query, key, value = _broadcast(P, 0, query, key, value)
-    if not enable_gqa:
+    if enable_gqa:
+        key, value = _same_heads(P, heads_axis, query, key, value)
+    else:
         query, key, value = _broadcast(P, heads_axis, query, key, value)
         heads, key_heads = query.shape[heads_axis], key.shape[heads_axis]
         if not is_same_shape([heads], [key_heads]):
@@ -68,6 +70,22 @@ def _broadcast(P, axis, *tensors):
         return result
 
     return [repeated(t) if t in narrow else t for t in tensors]
+
+
+def _same_heads(P, axis, query, key, value):
+    """Return keys and values with the same number of heads. If the numbers differ, repeats each head for its queries.
+    """
+    if is_same_shape([key.shape[axis]], [value.shape[axis]]):
+        return key, value
+    if not all(isinstance(t.shape[axis], int) for t in (query, key, value)):
+        raise Unsupported("dynamic numbers of heads that differ for keys and values are unsupported")
+
+    def repeated(t):
+        result = P.emit(ir.RepeatNode, x=t, repeats=query.shape[axis] // t.shape[axis], axis=axis)
+        result.shape = (*t.shape[:axis], query.shape[axis], *t.shape[axis + 1 :])
+        return result
+
+    return repeated(key), repeated(value)
 
 
 def _upper_left_mask(P, query, key):

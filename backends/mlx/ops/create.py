@@ -31,7 +31,7 @@ def ones(P, size, dtype):
     return P.full(size, 1, P.out.dtype)
 
 
-@REGISTRY.lower(aten.scalar_tensor.default)
+@REGISTRY.lower(aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default)
 def scalar_tensor(P, s, dtype):
     return P.scalar(s, P.out.dtype)
 
