@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from . import nonzero
+from . import nonzero, splits
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
@@ -152,7 +152,7 @@ class MLXPartitioner(Partitioner):
         return {n.target for body in bodies if isinstance(body, GraphModule) for n in _calls_in(body)} & targets
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, and those of `nonzero`.
+        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, and those of `nonzero` and `splits`.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:
@@ -168,6 +168,8 @@ class MLXPartitioner(Partitioner):
         table = {target: decompositions[target] for target in self._targets_to_lower(exported_program, called)}
         if any(n.target in nonzero.DECOMPOSITIONS for n in _calls(exported_program)):
             table |= nonzero.DECOMPOSITIONS
+        if any(splits.has_dynamic_parts(n) for n in _calls(exported_program)):
+            table |= splits.DECOMPOSITIONS
         return exported_program.run_decompositions(table) if table else exported_program
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:

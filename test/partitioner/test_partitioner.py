@@ -334,6 +334,25 @@ def test_cumulative_operator_of_an_empty_tensor(delegate, function):
 # Outputs and dynamic shapes --------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.chunk(2, -1),
+        lambda x: x.split([1, 3], 1),
+        lambda x: x.chunk(3),
+        lambda x: x.split([2, x.shape[0] - 2]),
+    ],
+    ids=["chunk", "split", "chunk-rows", "split-rows"],
+)
+def test_parts_with_a_dynamic_first_dimension(delegate, function):
+    """ExecuTorch's verifier takes the length of the first part, which made the dimension static."""
+    x = torch.ones(6, 4)
+    rows = torch.export.Dim("rows", min=1, max=4)
+    lowered = lower(lambda x: function(x + 1), x, dynamic_shapes=(({0: 3 * rows},),))
+    assert (lowered.delegates, lowered.refused) == (1, {})
+    lowered.assert_matches_eager((x,), (-torch.randn(12, 4) - 1,))
+
+
 def test_named_tuple_as_output(delegate):
     x = torch.randn(3, 4)
     lowered = lower(lambda x: torch.sort(x, dim=1), x)
