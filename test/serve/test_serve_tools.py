@@ -244,8 +244,9 @@ def test_forced_calls_follow_the_schema(client):
                 assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
     several = [chat(client, tool_choice="required", seed=seed, max_tokens=400).choices[0] for seed in range(2)]
     assert max(len(choice.message.tool_calls) for choice in several) > 1  # with a line feed between them
-    one = chat(client, tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=150).choices[0]
-    assert len(one.message.tool_calls) == 1
+    for options in ({"tool_choice": "required", "parallel_tool_calls": False}, {"tool_choice": named}):
+        for one in chat(client, **options, seed=1, n=4, max_tokens=400).choices:
+            assert len(one.message.tool_calls) == 1 and one.finish_reason == "tool_calls"
 
 
 def test_further_call_begins_only_if_it_fits(client):

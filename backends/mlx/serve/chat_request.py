@@ -290,6 +290,11 @@ class ChatRequest(GenerationRequest):
         return self.functions if self.tool_choice == "required" else []
 
     @property
+    def wants_one_call(self) -> bool:
+        """Whether an answer may have only one call: if the request says so, or chooses one function."""
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTool)
+
+    @property
     def form(self) -> Form | None:
         if isinstance(self.response_format, JsonSchemaFormat):
             return Form("json", self.response_format.json_schema.schema_, "response_format.json_schema.schema")
