@@ -45,6 +45,17 @@ def test_text(client, server):
     )
 
 
+def test_input_tokens_are_counted(client):
+    for fields in ({"input": "Hi"}, {"input": [HELLO], "instructions": "Be brief.", "tools": [TOOL]}):
+        count = client.responses.input_tokens.count(model=NAME, **fields)
+        assert count.object == "response.input_tokens"
+        assert count.input_tokens == create(client, **fields, max_output_tokens=1).usage.input_tokens
+    assert client.responses.input_tokens.count(model=NAME, input="Hi " * 5000).input_tokens > 5000  # no limit
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_tokens.count(model=NAME, input="Hi", reasoning={"effort": "low"}, tool_choice="required")
+    assert caught.value.param == "tool_choice"
+
+
 def test_stream_events(client, server):
     server.text = f"<think>hm</think>Hello.{CALL}"
     with client.responses.stream(model=NAME, input="Hi", tools=[TOOL]) as stream:

@@ -61,16 +61,17 @@ def test_keywords_of_no_draft_are_annotations(client):
         assert isinstance(json.loads(choice.message.content)["a"], int)
 
 
-def test_json_object_with_a_schema(client):
-    """As in the APIs of llama.cpp and Together."""
+@pytest.mark.parametrize("field", ["schema", "value"])
+def test_json_object_with_a_schema(client, field):
+    """As in the APIs of llama.cpp and Together, and as huggingface_hub sends it."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    form = {"type": "json_object", "schema": schema}
+    form = {"type": "json_object", field: schema}
     request = {"model": NAME, "messages": MESSAGES, "max_tokens": 80}
     answer = client.chat.completions.create(**request, response_format=form, seed=1)
     assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**request, response_format=form | {"schema": {"not": {}}})
-    assert caught.value.param == "response_format.schema"
+        client.chat.completions.create(**request, response_format=form | {field: {"not": {}}})
+    assert caught.value.param == f"response_format.{field}"
 
 
 def test_tokenizer_in_a_folder(tmp_path):
@@ -324,6 +325,9 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"patternProperties": {"a{2,1}": STRING}}, "$.patternProperties: EBNF parser error"),
         ({"type": "string", "minLength": -1}, "$.minLength: got '-1', expected an integer of at least 0"),
         ({"type": "number", "minimum": "a"}, "$.minimum: got 'a', expected a number"),
+        (record(a={"type": "integer", "minimum": 3, "maximum": 2}), "$.properties.a: no integer of 64 bits lies"),
+        ({"type": "integer", "minimum": 1e30}, "$: no integer of 64 bits lies within the bounds"),
+        ({"exclusiveMinimum": 0, "maximum": 1e-7}, "$: no number with at most 6 decimals lies within the bounds"),
         ({"type": "thing"}, "$.type: got 'thing', expected array, boolean"),
         ({"type": []}, "$.type: got '[]', expected array, boolean"),
         ({"$ref": "http://example.org/a"}, "expected a reference within the schema"),
@@ -488,6 +492,26 @@ def test_strings_have_no_bytes_that_are_not_utf8():
     for grammar in (r'root ::= [^"a]', r'root ::= [^-\x41] # "['):
         admits = admitted(_checked_grammar(grammar, "grammar"))
         assert admits("é") and not admits("-" if "-" in grammar else "a") and not any(map(admits, NO_UTF8))
+
+
+@pytest.mark.parametrize(
+    "schema, text, is_valid",
+    [
+        ({"type": "integer", "minimum": 0.5, "maximum": 2.5}, "1", True),
+        ({"type": "integer", "minimum": 0.5, "maximum": 2.5}, "0", False),
+        ({"type": "integer", "exclusiveMinimum": 1.5, "exclusiveMaximum": 4}, "2", True),
+        ({"type": "integer", "exclusiveMinimum": 1.5, "exclusiveMaximum": 4}, "4", False),
+        ({"type": "integer", "maximum": 1e30}, "9" * 18, True),
+        ({"type": "integer", "maximum": 2**63 - 1}, "9" * 40, False),
+        ({"type": ["integer", "number"], "maximum": 0.5}, "0.5", True),
+        ({"type": ["integer", "null"], "maximum": 0.5}, "null", True),
+        ({"type": "number", "minimum": 1e-6, "maximum": 1.5e-6}, "0.000001", True),
+    ],
+)
+def test_bounds(schema, text, is_valid):
+    from executorch_mlx.serve.json_schema import check_schema
+
+    assert admitted(xgrammar_of(check_schema(schema)))(text) == is_valid
 
 
 def xgrammar_of(schema) -> str:

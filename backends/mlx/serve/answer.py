@@ -194,8 +194,8 @@ class Choice:
     - `echo`: the prompt, which is repeated before the answer, or None.
 
     Attributes: `generation`, the tokens as they are generated, or None before the start; `total`, the sum of the deltas
-    so far; `reasoning_tokens`, the number of tokens of reasoning so far; `first_token_at`, the time of the first token
-    by `time.monotonic`, or None.
+    so far; `completion_tokens`, their number of tokens, also if the engine has generated more; `reasoning_tokens`, the
+    number of those of reasoning; `first_token_at`, the time of the first token by `time.monotonic`, or None.
     """
 
     def __init__(
@@ -210,8 +210,7 @@ class Choice:
         echo: Echo | None = None,
     ):
         self.index, self.total, self.wants_logprobs = index, Total(), wants_logprobs
-        self.reasoning_tokens, self.first_token_at = 0, None
-        self._read_tokens = 0
+        self.completion_tokens, self.reasoning_tokens, self.first_token_at = 0, 0, None
         self.generation: Generation | NoTokens | None = None
         self._start, self._is_cancelled = start, False
         self._model, self._parser, self._echo, self._one_call = model, parser, echo, one_call
@@ -252,11 +251,6 @@ class Choice:
     def metrics(self) -> Metrics:
         return Metrics() if self.generation is None else self.generation.metrics
 
-    @property
-    def completion_tokens(self) -> int:
-        """The number of tokens in the deltas so far. The engine may have generated more of them."""
-        return self.metrics.generated_tokens if self.total.finish else self._read_tokens
-
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
         if self._echo is not None:
@@ -280,7 +274,7 @@ class Choice:
             raise server_error("the server is shutting down", 503)
         async for token in self.generation:
             self.first_token_at = self.first_token_at or time.monotonic()
-            self._read_tokens += 1
+            self.completion_tokens += 1
             if self.wants_logprobs and token.logprob is not None and not self._is_stop_id(token):
                 self._logprobs.append(self._logprob(token))
             if self._parser is None:

@@ -21,7 +21,7 @@ from .middleware import add_middleware
 from .models import Models
 from .request import CompletionRequest
 from .response import ChatFormat, CompletionFormat
-from .responses import ResponsesFormat, start_response
+from .responses import ResponsesFormat, input_tokens, start_response
 from .responses_request import ResponsesRequest
 from .service import Service
 from .settings import Settings
@@ -128,6 +128,10 @@ def _information_routes(service: Service) -> APIRouter:
     @router.get("/v1/models/{requested:path}")
     async def get_model(requested: str) -> dict[str, Any]:
         return service.models.description(requested)
+
+    @router.post("/v1/responses/input_tokens")
+    async def count_input_tokens(body: ResponsesRequest) -> dict[str, Any]:
+        return await service.with_model(body.model, lambda model: input_tokens(model, body))
 
     @router.post("/tokenize")
     async def tokenize_text(body: TokenizeRequest) -> dict[str, Any]:

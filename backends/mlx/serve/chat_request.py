@@ -207,10 +207,14 @@ class TextFormat(Strict):
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object, or one that follows a schema: other servers take it here."""
+    """Any JSON object, or one that follows a schema: other servers take it here.
+
+    `value`: the schema under the name that huggingface_hub gives it.
+    """
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+    value: dict[str, Any] | None = None
 
 
 class JsonSchemaFormat(Strict):
@@ -286,13 +290,18 @@ class ChatRequest(GenerationRequest):
         return self.functions if self.tool_choice == "required" else []
 
     @property
+    def wants_one_call(self) -> bool:
+        """Whether an answer may have only one call: if the request says so, or chooses one function."""
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTool)
+
+    @property
     def form(self) -> Form | None:
         if isinstance(self.response_format, JsonSchemaFormat):
             return Form("json", self.response_format.json_schema.schema_, "response_format.json_schema.schema")
         if isinstance(self.response_format, JsonObjectFormat):
-            schema = self.response_format.schema_
-            if schema is not None:
-                return Form("json", schema, "response_format.schema")
+            for name, schema in (("schema", self.response_format.schema_), ("value", self.response_format.value)):
+                if schema is not None:
+                    return Form("json", schema, f"response_format.{name}")
             return Form("json", {"type": "object"}, "response_format")
         return super().form
 

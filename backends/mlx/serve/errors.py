@@ -101,7 +101,14 @@ def _path(error: Mapping[str, Any], body: Any) -> list[str]:
         else:
             continue
         path.append(str(part))
+    if error["type"] in _TAG_ERRORS:
+        path.append(_tag_field(error))
     return path
+
+
+def _tag_field(error: Mapping[str, Any]) -> str:
+    """Return the name of the field that tells the type of an object, for an error about this field."""
+    return error["ctx"]["discriminator"].strip("'")
 
 
 def _message(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -115,13 +122,26 @@ def _message(errors: Sequence[Mapping[str, Any]]) -> str:
     if error["type"] in _LENGTHS:
         unit, bound, limit = _LENGTHS[error["type"]]
         return f"got {len(value)} {unit}, expected {bound} {error['ctx'][limit]}"
+    if error["type"] == "union_tag_invalid":
+        others, _, last = error["ctx"]["expected_tags"].rpartition(", ")
+        return f"got {_shown(value[_tag_field(error)])}, expected {others} or {last}"
     if not message.startswith("Input should be "):
-        return message
-    text = json.dumps(value, ensure_ascii=False, default=str)[:40]
-    got = {dict: "an object", list: "a list"}.get(type(value), text)
+        return _MESSAGES.get(error["type"], message)
     same = errors if error["type"].endswith("_type") else [error]
-    expected = " or ".join(dict.fromkeys(other["msg"].removeprefix("Input should be ") for other in same))
-    return f"got {got}, expected {expected}"
+    expected = [_EXPECTED.get(other["type"], other["msg"].removeprefix("Input should be ")) for other in same]
+    return f"got {_shown(value)}, expected {' or '.join(dict.fromkeys(expected))}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)[:40]
+    return {dict: "an object", list: "a list"}.get(type(value), text)
+
+
+# Errors about the field that tells the type of an object.
+_TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
+# The messages of errors, and what errors expect, where pydantic's words are about Python.
+_MESSAGES = {"extra_forbidden": "unknown field", "union_tag_not_found": "Field required"}
+_EXPECTED = dict.fromkeys(("model_attributes_type", "model_type"), "an object")
 
 
 # Pydantic's errors about the length of a value: what is counted, and the bound with its name in the error.
@@ -140,8 +160,9 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError
     located = [(_path(error, body), error) for error in errors]
     # A value that may have several types has one error per type. The deepest error is that of the type that fits best.
     path, _ = max((entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0]))
-    field, message = ".".join(path), _message([error for other, error in located if other == path])
-    return ApiError(f"{field}: {message}" if field else message, param=field or None)
+    field, same = ".".join(path), [error for other, error in located if other == path]
+    message, code = _message(same), "unknown_parameter" if same[0]["type"] == "extra_forbidden" else None
+    return ApiError(f"{field}: {message}" if field else message, param=field or None, code=code)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -60,8 +60,8 @@ class Grammars:
 
         Raises GrammarError.
         """
-        forced, parallel = body.forced_functions, body.parallel_tool_calls is not False
-        parallel = parallel and not self._model.format.has_one_call
+        forced = body.forced_functions
+        parallel = not (body.wants_one_call or self._model.format.has_one_call)
         is_text = False
         if body.form is not None or forced:
             param = "tool_choice" if body.form is None else body.form.field.partition(".")[0]

@@ -7,10 +7,10 @@ rewritten if that is simple, and refused otherwise.
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .bounds import BOUNDS, with_followed_bounds
 from .pattern import count_repetitions, rule, simplified, stand_in
 
 MAX_DEPTH = 64
@@ -35,11 +35,8 @@ SUPPORTED = {
     "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
     "exclusiveMinimum", "exclusiveMaximum",
 }  # fmt: skip
-# Keywords whose value is a count, and a number.
+# Keywords whose value is a count.
 COUNT_KEYWORDS = {"minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"}
-BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
-    "minimum": operator.ge, "exclusiveMinimum": operator.gt, "maximum": operator.le, "exclusiveMaximum": operator.lt,
-}  # fmt: skip
 # Keywords that only hold schemas for references.
 DEFINITIONS = {"$defs", "definitions"}
 # Types -> the keywords that constrain only values of this type.
@@ -357,7 +354,12 @@ def _enforced(schema: dict[str, Any], root: Any, path: str) -> dict[str, Any]:
                 _check_types(schema, keyword, root, path)
             return {key: value for key, value in schema.items() if key != "type"}
     if types := _types(schema):
+        types = [name for name in types if name != "integer" or "number" not in types]
         schema = schema | {"type": types[0] if len(types) == 1 else types}
+        try:
+            schema = with_followed_bounds(schema, types)
+        except ValueError as error:
+            raise SchemaError(f"{path}: {error}") from error
     return _checked_object(schema, root, path)
 
 

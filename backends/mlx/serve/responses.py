@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .answer import LENGTH, Answer, Call, Choice, Delta
@@ -12,7 +14,7 @@ from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
 from .model import ServedModel
 from .response import logprob_object
 from .responses_request import Reasoning, ResponsesRequest
-from .start import start_chat
+from .start import chat_prompt, start_chat
 
 # The fields of a request that its response repeats.
 REPEATED = (
@@ -28,8 +30,24 @@ FIELDS = {
 
 def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
     """Start the answer to a request. Raises ApiError, which names the field of this API."""
-    try:
+    with _errors_of_this_api(body):
         return start_chat(model, body.as_chat_request())
+
+
+def input_tokens(model: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
+    """Return the response of `/v1/responses/input_tokens`: the length of the prompt. Raises ApiError, as above."""
+    with _errors_of_this_api(body):
+        chat = body.as_chat_request()
+        chat.check_fields()
+        count = len(model.llm.encode(chat_prompt(model, chat).text, special=False))
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+@contextmanager
+def _errors_of_this_api(body: ResponsesRequest) -> Iterator[None]:
+    """Let an ApiError about a field of the chat request name the field of this API."""
+    try:
+        yield
     except ApiError as error:
         details = error.body["error"]
         param = details["param"] or ""

@@ -49,7 +49,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     prompt = chat_prompt(model, body)
     ids = _prompt_ids(model, prompt.text, "messages", special=False)
     functions = {function.name: function.parameters for function in body.functions}
-    one_call = body.parallel_tool_calls is False or model.format.has_one_call
+    one_call = body.wants_one_call or model.format.has_one_call
     constraint = _constraint(model.grammars.for_chat, body, prompt.opening)
     choices = []
     for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
