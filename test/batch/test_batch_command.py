@@ -1,11 +1,14 @@
 """The command executorch-mlx batch with files of requests."""
 
+import asyncio
 import json
 from importlib.util import find_spec
 
 import killed
 import pytest
 from executorch_mlx.batch import AnswerFile
+from executorch_mlx.batch.request_file import Request, request_id
+from executorch_mlx.batch.run import answer_all, error_answer
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm import LLM
 
@@ -192,6 +195,21 @@ def test_invalid_files_and_options_are_errors(input, output, options, message, t
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_batch_goes_on_while_no_engine_is_ready():
+    """The engine of each request dies, so that none is ready when its answer, an error, is complete."""
+
+    class NoEngine:
+        width = 0
+
+        async def answer(self, request):
+            return error_answer(request, "engine_died", "the engine died")
+
+    requests = [Request(request_id(number, b""), str(number)) for number in (1, 2, 3)]
+    answers = []
+    asyncio.run(answer_all(requests, NoEngine(), answers.append))
+    assert [answer["custom_id"] for answer in answers] == ["1", "2", "3"]
+
+
 def test_option_ray_is_an_error_if_ray_is_not_installed(tmp_path, capfd):
     (tmp_path / "r.jsonl").write_text(line())
     assert batch(tmp_path / "no.pte", tmp_path / "r.jsonl", tmp_path / "a.jsonl", "--ray") == 1

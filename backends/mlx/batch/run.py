@@ -108,7 +108,7 @@ async def answer_all(
                 write(error_answer(request, request.error.code, str(request.error)))
                 continue
             running.add(asyncio.create_task(workers.answer(request)))
-            while len(running) >= workers.width:
+            while running and len(running) >= workers.width:  # the width is 0 while no engine is ready
                 running = await _write_some(running, write)
         while running:
             running = await _write_some(running, write)
