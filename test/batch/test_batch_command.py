@@ -91,6 +91,7 @@ LINES = [
     (line(custom_id=""), "invalid_request"),
     (line("get", method="GET"), "invalid_request"),
     (line("path", url="v1/completions"), "invalid_request"),
+    (line("characters", url="/v1/\ud800"), "invalid_request"),
     (line("stream", stream=True), "invalid_request"),
     ('{"custom_id": "body", "method": "POST", "url": "/v1/completions", "body": 3}', "invalid_request"),
     ('{"custom_id": "more", "method": "POST", "url": "/v1/completions", "body": {}, "x": 1}', "invalid_request"),
