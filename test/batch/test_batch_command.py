@@ -1,11 +1,14 @@
 """The command executorch-mlx batch with files of requests."""
 
+import asyncio
 import json
 from importlib.util import find_spec
 
 import killed
 import pytest
-from executorch_mlx.batch import AnswerFile
+from executorch_mlx.batch import AnswerFile, run
+from executorch_mlx.batch.request_file import Request, request_id
+from executorch_mlx.batch.run import error_answer
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm import LLM
 
@@ -88,6 +91,7 @@ LINES = [
     (line(custom_id=""), "invalid_request"),
     (line("get", method="GET"), "invalid_request"),
     (line("path", url="v1/completions"), "invalid_request"),
+    (line("characters", url="/v1/\ud800"), "invalid_request"),
     (line("stream", stream=True), "invalid_request"),
     ('{"custom_id": "body", "method": "POST", "url": "/v1/completions", "body": 3}', "invalid_request"),
     ('{"custom_id": "more", "method": "POST", "url": "/v1/completions", "body": {}, "x": 1}', "invalid_request"),
@@ -192,6 +196,47 @@ def test_invalid_files_and_options_are_errors(input, output, options, message, t
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_batch_goes_on_while_no_engine_is_ready():
+    """The engine of each request dies, so that none is ready when its answer, an error, is complete."""
+
+    class NoEngine:
+        width = 0
+
+        async def answer(self, request):
+            return error_answer(request, "engine_died", "the engine died")
+
+    requests = [Request(request_id(number, b""), str(number)) for number in (1, 2, 3)]
+    answers = []
+    asyncio.run(run.answer_all(requests, NoEngine(), answers.append))
+    assert [answer["custom_id"] for answer in answers] == ["1", "2", "3"]
+
+
+def test_requests_start_as_soon_as_the_width_grows(monkeypatch):
+    """Engines become ready while a request runs. The next request does not wait for its answer."""
+    monkeypatch.setattr(run, "WATCH_SECONDS", 0.01)
+
+    class GrowingWorkers:
+        width = 0
+
+        def __init__(self):
+            self.second_started = asyncio.Event()
+
+        async def answer(self, request):
+            if request.custom_id == "2":
+                self.second_started.set()
+            self.width = 3
+            await self.second_started.wait()
+            return error_answer(request, "", "")
+
+    async def work():
+        await asyncio.wait_for(run.answer_all(requests, GrowingWorkers(), answers.append), timeout=60)
+
+    requests = [Request(request_id(number, b""), str(number)) for number in (1, 2)]
+    answers = []
+    asyncio.run(work())
+    assert {answer["custom_id"] for answer in answers} == {"1", "2"}
+
+
 def test_option_ray_is_an_error_if_ray_is_not_installed(tmp_path, capfd):
     (tmp_path / "r.jsonl").write_text(line())
     assert batch(tmp_path / "no.pte", tmp_path / "r.jsonl", tmp_path / "a.jsonl", "--ray") == 1

@@ -1,5 +1,6 @@
 """`LLM.generate` and `LLM.chat`: tokens, KV cache, end of the answer, tokenizer."""
 
+import gc
 import threading
 import weakref
 
@@ -182,6 +183,17 @@ def test_failed_step_ends_the_answer(llm):
     ):
         next(generation)
     assert generation.finish == "error" and generation.tokens == [token.id] and list(generation) == []
+
+
+def test_generation_whose_step_failed_is_collected(llm):
+    """The traceback of the exception refers to the generation."""
+    generation = llm.generate(PROMPT, allowed_tokens=lambda answer: [1.5])
+    reference = weakref.ref(generation)
+    with pytest.raises(SettingError):
+        generation.result()
+    del generation
+    gc.collect()
+    assert reference() is None
 
 
 def test_close_ends_the_answer(llm):

@@ -11,10 +11,11 @@ from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.mtp import UnknownHead, load_mtp
 from executorch_mlx.llm.export.recurrent.rewind import LENGTH
 from executorch_mlx.llm.export.weights import load_causal_lm
+from executorch_mlx.llm.generation import Request
 from executorch_mlx.llm.scoring import allow_only
 from row_programs import RowProgram
 from safetensors.torch import load_file, save_file
-from test_state_families import FAMILIES, prompt_of, random_model
+from test_state_families import FAMILIES, SMALL, prompt_of, random_model
 
 CONTEXT, CHUNK = 96, 16
 PROMPT = prompt_of(5)[0].tolist()  # longer than a chunk
@@ -247,6 +248,40 @@ def test_drafts_and_chunks_beyond_the_memory_limit_end_no_answer(good_head, chun
                 assert llm.generate(PROMPT, draft=6, **options).result().tokens == expected
             finally:
                 memory.set_memory_limit(before)
+
+
+def test_rewind_beyond_the_memory_limit_ends_no_answer(random_head, monkeypatch):
+    """The states have read wrong draft tokens. The row reads prompt and answer again."""
+
+    def receive_and_limit(request, event, is_last):  # after the call of `verify`, and before that of `rewind`
+        memory.set_memory_limit(memory.get_active_memory())
+        receive(request, event, is_last)
+
+    def continue_prompt(answer):  # so that the lookup finds a draft
+        memory.set_memory_limit(None)
+        return allow_only(SMALL["vocab_size"], [7 + len(answer) % 2]) if len(answer) < 3 else None
+
+    options = {"max_new_tokens": 6, "ignore_eos": True, "allowed_tokens": continue_prompt}
+    receive = Request.receive
+    with LLM.load(random_head / "model.pte") as llm:
+        expected = llm.generate([7, 8] * 3, draft=0, **options).result().tokens
+        monkeypatch.setattr(Request, "receive", receive_and_limit)
+        try:
+            answer = llm.generate([7, 8] * 3, draft=4, **options).result()
+        finally:
+            memory.set_memory_limit(None)
+    assert answer.tokens == expected and answer.metrics.accepted_tokens < answer.metrics.drafted_tokens
+
+
+def test_scores_beyond_the_memory_limit_take_fewer_tokens_in_a_call(random_head):
+    with LLM.load(random_head / "model.pte") as llm:
+        (expected,) = llm.score(PROMPT, [PROMPT])
+        before = memory.set_memory_limit(memory.get_active_memory() + 60_000)
+        try:
+            (limited,) = llm.score(PROMPT, [PROMPT])
+        finally:
+            memory.set_memory_limit(before)
+    assert limited == expected
 
 
 def test_prompt_caches_do_not_depend_on_the_loaded_methods(good_head, tmp_path):

@@ -114,7 +114,7 @@ def _checked_url_and_body(fields: dict[str, Any], seen: set[str]) -> tuple[str, 
         raise LineError(f"custom_id: {_shortened_json(custom_id)} occurs in an earlier line", "duplicate_custom_id")
     if method != "POST":
         raise LineError(f'method: got {_shortened_json(method)}, expected "POST"')
-    if not isinstance(url, str) or not url.startswith("/v1/"):
+    if not isinstance(url, str) or not url.startswith("/v1/") or not url.isascii():
         raise LineError(f"url: got {_shortened_json(url)}, expected a path such as /v1/chat/completions")
     if not isinstance(body, dict):
         raise LineError(f"body: got {_shortened_json(body)}, expected a JSON object")

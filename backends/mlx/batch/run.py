@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from .answer_file import AnswerFile
 from .request_file import Request, request_number
 
+WATCH_SECONDS = 1.0  # the time between two looks at the width of the workers, while no answer is complete
+
 
 class Requests(Protocol):
     """The requests of a file."""
@@ -108,7 +110,7 @@ async def answer_all(
                 write(error_answer(request, request.error.code, str(request.error)))
                 continue
             running.add(asyncio.create_task(workers.answer(request)))
-            while len(running) >= workers.width:
+            while running and len(running) >= workers.width:  # the width is 0 while no engine is ready
                 running = await _write_some(running, write)
         while running:
             running = await _write_some(running, write)
@@ -119,8 +121,8 @@ async def answer_all(
 
 
 async def _write_some(running: set[asyncio.Task], write: Callable[[dict[str, Any]], None]) -> set[asyncio.Task]:
-    """Wait until an answer is complete, write all complete answers, and return the tasks that still run."""
-    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    """Wait for an answer, at most WATCH_SECONDS, write all complete answers, and return the tasks that still run."""
+    done, running = await asyncio.wait(running, timeout=WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         write(task.result())
     return running

@@ -139,10 +139,14 @@ void verify_targets(
     try {
       call(task, done);
     } catch (const EngineError& error) {
-      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || count == 1 || !row.is_intact(program.metadata())) {
+      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || count == 1) {
         throw;
       }
       most = count / 2;
+      if (!row.is_intact(program.metadata())) { // begins again, with the prompt
+        row.truncate(0);
+        done = 0;
+      }
       return true;
     }
     row.append(task.tokens);

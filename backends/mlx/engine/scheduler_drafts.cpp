@@ -120,12 +120,13 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
       take(request, {&tokens[i], 1}, drawn[i], /*was_drafted=*/i < accepted);
     }
     if (program_.has_rewind() && static_cast<int64_t>(row.ids.size()) < end) {
-      rewind(row, std::move(task));
+      fits({request}, max_draft_, drafted, [&] { rewind(row, task); });
     }
   });
 }
 
-// Forgets the tokens of a call of verify() that were not taken. The request may be over: the row can then be reused.
+// Forgets the tokens of a call of verify() that were not taken, or all tokens of the row if that fails. The request may
+// be over: the row can then be reused.
 void Scheduler::rewind(Row& row, RowTask task) {
   const auto begin = Clock::now();
   task.tokens = task.tokens.first(row.ids.size() - task.position);

@@ -132,7 +132,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
         self._program = program  # the engine must live as long as this object
         self._request = Request(program, self.prompt, parameters, options)
         self._has_logprobs = options.logprobs is not None
-        weakref.finalize(self, self._request.release)
+        weakref.finalize(self, self._request.handle.release)
         info = self._request.info()
         self.seed: int | None = info.seed if info.has_seed else None
 
@@ -192,7 +192,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
     def cancel(self) -> None:
         """End the answer before the next token. May be called from any thread."""
         self._is_cancelled = True
-        self._request.cancel()
+        self._request.handle.cancel()
 
     def close(self) -> None:
         """End the answer at once: `finish` becomes `cancelled` unless the answer has ended already."""
@@ -233,39 +233,63 @@ _requests: dict[int, Request] = {}  # those that have not ended, by the key that
 _keys = itertools.count(1)
 
 
-class Request:
-    """A request of the engine. Two parties share it: the engine, until the last event, and a `Generation`.
+class RequestHandle:
+    """The pointer to a request of the engine. Two parties share it: the engine, until the last event, and a
+    `Generation`.
 
-    `events` receives the events. The constructor raises SettingError for an argument that the program does not
-    support, and BusyError if the queue is full.
+    The finalizer of the `Generation` keeps this object. It must not keep the `Request`, whose exception may refer to
+    the `Generation`: Python would then never collect the two.
+    """
+
+    def __init__(self):
+        self.pointer = ctypes.c_void_p()
+        self._library = binding.library()
+        self._parties = [None, None]
+
+    def cancel(self) -> None:
+        self._library.request_cancel(self.pointer)
+
+    def release(self) -> None:
+        """Cancel the request, and free it if the engine has sent the last event."""
+        self.cancel()
+        self.leave()
+
+    def leave(self) -> None:
+        """Record that one of the two parties no longer needs the request. The second call frees it. pop() is atomic."""
+        self._parties.pop()
+        if not self._parties:
+            self._library.request_free(self.pointer)
+
+
+class Request:
+    """A request of the engine.
+
+    `handle` is its pointer, and `events` receives its events. The constructor raises SettingError for an argument that
+    the program does not support, and BusyError if the queue is full.
     """
 
     def __init__(self, program: Program, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
         self.events: SimpleQueue[Event] = SimpleQueue()
-        self._library, self._handle = binding.library(), ctypes.c_void_p()
+        self.handle, self._library = RequestHandle(), binding.library()
         self._allowed_tokens, self._words = parameters.allowed_tokens, mask_word_count(program.vocab_size)
         self._wants_logprobs = options.logprobs is not None
         self._wakers: deque[Callable[[], object]] = deque()  # of the tasks that wait for an event
         self.handles = program.handles
         self._exception: BaseException | None = None  # what `allowed_tokens` raised
-        self._parties = [None, None]
         key = next(_keys)
         settings = _request_options(prompt, parameters, options)
         settings.user_data = key
         _requests[key] = self
         try:
-            program.call("engine_submit", ctypes.byref(settings), ctypes.byref(self._handle))
+            program.call("engine_submit", ctypes.byref(settings), ctypes.byref(self.handle.pointer))
         except BaseException:
             del _requests[key]
             raise
 
     def info(self) -> binding.RequestInfo:
         info = binding.RequestInfo()
-        self._library.request_get_info(self._handle, ctypes.byref(info))
+        self._library.request_get_info(self.handle.pointer, ctypes.byref(info))
         return info
-
-    def cancel(self) -> None:
-        self._library.request_cancel(self._handle)
 
     def error(self) -> BaseException:
         """Return the exception of a request that ended with an error."""
@@ -273,18 +297,7 @@ class Request:
         if self._exception is not None and status == binding.INVALID_ARGUMENT:
             return self._exception
         # Otherwise `allowed_tokens` failed for a draft token only, which does not end the request.
-        return binding.error_of(status, self._library.request_error(self._handle).decode(errors="replace"))
-
-    def release(self) -> None:
-        """Cancel the request, and free it if the engine has sent the last event."""
-        self.cancel()
-        self._leave()
-
-    def _leave(self) -> None:
-        """Record that one of the two parties no longer needs the request. The second call frees it. pop() is atomic."""
-        self._parties.pop()
-        if not self._parties:
-            self._library.request_free(self._handle)
+        return binding.error_of(status, self._library.request_error(self.handle.pointer).decode(errors="replace"))
 
     async def wait_for_event(self) -> None:
         """Wait until `events` may have another event."""
@@ -347,7 +360,7 @@ def _on_event(key: int, event: Any) -> bool:
     request.receive(event.contents, is_last)
     if is_last:
         del _requests[key]
-        request._leave()
+        request.handle.leave()
     return True
 
 
