@@ -514,6 +514,21 @@ def test_bounds(schema, text, is_valid):
     assert admitted(xgrammar_of(check_schema(schema)))(text) == is_valid
 
 
+LONGEST = "P9999Y9999M9999DT9999H9999M9999S"
+
+
+@pytest.mark.parametrize("text", ["P1Y2M3DT4H5M6S", "PT9999S", "P5W", LONGEST, "!PT1H1S", "!P1D1Y", "!P99999D"])
+def test_durations(text):
+    """Those after `!` are not admitted: the numbers have at most four digits, as programs refuse longer durations."""
+    from executorch_mlx.serve.json_schema import check_schema
+    from executorch_mlx.serve.pattern import with_rules
+
+    admits = admitted(with_rules(xgrammar_of(check_schema({"type": "string", "format": "duration"}))))
+    assert admits(json.dumps(text.removeprefix("!"))) != text.startswith("!")
+    if not text.startswith("!"):
+        TypeAdapter(datetime.timedelta).validate_python(text)
+
+
 def xgrammar_of(schema) -> str:
     import xgrammar
 

@@ -251,12 +251,13 @@ def test_deeply_nested_arguments_return_400(server, arguments):
 def test_forced_calls_follow_the_schema(client):
     pytest.importorskip("xgrammar")
     named = {"type": "function", "function": {"name": "get_weather"}}
-    for seed, choice in enumerate(["required", "required", "required", named, named]):
+    untyped = {"function": {"name": "get_weather"}}  # from huggingface_hub
+    for seed, choice in enumerate(["required", "required", "required", named, untyped]):
         answer = chat(client, tool_choice=choice, seed=seed, max_tokens=150).choices[0]
         assert answer.finish_reason == "tool_calls" and not answer.message.content
         for call in answer.message.tool_calls:
             arguments = json.loads(call.function.arguments)
-            assert call.function.name in (("get_weather",) if choice is named else ("get_weather", "now"))
+            assert call.function.name in (("get_weather", "now") if choice == "required" else ("get_weather",))
             if call.function.name == "get_weather":
                 assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
     several = [chat(client, tool_choice="required", seed=seed, max_tokens=400).choices[0] for seed in range(2)]

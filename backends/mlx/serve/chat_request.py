@@ -176,7 +176,7 @@ class ChosenFunction(Strict):
 
 
 class ChosenTool(Strict):
-    type: Literal["function"]
+    type: Literal["function"] = "function"  # huggingface_hub leaves it out
     function: ChosenFunction
 
 

@@ -71,11 +71,18 @@ _DAY = "(0[1-9]|1[0-9]|2[0-8])"
 _DATE = f"[1-9][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _POINTER = "(/([^~]|~[01])*)?"
-# Formats for which xgrammar also admits invalid texts, with the patterns that replace these formats.
+# A duration of RFC 3339. Programs refuse one with long numbers.
+_COUNT = "[0-9]{1,4}"
+_MINUTES = f"{_COUNT}M({_COUNT}S)?"
+_DURATION_TIME = f"T({_COUNT}H({_MINUTES})?|{_MINUTES}|{_COUNT}S)"
+_MONTHS = f"{_COUNT}M({_COUNT}D)?"
+_DURATION = f"P(({_COUNT}Y({_MONTHS})?|{_MONTHS}|{_COUNT}D)({_DURATION_TIME})?|{_DURATION_TIME}|{_COUNT}W)"
+# Formats for which xgrammar also admits texts that are invalid or too long, with the patterns that replace them.
 FORMAT_PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
+    "duration": f"^{_DURATION}$",
     "email": r"^[a-z0-9_+-]{1,32}(\.[a-z0-9_+-]{1,16}){0,2}@([a-z0-9]{1,16}\.){1,3}[a-z]{2,6}$",
     "ipv4": rf"^({_BYTE}\.){{3}}{_BYTE}$",
     "json-pointer": f"^{_POINTER}$",
