@@ -7,12 +7,14 @@
 The same mixed requests are answered in several settings. In the first setting, every request has the engine for itself:
 one row, the largest chunk, no reuse of prompts and no draft tokens. In the other settings, requests with random arrival
 times share 1, 2, 4 or 8 rows. Some of these settings cut prompts into smaller chunks, reuse the KV caches of earlier
-prompts, or take draft tokens from n-grams or from a draft model. For each setting, the script prints how many tokens
-differ from those of the first setting, in the token or in its log probability. It exits with 1 if a token differs.
+prompts, overlap steps, or take draft tokens from n-grams or from a draft model. Between the requests, copies of them
+are cancelled, dropped or fail. For each setting, the script prints how many tokens differ from those of the first
+setting, in the token or in its log probability. It exits with 1 if a token differs.
 
 The models have random weights, with the shapes of a language model, so that they run the same kernels. "small" takes
-little time, "wide" has the large matrix products, and "windowed" has ring buffers as KV caches. The draft model is the
-same model in the other format, so that some of its draft tokens are wrong.
+little time, "wide" has the large matrix products, "windowed" has ring buffers as KV caches, and "states" has layers
+with the gated delta rule. The draft model is the same model in the other format, so that some of its draft tokens are
+wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -36,6 +39,7 @@ MODELS = {  # hidden_size, intermediate_size, layers, heads, key heads, head siz
     "small": (128, 384, 2, 4, 2, 32, 0),
     "wide": (768, 2048, 4, 12, 4, 64, 0),
     "windowed": (128, 384, 2, 4, 2, 32, 48),
+    "states": (128, 384, 2, 4, 2, 32, 0),
 }
 REQUEST_KINDS = ("greedy", "filters", "min_p", "unfiltered", "penalties", "mask", "repeat", "bias", "logprobs")
 
@@ -58,11 +62,13 @@ class Setting:
     warm: bool = False  # whether prompts reuse KV caches of earlier prompts
     draft: int = 0  # number of draft tokens; 0: none, -1: the engine chooses
     has_draft_model: bool = False  # whether draft tokens come from a draft model instead of n-grams
+    overlaps: bool = False  # whether a step is submitted before the tokens of the previous one are read
 
     def __str__(self) -> str:
         cache, drafts = "warm" if self.warm else "cold", "model" if self.has_draft_model else "n-grams"
         drafts = f"{drafts} {self.draft if self.draft > 0 else ''}".strip() if self.draft else "none"
-        return f"{self.rows} rows, {self.in_flight} at once, chunk {self.chunk or CPU_CHUNK}, {cache}, drafts: {drafts}"
+        text = f"{self.rows} rows, {self.in_flight} at once, chunk {self.chunk or CPU_CHUNK}, {cache}, drafts: {drafts}"
+        return text + ", overlapped" * self.overlaps
 
 
 ALONE = Setting(rows=1, in_flight=1)
@@ -71,7 +77,7 @@ ALONE = Setting(rows=1, in_flight=1)
 def settings(rows: Sequence[int]) -> Iterator[Setting]:
     """The settings that are compared with `ALONE`, for programs with these numbers of rows."""
     for count in rows:
-        yield Setting(count, 2 * count)
+        yield Setting(count, 2 * count, overlaps=True)
         yield Setting(count, 2 * count, chunk=64, warm=True)
         yield Setting(count, 2 * count, chunk=16, warm=True, draft=-1)
         yield Setting(count, count, chunk=16, draft=4)
@@ -149,19 +155,25 @@ def _repeat(prompt: list[int], other: int) -> Callable[[Sequence[int]], Any]:
 def export(path: Path, model: str, rows: int, format: str) -> None:
     """Export `model`, one of `MODELS`, for `rows` rows in `format`, one of `FORMATS`."""
     import torch
+    import transformers as hf
     from executorch_mlx.llm.export import HeadConfig, export_llm
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     hidden, intermediate, layers, heads, key_heads, size, window = MODELS[model]
-    config = Qwen3Config(
+    config_class, model_class, changes = hf.Qwen3Config, hf.Qwen3ForCausalLM, {}
+    if model == "states":
+        config_class, model_class = hf.Qwen3_5TextConfig, hf.Qwen3_5ForCausalLM
+        changes = {"layer_types": ["linear_attention", "full_attention"]}
+        changes |= {"linear_num_key_heads": key_heads, "linear_num_value_heads": heads}
+        changes |= {"linear_key_head_dim": size, "linear_value_head_dim": size}
+    config = config_class(
         vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=key_heads, head_dim=size, max_position_embeddings=CONTEXT,
-        initializer_range=0.15, bos_token_id=0, eos_token_id=1,
+        initializer_range=0.15, bos_token_id=0, eos_token_id=1, **changes,
     )  # fmt: skip
     head = HeadConfig(penalties=64, logit_bias=8, allowed_tokens=True, logprobs=2)
     export_llm(
-        Qwen3ForCausalLM(config).eval(), batch=rows, head=head, quantize=format if format != "float32" else "none",
+        model_class(config).eval(), batch=rows, head=head, quantize=format if format != "float32" else "none",
         sliding_window=window or "auto", verify=False,
     ).save(path)  # fmt: skip
 
@@ -188,6 +200,26 @@ class Running:
     tokens: list[tuple] = field(default_factory=list)
 
 
+class Failure(Exception):
+    """The exception of a request that fails on purpose."""
+
+
+def disturb(llm: Any, request: Request, setting: Setting, draw: random.Random) -> None:
+    """Run a copy of `request` that ends early: it fails, or it is dropped. Other answers must not change."""
+    count, options = draw.randint(0, 6), dict(request.options)
+
+    def fail(answer: Sequence[int]) -> None:
+        if len(answer) >= count:
+            raise Failure
+
+    if draw.random() < 1 / 2:
+        options["allowed_tokens"] = fail
+    generation = llm.generate(request.prompt, draft=setting.draft, **options)
+    with suppress(Failure):
+        for _ in zip(range(count), generation):
+            pass
+
+
 def answer(path: Path, draft: Path | None, setting: Setting, requests: Sequence[Request], seed: int) -> Answers:
     """Answer all requests, started in random order and at random times. `draft` is the draft model."""
     from executorch_mlx import LLM
@@ -199,8 +231,11 @@ def answer(path: Path, draft: Path | None, setting: Setting, requests: Sequence[
     tokens: list[list[tuple]] = [[] for _ in requests]
     running: list[Running] = []
     begin = time.perf_counter()
-    with LLM.load(path, draft=draft, chunk=setting.chunk, reuse_prompts=setting.warm) as llm:
+    load = {"chunk": setting.chunk, "reuse_prompts": setting.warm, "overlap": setting.overlaps}
+    with LLM.load(path, draft=draft, **load) as llm:
         while order or running:
+            if setting != ALONE and draw.random() < 0.02:
+                disturb(llm, draw.choice(requests), setting, draw)
             if order and (not running or (len(running) < setting.in_flight and draw.random() < 0.3)):
                 index = order.pop()
                 request = requests[index]
