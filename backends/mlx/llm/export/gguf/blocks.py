@@ -2,8 +2,8 @@
 
 Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 store 32 integers with a scale, and a minimum or none. MLX's affine format with groups
 of 32 can express them exactly. Q4_K and Q5_K also have groups of 32, but their scales are products, which are rounded
-to float16. MXFP4 is a format of MLX too, with another order of the elements. Other formats are dequantized and
-quantized again.
+to float16. TQ1_0 and TQ2_0 have the values -d, 0 and d, which MLX's affine format can express too. MXFP4 is a format of
+MLX, with another order of the elements. Other formats are dequantized and quantized again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ..quantization.scale_search import fit
 GROUP_SIZE = 32
 # Formats whose values are read without a conversion → their dtype.
 FLOATS = {Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+_TERNARY = (Type.TQ1_0, Type.TQ2_0)  # formats with the values -d, 0 and d
 # Formats whose values are the same after the conversion.
-EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4)
+EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, *_TERNARY)
 _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, to bound the peak memory
 
 
@@ -72,7 +73,7 @@ def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
         if is_float:
             part = _mxfp4(blocks)
         else:
-            part = _packed_groups(blocks, type_) if type_ in _GROUP_READERS else _requantized(blocks, type_, bits)
+            part = _affine(blocks, type_, bits)
         for whole, converted in zip(operands, part):
             whole[first : first + step] = converted
         if type_ not in EXACT:
@@ -96,8 +97,17 @@ def _bits(type_: Type) -> int:
     return 4 if size * 8 / values <= 5 else 8
 
 
-def _requantized(blocks: np.ndarray, type_: Type, bits: int):
-    return fit(torch.from_numpy(gguf.dequantize(blocks, type_)), bits, GROUP_SIZE, torch.float16)
+def _affine(blocks: np.ndarray, type_: Type, bits: int):
+    """Return the packed rows, scales and biases of `blocks`, rows of bytes of any format but MXFP4."""
+    if type_ in _GROUP_READERS:
+        return _packed_groups(blocks, type_)
+    values = torch.from_numpy(gguf.dequantize(blocks, type_))
+    return _ternary(values, bits) if type_ in _TERNARY else fit(values, bits, GROUP_SIZE, torch.float16)
+
+
+def _ternary(values: torch.Tensor, bits: int):
+    largest = values.unflatten(-1, (-1, GROUP_SIZE)).abs().amax(-1).half()
+    return pack((values.sign() + 1).to(torch.uint8), bits), largest, -largest
 
 
 def _mxfp4(blocks: np.ndarray):
