@@ -152,7 +152,7 @@ class MLXPartitioner(Partitioner):
         return {n.target for body in bodies if isinstance(body, GraphModule) for n in _calls_in(body)} & targets
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, and those of `nonzero` and `splits`.
+        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, of `nonzero` and of `splits`.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:

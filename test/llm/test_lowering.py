@@ -8,6 +8,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 from executorch_mlx import MLXPartitioner
+from executorch_mlx.custom_ops.distributed import all_sum
 from executorch_mlx.llm.export.decoder import Tracing
 from executorch_mlx.llm.export.lowering import lower
 from executorch_mlx.llm.export.serialize import serialize
@@ -36,6 +37,11 @@ class Layer(torch.nn.Module):
 class Undelegated(torch.nn.Module):
     def forward(self, x):
         return torch.cumsum(x.abs(), 0) + torch.special.zeta(x * 2, x).exp()
+
+
+class UndelegatedSum(torch.nn.Module):
+    def forward(self, x):
+        return all_sum(x.double(), 0, 1)
 
 
 def exported(module):
@@ -125,3 +131,8 @@ def test_a_grad_mode_that_stays_is_not_recorded(mode, recorded):
     with torch.no_grad():
         graph = make_fx(function, pre_dispatch=True)(torch.ones(3)).graph
     assert [node.target for node in graph.nodes].count(torch._C._set_grad_enabled) == recorded
+
+
+def test_an_operator_that_only_mlx_can_run_has_a_reason():
+    with pytest.raises(RuntimeError, match=r"all_sum_default: mlx\.all_sum\.default cannot be delegated to MLX: .*float64"):
+        lower({"forward": exported(UndelegatedSum())}, {}, allow_extensions=True)

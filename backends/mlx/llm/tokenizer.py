@@ -130,8 +130,8 @@ class Tokenizer:
         """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 
         `options` are variables of the template. If `tools` is among them, the template is the one for chats with tools,
-        if there is one. With `continue_final_message`, the text ends with the content of the
-        last message instead, so that the answer continues it.
+        if there is one. With `continue_final_message`, the text ends with the content of the last message instead, so
+        that the answer continues it.
 
         Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in `options`
         is reserved.

@@ -34,6 +34,8 @@ def lower(
     to lower the methods without the edge dialect, which traces each graph only once. If a node is then left to
     ExecuTorch's own kernels, which need the edge dialect, it lowers the methods again with
     `to_edge_transform_and_lower`.
+
+    Raises RuntimeError if an operator of this package cannot be delegated, because nothing else can run it.
     """
     for program in methods.values():
         compute_constant_calls(program)
@@ -54,7 +56,11 @@ def lower(
                 constant_methods=constant_methods,
                 compile_config=config,
             )
-    return lowered, partitioner.explain()
+    report = partitioner.explain()
+    for decision in report.refused:
+        if decision.target.startswith("mlx."):
+            raise RuntimeError(f"{decision.node}: {decision.target} cannot be delegated to MLX: {decision.reason}")
+    return lowered, report
 
 
 def _decomposed(

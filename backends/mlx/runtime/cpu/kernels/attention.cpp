@@ -161,8 +161,9 @@ bool multiplies_values_in_tiles(const Attention& a, FloatType type) {
       type == FloatType::bfloat16 && a.v_width % kTileRows == 0;
 }
 
-// y [rows, v_width] = weights [rows, count] @ the values first ... first + count - 1 of v, or += if first > 0. In tiles,
-// count is at most kValuesPerPass, and more than kTileRows rows may be followed by kTileRows - 1 rows of any values.
+// y [rows, v_width] = weights [rows, count] @ the values first ... first + count - 1 of v, or += if first > 0. In
+// tiles, count is at most kValuesPerPass, and more than kTileRows rows may be followed by kTileRows - 1 rows of any
+// values.
 void multiply_by_some_values(
     const Attention& a, const float* weights, int64_t stride, int64_t rows, const Matrix& v, int64_t first,
     int64_t count, bool in_tiles, float* y) {

@@ -172,7 +172,6 @@ void multiply_tiles(
 namespace {
 
 constexpr int kMaxSteps = kMaxTileValues / kElements;
-
 constexpr int kParts = 2;  // of a weight
 
 // The weights of kElements values in kTileRows rows.
@@ -180,7 +179,8 @@ struct WeightTiles {
   alignas(64) uint16_t parts[kParts][kTileRows][kElements];
 };
 
-// Writes weights [m, k] as [tiles of rows, steps]. The weights from k on are zeros, those of rows from m on any numbers.
+// Writes weights [m, k] as [tiles of rows, steps]. The weights from k on are zeros, and those of rows from m on any
+// numbers.
 void split_weights(const float* weights, ptrdiff_t ldw, int m, int k, int steps, WeightTiles* tiles) {
   for (int row = 0; row < m; ++row, weights += ldw) {
     WeightTiles* const of_row = tiles + row / kTileRows * steps;
@@ -209,8 +209,8 @@ void pack_values(const uint16_t* values, ptrdiff_t ldv, int k, int steps, Words*
   write_now(tiles);
 }
 
-// Adds the products of R tiles of rows with C tiles of columns to y. The tiles 0 to 3 have the results, 4 and 5 weights,
-// and 6 and 7 values.
+// Adds the products of R tiles of rows with C tiles of columns to y. The tiles 0 to 3 have the results, 4 and 5
+// weights, and 6 and 7 values.
 template <int R, int C>
 void add_values(
     const WeightTiles* weights, const Words (*values)[kMaxSteps * kTileRows], int steps, bool accumulate, float* y,
