@@ -201,7 +201,10 @@ def _keep_dtypes(program: ExportedProgram) -> None:
 
 
 def _would_widen(number: object, dtype: torch.dtype) -> bool:
-    """Whether `number`, as a 0-d tensor of its own dtype, would widen a result of `dtype`, which can hold it."""
+    """Whether `number`, as a 0-d tensor of its own dtype, would widen a result of `dtype`.
+
+    False for an integer beyond the range of `dtype`, which a tensor of `dtype` cannot hold.
+    """
     if dtype in _SMALL_INTEGERS:
         limits = torch.iinfo(dtype)
         return type(number) is int and limits.min <= number <= limits.max

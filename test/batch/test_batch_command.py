@@ -195,7 +195,6 @@ def test_invalid_files_and_options_are_errors(input, output, options, message, t
     assert message in capfd.readouterr().err
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_batch_goes_on_while_no_engine_is_ready():
     """The engine of each request dies, so that none is ready when its answer, an error, is complete."""
 
@@ -237,6 +236,7 @@ def test_requests_start_as_soon_as_the_width_grows(monkeypatch):
     assert {answer["custom_id"] for answer in answers} == {"1", "2"}
 
 
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_option_ray_is_an_error_if_ray_is_not_installed(tmp_path, capfd):
     (tmp_path / "r.jsonl").write_text(line())
     assert batch(tmp_path / "no.pte", tmp_path / "r.jsonl", tmp_path / "a.jsonl", "--ray") == 1

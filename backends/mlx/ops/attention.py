@@ -66,14 +66,16 @@ def _broadcast(P, axis, *tensors):
 
     def repeated(t):
         result = P.emit(ir.BroadcastToNode, x=t, shape=extents, dtype=t.dtype)
-        result.shape = (*t.shape[:axis], wide.shape[axis], *t.shape[axis + 1 :])
+        result.shape = _with_extent(t.shape, axis, wide.shape[axis])
         return result
 
     return [repeated(t) if t in narrow else t for t in tensors]
 
 
 def _same_heads(P, axis, query, key, value):
-    """Return keys and values with the same number of heads. If the numbers differ, repeats each head for its queries.
+    """Return keys and values with the same number of heads.
+
+    If the numbers differ, repeats each head for all query heads that share it.
     """
     if is_same_shape([key.shape[axis]], [value.shape[axis]]):
         return key, value
@@ -82,10 +84,15 @@ def _same_heads(P, axis, query, key, value):
 
     def repeated(t):
         result = P.emit(ir.RepeatNode, x=t, repeats=query.shape[axis] // t.shape[axis], axis=axis)
-        result.shape = (*t.shape[:axis], query.shape[axis], *t.shape[axis + 1 :])
+        result.shape = _with_extent(t.shape, axis, query.shape[axis])
         return result
 
     return repeated(key), repeated(value)
+
+
+def _with_extent(shape, axis, extent):
+    """Return `shape` with another extent of one axis."""
+    return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def _upper_left_mask(P, query, key):

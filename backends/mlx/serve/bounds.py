@@ -22,7 +22,7 @@ LOWEST, HIGHEST = 1 - 2**63, 2**63 - 2  # xgrammar takes the numbers beside them
 def with_followed_bounds(schema: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
     """Return a schema whose values have one of `types`, with bounds that xgrammar follows.
 
-    It admits no further values. Raises ValueError if it admits no number.
+    It admits only values that `schema` admits. Raises ValueError if no number lies within the bounds.
     """
     if not BOUNDS.keys() & schema.keys():
         return schema

@@ -104,7 +104,6 @@ MultiplyOne dense_multiplier(const mx::array& matrices, int k, int n) {
 MultiplyOne quantized_multiplier(
     const mx::array& w, const mx::array& scales, const mx::array& biases, int k, int n, int group_size, int bits) {
   const ExecutorchMlxQuantizedMatmul first{
-      .x = nullptr,
       .w = w.data<uint32_t>(),
       .scales = scales.data<void>(),
       .biases = biases.data<void>(),

@@ -93,6 +93,7 @@ class FusibleRope : public FusibleOperation {
     return kName;
   }
 
+  // The last two of the inputs.
   static const mx::array& offset_of(const std::vector<mx::array>& inputs) {
     return inputs[inputs.size() - 2];
   }

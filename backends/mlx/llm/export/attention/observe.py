@@ -149,7 +149,7 @@ class _ObservedLayer:
     """Records the shapes, masks and biases of a layer. Its methods are those of a layer of `KVCache`."""
 
     is_initialized = False  # mllama asks whether the keys of an image are there
-    supports_early_init = True
+    supports_early_init = True  # `Cache.is_initialized`, which HRM reads, looks only at such layers
 
     def __init__(self, name: str, index: int, capacity: int):
         self.name, self.index, self.capacity = name, index, capacity

@@ -30,8 +30,9 @@ extern const Kernels kernels = {
     .panel_size = panel_size,
     .pack_panel = pack_panel,
     .multiply_panels = multiply_panels,
-    .multiply_tiles = nullptr,        // select_kernels.cpp adds it
-    .multiply_value_tiles = nullptr,  // and this one
+    // select_kernels.cpp adds these two.
+    .multiply_tiles = nullptr,
+    .multiply_value_tiles = nullptr,
     .multiply_columns = multiply_columns,
     .column_panel_width = column_panel_width,
     .multiply_recurrent_panel = multiply_recurrent_panel,

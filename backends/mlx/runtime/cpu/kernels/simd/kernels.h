@@ -147,8 +147,9 @@ struct Kernels {
   void (*multiply_tiles)(
       const float* x, int m, const uint16_t* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy);
   // y [m, n] = weights [m, k] @ values [k, n], or += if `accumulate`, for bfloat16 values, m <= kMaxTileValueRows,
-  // k <= kMaxTileValues, and n a multiple of kTileRows. Also writes the rows from m up to the next multiple of
-  // kTileRows, with any values. If sums continue in a later call, k is a multiple of 32. Null without AMX.
+  // k <= kMaxTileValues, and n a multiple of kTileRows. If m is more than kTileRows, also writes the rows from m up to
+  // the next multiple of kTileRows, with any values. If sums continue in a later call, k is a multiple of 32. Null
+  // without AMX.
   void (*multiply_value_tiles)(
       const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n, int k, bool accumulate,
       float* y, ptrdiff_t ldy);
