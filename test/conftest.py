@@ -8,7 +8,7 @@ import long_tests
 import pytest
 import torch
 from executorch_mlx import load_delegate
-from executorch_mlx.program_caches import forget_programs
+from executorch_mlx.workarounds.program_caches import forget_programs
 from faster_export import forget_other_devices, remember_composites
 
 # The delegate must be loaded before a test imports executorch.runtime, which has another MLXBackend on macOS, and

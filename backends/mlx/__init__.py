@@ -1,9 +1,10 @@
 """MLX delegate for ExecuTorch, with token sampling inside the model.
 
 A public name is imported when it is first used. Commands that need no torch therefore start quickly. `Runtime` is the
-class of ExecuTorch; its first use registers the delegate, and changes how its methods copy outputs (output_copies.py).
-Importing `executorch_mlx.custom_kernel_ops` defines this project's operators in `torch.ops.mlx`. Importing
-`executorch_mlx.custom_ops.official` defines the operators of ExecuTorch's own MLX delegate there.
+class of ExecuTorch; its first use registers the delegate, and changes how its methods copy outputs: see
+`workarounds/output_copies.py`. Importing `executorch_mlx.custom_kernel_ops` defines this project's operators in
+`torch.ops.mlx`. Importing `executorch_mlx.custom_ops.official` defines the operators of ExecuTorch's own MLX delegate
+there.
 """
 
 from importlib import import_module

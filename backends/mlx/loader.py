@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output_copies import copy_outputs_on_one_thread
+from .workarounds.output_copies import copy_outputs_on_one_thread
 
 if TYPE_CHECKING:
     from executorch.runtime import Runtime
@@ -103,7 +103,7 @@ def load_scale_search() -> ctypes.CDLL | None:
 def import_runtime() -> type[Runtime]:
     """Register the MLX delegate, then import ExecuTorch's `Runtime` and return it.
 
-    Its methods then copy outputs on one thread: see output_copies.py.
+    Its methods then copy outputs on one thread: see workarounds/output_copies.py.
 
     If another library has registered an MLXBackend, the first call warns: programs run on that one.
 

@@ -15,13 +15,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from . import nonzero, splits
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
-from .return_types import register_return_types
+from .workarounds import nonzero, splits
+from .workarounds.return_types import register_return_types
 
 aten = torch.ops.aten
 

@@ -6,7 +6,7 @@ import re
 import jsonschema
 import openai
 import pytest
-from executorch_mlx.serve import grammar
+from executorch_mlx.serve.grammar import grammars
 from json_schemas import INTEGER, STRING, record
 from served import NAME
 
@@ -121,6 +121,6 @@ def test_form_beside_fields_that_contradict_it_returns_400(client, fields, param
 
 def test_grammar_whose_masks_take_long_returns_400(client, monkeypatch):
     """The engine would draw no tokens for other requests meanwhile."""
-    monkeypatch.setattr(grammar, "MAX_MASK_SECONDS", -1)
+    monkeypatch.setattr(grammars, "MAX_MASK_SECONDS", -1)
     with pytest.raises(openai.BadRequestError, match="the mask of a token takes 0.0 s, expected at most -1 s"):
         texts(client, chat=False, grammar="root ::= " + "a " * 30 + '\na ::= "b"?')

@@ -272,7 +272,7 @@ def test_what_lengthens_an_answer_begins_only_if_it_fits(client, schema):
 
 
 def test_growth_of_the_end():
-    from executorch_mlx.serve.growth import growth
+    from executorch_mlx.serve.grammar.growth import growth
 
     for grammar, expected in (
         ('root ::= (("a" [0-9]* "bc"))', 0),
@@ -287,8 +287,8 @@ def test_growth_of_the_end():
 def test_far_from_the_limit_no_end_is_searched(server):
     """A search can take a second, in which the engine draws no tokens. The ends that it finds have a limit."""
     import xgrammar
-    from executorch_mlx.serve.end_finder import MAX_END
-    from executorch_mlx.serve.token_budget import NEAR, TokenBudget
+    from executorch_mlx.serve.grammar.end_finder import MAX_END
+    from executorch_mlx.serve.grammar.token_budget import NEAR, TokenBudget
     from executorch_mlx.serve.model import ServedModel
 
     end_finder = ServedModel(server.llm, NAME).grammars.end_finder
@@ -394,7 +394,7 @@ BYTES = [bytes([byte]) for byte in range(256)]  # the tokens; a further one ends
     ],
 )  # fmt: skip
 def test_pattern_admits_no_other_texts(pattern):
-    from executorch_mlx.serve.pattern import rule
+    from executorch_mlx.serve.grammar.pattern import rule
 
     admits = admitted(rf'root ::= "\"" {rule(pattern)} "\""')
     found = 0
@@ -426,7 +426,7 @@ def admitted(grammar: str):
 
 def test_many_repetitions_are_no_copies():
     import xgrammar
-    from executorch_mlx.serve.pattern import rule
+    from executorch_mlx.serve.grammar.pattern import rule
 
     tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
     compiler = xgrammar.GrammarCompiler(tokens, max_threads=1)
@@ -463,7 +463,7 @@ NO_UTF8 = [b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xf5\x80\x80
     ],
 )
 def test_classes_match_in_every_dialect(pattern, matching, others):
-    from executorch_mlx.serve.pattern import rule
+    from executorch_mlx.serve.grammar.pattern import rule
 
     plain, in_json = admitted(f"root ::= {rule(pattern, in_json=False)}"), admitted(f"root ::= {rule(pattern)}")
     for character in matching:
@@ -476,21 +476,21 @@ def test_classes_match_in_every_dialect(pattern, matching, others):
 
 @pytest.mark.parametrize("text", [r"\t", r"\u0001", r"\""])
 def test_class_of_characters_that_json_escapes(text):
-    from executorch_mlx.serve.pattern import rule
+    from executorch_mlx.serve.grammar.pattern import rule
 
     admits = admitted(f"root ::= {rule(f'[{json.loads(chr(34) + text + chr(34))}]')}")
     assert admits(text)
 
 
 def test_strings_have_no_bytes_that_are_not_utf8():
-    from executorch_mlx.serve.grammar import _checked_grammar, _repaired
+    from executorch_mlx.serve.grammar.gbnf import checked_grammar, repaired
 
     for schema in (STRING, STRING | {"maxLength": 9}):
         grammar = xgrammar_of(schema)
-        assert admitted(_repaired(grammar))('"é"')
-        assert not any(admitted(_repaired(grammar))(b'"' + text + b'"') for text in NO_UTF8)
+        assert admitted(repaired(grammar))('"é"')
+        assert not any(admitted(repaired(grammar))(b'"' + text + b'"') for text in NO_UTF8)
     for grammar in (r'root ::= [^"a]', r'root ::= [^-\x41] # "['):
-        admits = admitted(_checked_grammar(grammar, "grammar"))
+        admits = admitted(checked_grammar(grammar, "grammar"))
         assert admits("é") and not admits("-" if "-" in grammar else "a") and not any(map(admits, NO_UTF8))
 
 
@@ -509,7 +509,7 @@ def test_strings_have_no_bytes_that_are_not_utf8():
     ],
 )
 def test_bounds(schema, text, is_valid):
-    from executorch_mlx.serve.json_schema import check_schema
+    from executorch_mlx.serve.grammar.json_schema import check_schema
 
     assert admitted(xgrammar_of(check_schema(schema)))(text) == is_valid
 
@@ -520,8 +520,8 @@ LONGEST = "P9999Y9999M9999DT9999H9999M9999S"
 @pytest.mark.parametrize("text", ["P1Y2M3DT4H5M6S", "PT9999S", "P5W", LONGEST, "!PT1H1S", "!P1D1Y", "!P99999D"])
 def test_durations(text):
     """Those after `!` are not admitted: the numbers have at most four digits, as programs refuse longer durations."""
-    from executorch_mlx.serve.json_schema import check_schema
-    from executorch_mlx.serve.pattern import with_rules
+    from executorch_mlx.serve.grammar.json_schema import check_schema
+    from executorch_mlx.serve.grammar.pattern import with_rules
 
     admits = admitted(with_rules(xgrammar_of(check_schema({"type": "string", "format": "duration"}))))
     assert admits(json.dumps(text.removeprefix("!"))) != text.startswith("!")
@@ -538,9 +538,9 @@ def xgrammar_of(schema) -> str:
 @pytest.mark.parametrize("text, is_valid", [("-1.5e99", True), ("1e+7", True), ("1e999", False)])
 def test_numbers_are_not_too_large_for_a_double(text, is_valid):
     import xgrammar
-    from executorch_mlx.serve.grammar import _repaired
+    from executorch_mlx.serve.grammar.gbnf import repaired
 
-    grammar = _repaired(str(xgrammar.Grammar.from_json_schema('{"type": "number"}', any_whitespace=False)))
+    grammar = repaired(str(xgrammar.Grammar.from_json_schema('{"type": "number"}', any_whitespace=False)))
     tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
     compiled = xgrammar.GrammarCompiler(tokens, max_threads=1).compile_grammar(xgrammar.Grammar.from_ebnf(grammar))
     assert all(map(xgrammar.GrammarMatcher(compiled).accept_token, [*text.encode(), 256])) == is_valid

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..inspect.pte import read_payloads
 from ..partitioner import MLXPartitioner
-from ..program_caches import forget_programs
 from ..quiet import quiet_lowering
+from ..workarounds.program_caches import forget_programs
 from .cost import Cost
 from .load import load
 from .locate import CannotLocate, locate

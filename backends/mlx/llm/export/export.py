@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import MtpModel
 
-from ...program_caches import forget_programs
+from ...workarounds.program_caches import forget_programs
 from ..tokenizer import template_in
 from .attention.all_keys import all_keys_limit
 from .check import check_program

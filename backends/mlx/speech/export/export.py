@@ -20,7 +20,7 @@ from ...llm.export.lowering import lower
 from ...llm.export.quantization.conversion import QUANTIZATIONS, convert_weights
 from ...llm.export.serialize import serialize
 from ...llm.export.weights import find_checkpoint, quantization_settings
-from ...program_caches import forget_programs
+from ...workarounds.program_caches import forget_programs
 from .check import check_program
 from .decoder import ProgramModel
 from .families import FAMILIES, Family

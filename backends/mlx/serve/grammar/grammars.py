@@ -6,7 +6,6 @@ The mask is an input of the program, which draws one of the allowed tokens; see 
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -14,17 +13,18 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
+from ...llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
+from ..formats.harmony import MESSAGE, Harmony
 from .end_finder import CACHE_BYTES, EndFinder, marker_bytes
-from .formats.harmony import MESSAGE, Harmony
+from .gbnf import checked_grammar, repaired
 from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_pattern, check_schema, reason
 from .pattern import rule, with_rules
 from .token_budget import TokenBudget
 
 if TYPE_CHECKING:
-    from .chat_request import ChatRequest, Function
-    from .model import ServedModel
-    from .request import CompletionRequest, Form, GenerationRequest
+    from ..chat_request import ChatRequest, Function
+    from ..model import ServedModel
+    from ..request import CompletionRequest, Form, GenerationRequest
 
 # The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
 Reasoning = tuple[int | None, int | None, bool]
@@ -162,7 +162,7 @@ class Grammars:
             if form.kind == "regex":
                 check_pattern(form.value, form.field)
                 return {"type": "grammar", "grammar": f"root ::= {rule(form.value, in_json=False)}"}
-            return {"type": "grammar", "grammar": _checked_grammar(form.value, form.field)}
+            return {"type": "grammar", "grammar": checked_grammar(form.value, form.field)}
         except SchemaError as error:
             raise GrammarError(str(error), form.field, "invalid_value") from error
 
@@ -178,7 +178,7 @@ class Grammars:
             raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
         except RuntimeError as error:
             raise GrammarError(f"{field}: {reason(error)}", field, "invalid_json_schema") from error
-        return {"type": "grammar", "grammar": with_rules(_repaired(str(grammar)))}
+        return {"type": "grammar", "grammar": with_rules(repaired(str(grammar)))}
 
     def _literal(self, text: str) -> list[dict[str, Any]]:
         """Return the elements of a structure for a text. The names of special tokens in it stand for these tokens."""
@@ -349,50 +349,3 @@ def _all_but(ids: Collection[int], vocab_size: int) -> Any:
 
 def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
-
-
-# Comments, texts and classes of characters in a grammar, and functions of xgrammar that are about tokens.
-_PARTS = re.compile(
-    r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?P<excluded>\^?)(?:\\.|[^\]\\])*\]'
-    r"|\b(?P<function>ExcludeToken|TagDispatch|Token|TokenTagDispatch)\s*\("
-)
-
-
-def _checked_grammar(grammar: str, field: str) -> str:
-    """Return a grammar that a client wrote in GBNF, in a form that xgrammar follows. Raises SchemaError."""
-    import xgrammar
-
-    if function := next(filter(None, (part["function"] for part in _PARTS.finditer(grammar))), None):
-        raise SchemaError(f"{field}: {function} is not supported, expected a grammar over characters")
-    grammar = _without_surrogates(_with_long_escapes(grammar))
-    try:
-        xgrammar.Grammar.from_ebnf(grammar)
-    except RuntimeError as error:
-        raise SchemaError(f"{field}: {reason(error)}, expected GBNF, such as root ::= \"yes\" | \"no\"") from error
-    return grammar
-
-
-def _without_surrogates(grammar: str) -> str:
-    """Return a grammar whose classes of excluded characters exclude surrogates, which are no characters of UTF-8."""
-
-    def changed(part: re.Match) -> str:
-        return rf"[^\ud800-\udfff{part[0][2:]}" if part["excluded"] else part[0]
-
-    return _PARTS.sub(changed, grammar)
-
-
-def _with_long_escapes(grammar: str) -> str:
-    """Return a grammar with \\u00HH for \\xHH. xgrammar reads further digits as a part of the latter."""
-    return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
-
-
-def _repaired(grammar: str) -> str:
-    """Return a grammar of xgrammar without further defects.
-
-    In strings, xgrammar admits surrogates, and in strings with a length also control characters, which JSON strings do
-    not have. In numbers, it admits any exponent. One of more than two digits can make a number too large for a double,
-    which parsers read as infinity.
-    """
-    grammar = _with_long_escapes(grammar)
-    grammar = _without_surrogates(grammar.replace(r"[^\"\\\r\n]", r"[^\0-\u001f\"\\]"))
-    return re.sub(r"(\[eE\] \w+ \w+)\{1, -1\}", r"\1{1, 2}", grammar)
