@@ -21,3 +21,4 @@ SHAPES = {
         "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
     },
 }  # fmt: skip
+SHAPES["llama-8-layers"] = SHAPES["llama-8b"] | {"num_hidden_layers": 8}  # for several requests at once

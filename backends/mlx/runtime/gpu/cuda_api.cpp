@@ -95,8 +95,7 @@ void check(int result, const char* call) {
   }
 }
 
-// The version of the architecture of the GPU of a stream, such as 90 for 9.0.
-int architecture(mx::Stream stream) {
+int ask_for_architecture(mx::Stream stream) {
   mx::cu::device(stream.device).make_current();
   int device, major, minor;
   check(cuCtxGetDevice(&device), "cuCtxGetDevice");
@@ -105,19 +104,10 @@ int architecture(mx::Stream stream) {
   return major * 10 + minor;
 }
 
-// The same as architecture(), which is asked once for each GPU.
-int known_architecture(mx::Stream stream) {
-  static std::mutex mutex;
-  static std::map<int, int> versions;
-  std::lock_guard lock(mutex);
-  const auto found = versions.find(stream.device.index);
-  return found != versions.end() ? found->second : versions[stream.device.index] = architecture(stream);
-}
-
 class CudaGraph : public KernelGraph {
  public:
   explicit CudaGraph(mx::Stream stream)
-      : stream_(stream), can_start_early_(known_architecture(stream) >= kVersionOfEarlyStart) {
+      : stream_(stream), can_start_early_(architecture(stream) >= kVersionOfEarlyStart) {
     mx::cu::device(stream.device).make_current();
     check(cuGraphCreate(&graph_, 0), "cuGraphCreate");
   }
@@ -172,10 +162,18 @@ class CudaGraph : public KernelGraph {
 
 } // namespace
 
+int architecture(mx::Stream stream) {
+  static std::mutex mutex;
+  static std::map<int, int> versions;
+  std::lock_guard lock(mutex);
+  const auto found = versions.find(stream.device.index);
+  return found != versions.end() ? found->second : versions[stream.device.index] = ask_for_architecture(stream);
+}
+
 std::string compile(const std::string& name, const std::string& source, mx::Stream stream) {
   _nvrtcProgram* program = nullptr;
   check(nvrtcCreateProgram(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr), "nvrtcCreateProgram");
-  const std::string target = str("--gpu-architecture=sm_", known_architecture(stream));
+  const std::string target = str("--gpu-architecture=sm_", architecture(stream));
   const std::array options{target.c_str(), "--std=c++20"};
   const int result = nvrtcCompileProgram(program, static_cast<int>(options.size()), options.data());
   std::string output;

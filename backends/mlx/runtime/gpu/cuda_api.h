@@ -13,6 +13,9 @@ namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
 
+// The version of the architecture of the GPU of a stream, such as 90 for 9.0.
+int architecture(mx::Stream stream);
+
 // Compiles a CUDA source that includes no header for the GPU of the stream, and returns the binary. Throws
 // std::runtime_error with the compiler's messages if the source is invalid.
 std::string compile(const std::string& name, const std::string& source, mx::Stream stream);

@@ -13,6 +13,10 @@ namespace {
 
 } // namespace
 
+int architecture(mx::Stream) {
+  fail_without_cuda();
+}
+
 std::string compile(const std::string&, const std::string&, mx::Stream) {
   fail_without_cuda();
 }

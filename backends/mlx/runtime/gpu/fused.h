@@ -68,7 +68,7 @@ std::optional<mx::array> attention_of_rows(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, const std::vector<Span>& spans,
     mx::Stream stream);
 
-// The following functions multiply one row vector, or up to eight, by matrices.
+// The following functions multiply row vectors by matrices: up to eight, or up to 32 in half precision.
 
 // x @ w.T for each of one to four matrices w [n, depth], which are available, row-major and of the dtype of x. If there
 // are several, and x is the lazy result of an RMSNorm, the kernel computes this, too.

@@ -15,10 +15,10 @@ namespace executorch_mlx {
 
 namespace {
 
-// The largest number of rows of x. On a GPU, the kernels multiply up to 8 rows: see gpu::products_of_row(). On a CPU,
+// The largest number of rows of x. On a GPU, the kernels multiply up to 32 rows: see gpu::products_of_row(). On a CPU,
 // the products of a prompt share the preparation of x, and the limit bounds the memory of the results, which are
 // computed early.
-constexpr int64_t kMaxRowsOnGpu = 8;
+constexpr int64_t kMaxRowsOnGpu = 32;
 constexpr int64_t kMaxRowsOnCpu = 4096;
 constexpr size_t kMaxMembers = 8;
 

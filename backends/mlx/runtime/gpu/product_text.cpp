@@ -1,0 +1,307 @@
+#include "product_text.h"
+
+#include "../error.h"
+#include "lazy.h"
+
+namespace executorch_mlx::gpu {
+
+namespace {
+
+// The kRowsPerWarp rows of a warp. Several vectors share the loads of the rows, and several rows those of the vectors.
+// Each thread keeps kAhead loads of each row under way. The first kEarly of them are issued before x is ready, so that
+// the block waits for the weights and for x at the same time.
+const std::string kRowsOfWarp = R"(
+  constexpr int kWide = 16 / sizeof(T);
+  constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
+  constexpr int kMaxAhead = kVectors == 1 ? 6 : 4;
+  constexpr int kAhead = kSteps < kMaxAhead ? kSteps : kMaxAhead;
+  constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t first_row = (blockIdx.x * (kThreads / 32) + threadIdx.x / 32) * kRowsPerWarp;
+  const T* w[kRowsPerWarp][kCount];
+  #pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    rows_of(first_row + r, w[r]);
+  }
+  uint4 weights[kRowsPerWarp][kCount][kAhead];
+  const auto load = [&](int step, int slot) {
+    const int i = (step * 32 + lane) * kWide;
+    #pragma unroll
+    for (int r = 0; i < kDepth && r < kRowsPerWarp; ++r) {
+      #pragma unroll
+      for (int m = 0; m < kCount; ++m) {
+        weights[r][m][slot] = *reinterpret_cast<const uint4*>(w[r][m] + i);
+      }
+    }
+  };
+)";
+
+// The rows of a tile. In each step, the block multiplies kStep elements of its kTileRows rows, 4 * kWide in each warp.
+// A thread loads elements of two rows.
+const std::string kRowsOfTile = str("  constexpr int kTileRows = ", kTileRows, ";", R"(
+  constexpr int kWide = 16 / sizeof(T);
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kStep = 4 * kWide * kWarps;
+  constexpr int kSteps = (kDepth + kStep - 1) / kStep;
+  constexpr int kMaxAhead = kCount == 1 ? 6 : 4;
+  constexpr int kAhead = kSteps < kMaxAhead ? kSteps : kMaxAhead;
+  constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+  const int own = (warp * 4 + lane % 4) * kWide;
+  const T* w[2][kCount];
+  rows_of(blockIdx.x * kTileRows + row, w[0]);
+  rows_of(blockIdx.x * kTileRows + row + 8, w[1]);
+  uint4 weights[2][kCount][kAhead];
+  const auto load = [&](int step, int slot) {
+    const int i = step * kStep + own;
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      #pragma unroll
+      for (int m = 0; m < kCount; ++m) {
+        weights[half][m][slot] =
+            i < kDepth ? *reinterpret_cast<const uint4*>(w[half][m] + i) : uint4{0, 0, 0, 0};
+      }
+    }
+  };
+)");
+
+const std::string kLoadEarly = R"(
+  #pragma unroll
+  for (int step = 0; step < kEarly; ++step) {
+    load(step, step);
+  }
+  wait_for_inputs();
+)";
+
+const std::string kLoadOthers = R"(
+  #pragma unroll
+  for (int step = kEarly; step < kAhead; ++step) {
+    load(step, step);
+  }
+)";
+
+// Reads a vector into the `parts` of the threads of a block.
+const std::string kReadVector = R"(
+  constexpr int kParts = (kDepth / kWide + kThreads - 1) / kThreads;  // of the vector in each thread
+  uint4 parts[kParts];
+  #pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = (part * kThreads + threadIdx.x) * kWide;
+    parts[part] = i < kDepth ? *reinterpret_cast<const uint4*>(vector + i) : uint4{0, 0, 0, 0};
+  }
+)";
+
+// Replaces a vector in `parts` by its RMSNorm with the weights `norm`.
+const std::string kNormalize = str(R"(
+  float squares = 0.0f;
+  #pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    for (int j = 0; j < kWide; ++j) {
+      const float value = static_cast<float>(reinterpret_cast<const T*>(&parts[part])[j]);
+      squares += value * value;
+    }
+  }
+)", kSumSquares, R"(
+  const float scale = rsqrtf(squares / kDepth + __int_as_float(kEps));
+  #pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = (part * kThreads + threadIdx.x) * kWide;
+    for (int j = 0; i < kDepth && j < kWide; ++j) {
+      T& value = reinterpret_cast<T*>(&parts[part])[j];
+      value = static_cast<T>(static_cast<float>(value) * scale);
+      value = static_cast<T>(static_cast<float>(norm[i + j]) * static_cast<float>(value));
+    }
+  }
+)");
+
+// Writes a vector from `parts` to `to`.
+const std::string kWriteVector = R"(
+  #pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = (part * kThreads + threadIdx.x) * kWide;
+    if (i < kDepth) {
+      *reinterpret_cast<uint4*>(to + i) = parts[part];
+    }
+  }
+)";
+
+// Adds up the products of the vectors with the rows of the warp. Element i of vector v is at vectors[v * kDepth + i].
+// Each lane has a part of every sum. The parts are added in pairs of lanes, first of those that are 16 apart. With
+// several vectors, each lane of a pair keeps the sums of half of them, and sends the parts of the others.
+const std::string kSumsOfWarp = R"(
+  constexpr int kPlaces = kVectors > 4 ? 8 : kVectors > 2 ? 4 : kVectors;  // of vectors: a power of two
+  float sums[kRowsPerWarp][kCount][kPlaces];
+  #pragma unroll
+  for (int i = 0; i < kRowsPerWarp * kCount * kPlaces; ++i) {
+    sums[i / kPlaces / kCount][i / kPlaces % kCount][i % kPlaces] = 0.0f;
+  }
+  constexpr int kRounds = (kSteps + kAhead - 1) / kAhead;
+  constexpr int kUnrolledRounds = kVectors == 1 ? kRounds : 1;
+  #pragma unroll kUnrolledRounds
+  for (int round = 0; round < kRounds; ++round) {
+    #pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) {
+      const int step = round * kAhead + slot;
+      uint4 now[kRowsPerWarp][kCount];
+      #pragma unroll
+      for (int i = 0; i < kRowsPerWarp * kCount; ++i) {
+        now[i / kCount][i % kCount] = weights[i / kCount][i % kCount][slot];
+      }
+      if (step + kAhead < kSteps) {
+        load(step + kAhead, slot);
+      }
+      const int at = (step * 32 + lane) * kWide;
+      #pragma unroll
+      for (int v = 0; at < kDepth && v < kVectors; ++v) {
+        const uint4 values = *reinterpret_cast<const uint4*>(vectors + v * kDepth + at);
+        #pragma unroll
+        for (int i = 0; i < kRowsPerWarp * kCount; ++i) {
+          #pragma unroll
+          for (int j = 0; j < kWide; ++j) {
+            sums[i / kCount][i % kCount][v] += static_cast<float>(reinterpret_cast<const T*>(&values)[j]) *
+                static_cast<float>(reinterpret_cast<const T*>(&now[i / kCount][i % kCount])[j]);
+          }
+        }
+      }
+    }
+  }
+  const int vector_of_lane = lane / (32 / kPlaces);
+  const bool is_first_of_vector = lane % (32 / kPlaces) == 0 && vector_of_lane < kVectors;
+  #pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    float products[kCount];
+    #pragma unroll
+    for (int m = 0; m < kCount; ++m) {
+      float (&parts)[kPlaces] = sums[r][m];
+      #pragma unroll
+      for (int other = 16; other > 0; other /= 2) {
+        const int kept = kPlaces * other / 32;
+        if (kept == 0) {
+          parts[0] += __shfl_xor_sync(0xFFFFFFFFu, parts[0], other);
+        }
+        #pragma unroll
+        for (int v = 0; v < kPlaces / 2; ++v) {
+          if (v < kept) {
+            const float lower = parts[v], upper = parts[v + kept];
+            const bool keeps_upper = lane & other;
+            parts[v] = (keeps_upper ? upper : lower) +
+                __shfl_xor_sync(0xFFFFFFFFu, keeps_upper ? lower : upper, other);
+          }
+        }
+      }
+      products[m] = static_cast<float>(static_cast<T>(parts[0]));
+    }
+    if (is_first_of_vector) {
+      finish(first_row + r, vector_of_lane, products);
+    }
+  }
+)";
+
+// Adds up the products of the vectors with the rows of the tile. The matrix units multiply 16 rows of 16 elements by 8
+// vectors, and expect certain elements in each thread. Which elements of the rows these are does not matter, as long as
+// those of the vectors are the same: a thread has eight elements side by side, for two multiplications.
+const std::string kSumsOfTile = R"(
+  const auto multiply_add = [](float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                               uint32_t b1) {
+    if constexpr (kIsBfloat16) {
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    } else {
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    }
+  };
+  constexpr int kGroups = (kVectors + 7) / 8;  // of vectors
+  constexpr int kSums = kCount * kGroups * 4;
+  __shared__ float sums_of_warp[kWarps][kCount][kVectors][kTileRows];
+  float sums[kCount][kGroups][4];
+  #pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    sums[i / 4 / kGroups][i / 4 % kGroups][i % 4] = 0.0f;
+  }
+  constexpr int kRounds = (kSteps + kAhead - 1) / kAhead;
+  #pragma unroll 1
+  for (int round = 0; round < kRounds; ++round) {
+    #pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) {
+      const int step = round * kAhead + slot;
+      uint4 low[kCount], high[kCount];
+      #pragma unroll
+      for (int m = 0; m < kCount; ++m) {
+        low[m] = weights[0][m][slot];
+        high[m] = weights[1][m][slot];
+      }
+      if (step + kAhead < kSteps) {
+        load(step + kAhead, slot);
+      }
+      const int i = step * kStep + own;
+      #pragma unroll
+      for (int group = 0; step < kSteps && group < kGroups; ++group) {
+        const int v = group * 8 + row;
+        const uint4 x = i < kDepth && v < kVectors ? *reinterpret_cast<const uint4*>(vectors + v * kDepth + i)
+                                                   : uint4{0, 0, 0, 0};
+        #pragma unroll
+        for (int m = 0; m < kCount; ++m) {
+          multiply_add(sums[m][group], low[m].x, high[m].x, low[m].y, high[m].y, x.x, x.y);
+          multiply_add(sums[m][group], low[m].z, high[m].z, low[m].w, high[m].w, x.z, x.w);
+        }
+      }
+    }
+  }
+  #pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    const int m = i / 4 / kGroups, group = i / 4 % kGroups, place = i % 4;
+    const int v = group * 8 + lane % 4 * 2 + place % 2;
+    if (v < kVectors) {
+      sums_of_warp[warp][m][v][row + place / 2 * 8] = sums[m][group][place];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kTileRows * kVectors; i += kThreads) {
+    const int r = i % kTileRows, v = i / kTileRows;
+    float products[kCount];
+    #pragma unroll
+    for (int m = 0; m < kCount; ++m) {
+      float sum = 0.0f;
+      #pragma unroll
+      for (int other = 0; other < kWarps; ++other) {
+        sum += sums_of_warp[other][m][v][r];
+      }
+      products[m] = static_cast<float>(static_cast<T>(sum));
+    }
+    finish(blockIdx.x * kTileRows + r, v, products);
+  }
+)";
+
+} // namespace
+
+std::string product_text(ProductMethod method, const std::string& definitions) {
+  switch (method) {
+    case ProductMethod::single:
+      return definitions + kRowsOfWarp + kLoadEarly + R"(
+  __shared__ __align__(16) T vectors[kDepth];
+  const T* const vector = x;
+  T* const to = vectors;
+)" + kReadVector + kLoadOthers + "  if (kNorm) {" + kNormalize + "  }\n" + kWriteVector + "  __syncthreads();\n" +
+          kSumsOfWarp;
+    case ProductMethod::few:
+      return definitions + kRowsOfWarp + kLoadEarly + "  const T* const vectors = x;\n" + kLoadOthers + kSumsOfWarp;
+    default:
+      return definitions + kRowsOfTile + kLoadEarly + "  const T* const vectors = x;\n" + kLoadOthers + kSumsOfTile;
+  }
+}
+
+std::string norm_text() {
+  return R"(
+  constexpr int kWide = 16 / sizeof(T);
+  const T* const vector = x + blockIdx.x * kDepth;
+  T* const to = y + blockIdx.x * kDepth;
+  wait_for_inputs();
+)" + kReadVector + kNormalize + kWriteVector;
+}
+
+} // namespace executorch_mlx::gpu
