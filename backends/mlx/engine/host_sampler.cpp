@@ -10,7 +10,7 @@
 
 #include "token_mask.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -238,4 +238,4 @@ std::vector<int64_t> most_likely(std::span<const float> logits, int64_t count) {
   return ids;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine
