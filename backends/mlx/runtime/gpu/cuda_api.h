@@ -13,6 +13,9 @@ namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
 
+// Whether the stream is one of an NVIDIA GPU.
+bool is_cuda(mx::Stream stream);
+
 // Compiles a CUDA source that includes no header for the GPU of the stream, and returns the binary. Throws
 // std::runtime_error with the compiler's messages if the source is invalid.
 std::string compile(const std::string& name, const std::string& source, mx::Stream stream);
