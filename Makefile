@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm docs peers test test-all test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
+.PHONY: help demo demo-llm docs peers cuda-kernels test test-all test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -18,6 +18,8 @@ help:
 	@echo "make test-all   also run the tests that test/long_tests.py leaves out"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make test-ray   install Ray and run the tests on a local Ray cluster, about five minutes [ARGS='-k serve']"
+	@echo "make cuda-kernels"
+	@echo "                compile all CUDA kernels with NVIDIA's run-time compiler, without a GPU; part of make test"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"
 	@echo "make sanitize   run the payload fuzzer, the runtime's and engine's tests and the op rows under ASan and UBSan,"
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
@@ -46,10 +48,15 @@ test test-all: build
 	@tools/setup.sh browser
 	@tools/setup.sh speech
 	@tools/setup.sh linker
+	@tools/setup.sh nvrtc
 	@OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(N) --dist worksteal $(SHORT) $(ARGS) test
 
 test-suite: build
 	@$(PY) test/suite/run.py -n $(N) $(ARGS)
+
+cuda-kernels: build
+	@tools/setup.sh nvrtc
+	@$(PY) -m pytest $(ARGS) test/cuda
 
 test-ray: build $(VENV)/.ray
 	@$(PY) -m pytest $(ARGS) test/cluster

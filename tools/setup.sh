@@ -8,6 +8,8 @@
 #   tools/setup.sh browser   install Chromium for the tests of the chat page; never fails
 #   tools/setup.sh speech    install espeak-ng, which synthesises sound for the tests; never fails
 #   tools/setup.sh linker    install LLVM's linker, for the macOS wheel that is built on Linux; never fails
+#   tools/setup.sh nvrtc     install NVIDIA's run-time compiler in build/nvrtc, for the tests of the CUDA kernels; never
+#                            fails
 #   tools/setup.sh peer NAME install an engine that benchmarks/peers_cpu.py compares, in build/peers/NAME
 #                            [TORCH=<pip requirement>]; names: llama_cpp, onnxruntime, openvino
 #   tools/setup.sh same      check that .venv has the version of $PYTHON
@@ -179,6 +181,18 @@ get_linker() {
   system_install --no-install-recommends lld-19 >/dev/null 2>&1 || say "apt-get cannot install lld-19"
 }
 
+# -- CUDA kernels ---------------------------------------------------------------------------------
+
+# The tests of the CUDA kernels are skipped without the compiler. They need no GPU.
+get_nvrtc() {
+  if [ "$(uname -s)" != Linux ] || [ -d build/nvrtc ]; then return; fi
+  say "installing NVIDIA's run-time compiler for the tests of the CUDA kernels"
+  pip install -qq --no-deps --target build/nvrtc "nvidia-cuda-nvrtc>=13,<14" || {
+    rm -rf build/nvrtc
+    say "pip cannot install nvidia-cuda-nvrtc: the tests of the CUDA kernels are skipped"
+  }
+}
+
 # -- peers ----------------------------------------------------------------------------------------
 
 # Each engine has a Python environment of its own, because their requirements contradict each other.
@@ -218,7 +232,8 @@ case "${1:-}" in
   browser) get_browser ;;
   speech) get_speech ;;
   linker) get_linker ;;
+  nvrtc) get_nvrtc ;;
   peer) install_peer "${2:-}" ;;
   same) same_python ;;
-  *) die "usage: tools/setup.sh venv | install | native | browser | speech | linker | peer NAME | same" ;;
+  *) die "usage: tools/setup.sh venv | install | native | browser | speech | linker | nvrtc | peer NAME | same" ;;
 esac

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from executorch_mlx.custom_kernel_ops.logits_processors import mask_logits, mask_word_count
-from executorch_mlx.custom_kernel_ops.sample import UNSURE, _unfiltered_columns, sample
+from executorch_mlx.custom_kernel_ops.sample import sample
+from executorch_mlx.custom_kernel_ops.sampling.branches import UNSURE
+from executorch_mlx.custom_kernel_ops.sampling.unfiltered import _unfiltered_columns
 
 from sampling_logits import logits_of
 
@@ -15,7 +17,7 @@ SETTINGS = {
     "min_p": {"temperature": 1.0, "min_p": 0.05},
     "all": {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
 }
-# Sizes that are smaller than a block of custom_kernel_ops/sample.py, at most its SHORT_VOCABULARY, not divisible by the
+# Sizes that are smaller than a block of custom_kernel_ops/sampling, at most its SHORT_VOCABULARY, not divisible by the
 # size of a block, and usual in models.
 VOCABULARIES = [1, 2, 7, 63, 1000, 8191, 8193, 12289, 32000, 50257]
 

@@ -6,7 +6,7 @@
 #include "chunk_times.h"
 
 int main() {
-  executorch_mlx::ChunkTimes times;
+  executorch_mlx::engine::ChunkTimes times;
   for (std::string command; std::cin >> command;) {
     int64_t position, tokens, limit;
     double seconds;

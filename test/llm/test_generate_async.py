@@ -389,8 +389,8 @@ def test_model_may_be_freed_on_the_thread_of_its_engine(chat_program):
 import ctypes, time
 from executorch_mlx import memory
 from executorch_mlx.llm import binding
-from executorch_mlx.llm.program import Program
-program = Program({str(chat_program)!r})
+from executorch_mlx.llm.program import LLMProgram
+program = LLMProgram({str(chat_program)!r})
 program.start()
 on_event = binding.OnEvent(lambda key, event: program.close() is None)
 settings = binding.RequestOptions(prompt=binding.ids([5]), prompt_length=1, on_event=on_event)

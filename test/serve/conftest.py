@@ -17,6 +17,18 @@ def client(server):
         yield client
 
 
+@pytest.fixture
+def says(server):
+    """A function that sets the text that the model writes. The module has a server of `scripted`."""
+
+    def say(text: str | None) -> None:
+        server.text = text
+
+    yield say
+    server.text = server.limit = None
+    server.prompts.clear()
+
+
 @pytest.fixture(scope="module")
 def llm(chat_program):
     """The same model without a server."""

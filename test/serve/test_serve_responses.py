@@ -4,8 +4,8 @@ import json
 
 import openai
 import pytest
+from scripted import CALL, TEMPLATE, WEATHER, scripted
 from served import NAME
-from test_serve_tools import CALL, TEMPLATE, WEATHER, scripted
 
 TOOL = {"type": "function", **WEATHER, "strict": False}
 HELLO = {"role": "user", "content": "Hi"}

@@ -1,11 +1,16 @@
 """Reads Mach-O files, the format of libraries and programs of macOS: imports, exports and the signature of a file.
 
+    python tools/macos/macho.py dist/*macosx*.whl    # prints the oldest macOS and counts the symbols of each file
+
 Only files for 64-bit arm64 are supported. Apple's headers <mach-o/loader.h>, <mach-o/nlist.h>, <mach-o/fixup-chains.h>
 and <kern/cs_blobs.h> define the formats. The names in capitals below are from these headers.
 """
 
 import hashlib
 import struct
+import sys
+import tempfile
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -197,3 +202,17 @@ def _uleb(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
+
+
+def main() -> None:
+    (wheel,) = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(wheel).extractall(folder)
+        for path in sorted(p for p in Path(folder).rglob("*") if p.suffix == ".dylib" or p.parent.name == "bin"):
+            file = read(path)
+            system = ".".join(map(str, file.min_os))
+            print(f"{path.name}: macOS {system}, imports {len(file.imports)} symbols, exports {len(file.exports)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -26,14 +26,14 @@ _SLOT_TYPES = {
 
 
 @dataclass
-class Program:
+class MLXProgram:
     """An MLX program. `constants` maps keys to the tensors that go to the named data of the `.pte`."""
 
     graph: ir.MLXGraph
     constants: dict[str, torch.Tensor]
 
 
-def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Digests | None = None) -> Program:
+def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Digests | None = None) -> MLXProgram:
     """Convert the program of `builder`, whose `build` has run, to the IR.
 
     Removes dead instructions from `builder`, then numbers the slots. With `reuse_slots`, temporaries with disjoint
@@ -60,7 +60,7 @@ class _Assembler:
         self.tids |= {slot: self.tids[original] for slot, original in originals.items()}
         self.tids |= {slot: len(self.non_temporaries) + i for slot, i in temporaries.items()}
 
-    def assemble(self) -> Program:
+    def assemble(self) -> MLXProgram:
         interface, slots = self.builder.interface, self.slots_by_space
         graph = ir.MLXGraph(
             version=IR_VERSION,
@@ -80,7 +80,7 @@ class _Assembler:
             tensor_meta=[_tensor_meta(s) for s in self.non_temporaries],
             replacements=self._replacements(),
         )
-        return Program(graph, self.constants)
+        return MLXProgram(graph, self.constants)
 
     # Slots -----------------------------------------------------------------------------------
 

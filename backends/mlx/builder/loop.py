@@ -1,4 +1,4 @@
-"""Emits a loop with a fixed number of iterations, as `ScanNode`. `P` is the `ProgramBuilder`."""
+"""Emits loops as `ScanNode`, and the assignments at the end of a loop's body. `P` is the `ProgramBuilder`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,36 @@ def emit_loop(
     with the dtypes and shapes of the old one. `slices` are the slices of `xs`. `fixed` are further operands, which all
     iterations share. The shape of every operand must be known.
     """
-    carry = [_copy(P, s) for s in state]
-    slices = [TensorSlot(x.dtype, tuple(x.shape[1:])) for x in xs]
-    with P.chain() as body:
-        # All results are copied before the state is overwritten, because a result may be a slot of the state: for
-        # example, if `iteration` swaps two tensors.
-        results = [_copy(P, r) for r in P.trace(iteration, *carry, *slices, *fixed)]
-        for result, slot in zip(results, carry, strict=True):
-            P.emit(ir.IdCopyNode, x=result, out=slot)
+    return emit_scan(P, lambda carry, slices: P.trace(iteration, *carry, *slices, *fixed), state, xs)
+
+
+def emit_scan(
+    P: Any, body: Callable, init: Sequence[TensorSlot], xs: Sequence[TensorSlot],
+    outputs: Sequence[TensorSlot] = (), axis: int = 0,
+) -> list[TensorSlot]:
+    """Emit a loop over `axis` of the tensors `xs`, and return the slots of the final carry.
+
+    `body(carry, slices)` emits the instructions of an iteration. It returns the slots of the new carry, and then the
+    slot of a value for each of `outputs`. `carry` has the dtypes and shapes of `init`, the initial carry; `slices` are
+    the slices of `xs`. The runtime stacks the values of all iterations along `axis` and writes them to `outputs`.
+    """
+    carry = [_copy(P, x) for x in init]
+    slices = [TensorSlot(x.dtype, x.shape and (*x.shape[:axis], *x.shape[axis + 1 :])) for x in xs]
+    with P.chain() as index:
+        assign(P, body(carry, slices), [*carry, *outputs])
     P.emit(
-        ir.ScanNode, originals=list(xs), sliced=slices, outputs=[], carry=carry, body_chain_idx=body, scan_axis=0
+        ir.ScanNode, originals=list(xs), sliced=slices, outputs=list(outputs), carry=carry, body_chain_idx=index,
+        scan_axis=axis,
     )
     return carry
+
+
+def assign(P: Any, values: Sequence[TensorSlot], slots: Sequence[TensorSlot]) -> None:
+    """Copy `values` into `slots`, all at once: a value may itself be one of `slots`, as in a body that swaps two."""
+    overwritten = set(slots)
+    values = [_copy(P, value) if value in overwritten else value for value in values]
+    for value, slot in zip(values, slots, strict=True):
+        P.emit(ir.IdCopyNode, x=value, out=slot)
 
 
 def _copy(P: Any, x: TensorSlot) -> TensorSlot:

@@ -13,7 +13,7 @@ import torch
 
 from ..custom_ops.library import define
 from .checks import check_logits, describe, fits_rows, is_per_row
-from .sample import replace_nan_and_inf, row_max, split_blocks, split_columns
+from .sampling.logits import replace_nan_and_inf, row_max, split_blocks, split_columns
 
 BLOCK = 64  # tokens in a block of the search for the most likely tokens
 

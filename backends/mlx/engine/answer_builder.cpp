@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 AnswerBuilder::AnswerBuilder(const LlmProgram& program, const RequestOptions& options)
     : program_(program), options_(options), stop_(options.stop) {}
@@ -57,4 +57,4 @@ Piece AnswerBuilder::take(int64_t token, bool has_room) {
   return piece;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -11,7 +11,7 @@
 #include "stop_strings.h"
 #include "utf8_stream.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // What one token adds to an answer.
 struct Piece {
@@ -51,4 +51,4 @@ class AnswerBuilder {
   StopStringFilter stop_;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -22,7 +22,7 @@
 #include "row_state.h"
 #include "scheduler.h"
 
-using namespace executorch_mlx;
+using namespace executorch_mlx::engine;
 
 struct executorch_mlx_model {
   std::shared_ptr<LlmProgram> program;

@@ -11,7 +11,7 @@
 
 #include "str.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // What the functions of the engine throw. c_api.cpp turns it into a status and a message.
 class EngineError : public std::runtime_error {
@@ -68,4 +68,4 @@ inline std::string dtype_name(executorch::aten::ScalarType type) {
   return executorch::runtime::toString(type);
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -76,4 +76,4 @@ int64_t ChunkTimes::next_size(int64_t position, int64_t rest, int64_t limit, dou
   return std::min({std::max(whole, kMinChunk), rest, limit});
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

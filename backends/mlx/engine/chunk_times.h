@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <deque>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Learns the time of a prompt token from the chunks so far. The time of a token grows with its position, because its
 // attention reads all tokens before it: expected seconds = base + growth * position.
@@ -34,4 +34,4 @@ class ChunkTimes {
   double growth_ = 0; // seconds for each position; never negative
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

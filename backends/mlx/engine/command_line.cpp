@@ -14,7 +14,7 @@
 #include "str.h"
 #include "token_mask.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -293,4 +293,4 @@ std::string usage() {
   return text;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 struct RunnerOptions {
   bool help = false;
@@ -39,4 +39,4 @@ RunnerOptions parse_command_line(int argc, char** argv);
 // Returns what --help prints.
 std::string usage();
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

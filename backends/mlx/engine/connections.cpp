@@ -19,7 +19,7 @@
 
 #include "check.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -164,4 +164,4 @@ bool receive_all(int socket, void* data, size_t size) {
   return true;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Returns a socket that listens on a free port, which is stored in `port`. It listens on all addresses of this machine
 // or, if the environment variable EXECUTORCH_MLX_GROUP_HOST is set, on that address. Throws EngineError if it fails.
@@ -30,4 +30,4 @@ void set_timeout(int socket, double seconds);
 bool send_all(int socket, const void* data, size_t size);
 bool receive_all(int socket, void* data, size_t size);
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

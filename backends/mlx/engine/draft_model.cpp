@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   check_argument(program.max_verify() > 1, "draft: ", program.path(), " was exported without the method verify");
@@ -140,4 +140,4 @@ std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int
   return draft;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -17,7 +17,7 @@
 #include "rows.h"
 #include "speculation.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Throws EngineError if `draft` cannot guess the tokens of `program`: if one of them lacks the methods for it, or if
 // the bytes of a token differ.
@@ -107,4 +107,4 @@ class MtpHead : public Guesser {
   LlmProgram& program_;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

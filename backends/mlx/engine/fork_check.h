@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Throws EngineError in a process that was forked after MLX was loaded.
 inline void check_not_forked() {
@@ -17,4 +17,4 @@ inline void check_not_forked() {
       "method spawn");
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -10,7 +10,7 @@
 
 #include "token_mask.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -22,8 +22,9 @@ constexpr float kMinTemperature = 1e-30f;
 constexpr float kMaxTemperature = 1e30f;
 
 // With a filter, the noise of a token depends on the rank of the token and not on its id. As in the program
-// (custom_kernel_ops/sample.py), the ranks are divided into three parts, so that a program with few candidates computes
-// the noise of the first parts only. Part i begins at rank kNoiseParts[i] and uses the seed `seed ^ (i * kNoiseKey)`.
+// (custom_kernel_ops/sampling/noise.py), the ranks are divided into three parts, so that a program with few candidates
+// computes the noise of the first parts only. Part i begins at rank kNoiseParts[i] and uses the seed
+// `seed ^ (i * kNoiseKey)`.
 constexpr int64_t kNoiseParts[] = {0, 256, 2048};
 constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
 
@@ -237,4 +238,4 @@ std::vector<int64_t> most_likely(std::span<const float> logits, int64_t count) {
   return ids;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

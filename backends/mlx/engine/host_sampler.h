@@ -8,7 +8,7 @@
 
 #include "options.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // The inputs of a draw.
 struct HostDraw {
@@ -28,4 +28,4 @@ std::vector<float> log_probabilities(std::span<const float> logits, std::span<co
 // Returns the ids of the `count` largest logits, in descending order of the logits. Equal logits are ordered by id.
 std::vector<int64_t> most_likely(std::span<const float> logits, int64_t count);
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

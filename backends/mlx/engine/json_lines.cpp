@@ -7,7 +7,7 @@
 
 #include "str.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -82,4 +82,4 @@ int64_t peak_resident_bytes() {
 #endif
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

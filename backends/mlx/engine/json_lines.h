@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // A complete answer.
 struct Answer {
@@ -28,4 +28,4 @@ int64_t peak_resident_bytes();
 std::string token_line(size_t sequence, int64_t id, std::string_view text);
 std::string answer_line(size_t sequence, const Answer& answer, double load_seconds);
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -15,7 +15,7 @@
 #include "profile.h"
 #include "row_state.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
@@ -449,4 +449,4 @@ void LlmProgram::write_profile(const std::string& path) {
   profile_->write(path);
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -19,7 +19,7 @@
 #include "process_group.h"
 #include "profile.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // A drawn token. Unless log probabilities were asked for, `logprob` is 0 and the lists are empty.
 struct Drawn {
@@ -209,4 +209,4 @@ class LlmProgram {
   std::shared_ptr<executorch_mlx_buffers> prompt_buffers_;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

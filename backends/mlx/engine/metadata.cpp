@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 using executorch::aten::ScalarType;
 using executorch::runtime::EValue;
@@ -182,4 +182,4 @@ TokenTable read_token_table(const MetadataReader& reader, int64_t vocab_size, co
   return table;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

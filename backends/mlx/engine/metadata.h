@@ -12,7 +12,7 @@
 
 #include "speech.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Which part of a tensor-parallel model a program is. A model in one part has size 1.
 struct TensorParallel {
@@ -98,4 +98,4 @@ struct TokenTable {
 };
 TokenTable read_token_table(const MetadataReader& reader, int64_t vocab_size, const std::string& path);
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "token_mask.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 using executorch::aten::ScalarType;
 using executorch::aten::SizesType;
@@ -288,4 +288,4 @@ void Method::repeat(std::span<const char> inputs) {
   check_ok(execute().error(), name_, ": ", count, " tokens: ");
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -17,7 +17,7 @@
 #include "process_group.h"
 #include "profile.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // What a call does for one request: it adds tokens to a row.
 struct RowTask {
@@ -139,4 +139,4 @@ class Method {
   std::vector<executorch::runtime::EValue> arguments_;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

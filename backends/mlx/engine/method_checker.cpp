@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 using executorch::aten::ScalarType;
 using executorch::extension::Module;
@@ -103,4 +103,4 @@ void MethodChecker::check_returns_logits() const {
       prefix_, "output: got ", type_name(type), ", expected logits (Float, Half or BFloat16)");
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // An input tensor that a method should have.
 struct MethodInput {
@@ -50,4 +50,4 @@ class MethodChecker {
   executorch::runtime::MethodMeta meta_;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

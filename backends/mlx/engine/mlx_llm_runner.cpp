@@ -15,7 +15,7 @@
 #include "json_lines.h"
 #include "str.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -205,8 +205,8 @@ int run_command_line(int argc, char** argv) {
 
 } // namespace
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine
 
 int main(int argc, char** argv) {
-  return executorch_mlx::run_command_line(argc, argv);
+  return executorch_mlx::engine::run_command_line(argc, argv);
 }

@@ -36,7 +36,7 @@
 #include "check.h"
 #include "profile.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -239,14 +239,14 @@ void run(const Arguments& arguments) {
 
 } // namespace
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine
 
 int main(int argc, char** argv) {
   try {
-    executorch_mlx::run(executorch_mlx::parse(argc, argv));
+    executorch_mlx::engine::run(executorch_mlx::engine::parse(argc, argv));
     return 0;
-  } catch (const executorch_mlx::UsageError& error) {
-    std::fprintf(stderr, "op_test_runner: %s\n\n%s", error.what(), executorch_mlx::kUsage);
+  } catch (const executorch_mlx::engine::UsageError& error) {
+    std::fprintf(stderr, "op_test_runner: %s\n\n%s", error.what(), executorch_mlx::engine::kUsage);
     return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "op_test_runner: %s\n", error.what());

@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -91,4 +91,4 @@ void check_options(const LlmProgram& program, const RequestOptions& options) {
   check_supported(program, options);
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -7,7 +7,7 @@
 #include "llm_program.h"
 #include "options.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Checks the token ids with which a row shall begin. `argument` is their name in error messages. Throws EngineError.
 void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, const char* argument = "prompt");
@@ -15,4 +15,4 @@ void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, 
 // Checks the prompt, the sampling parameters and the conditions that end the answer. Throws EngineError.
 void check_options(const LlmProgram& program, const RequestOptions& options);
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

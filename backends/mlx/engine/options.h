@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // How the next token is chosen, besides seed and allowed tokens. With the default values, decoding is greedy and the
 // logits are not changed. The fields are described in executorch_mlx.h.
@@ -45,4 +45,4 @@ struct RequestOptions {
   void* user_data = nullptr;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -16,7 +16,7 @@
 #include "check.h"
 #include "connections.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -339,4 +339,4 @@ void ProcessGroup::die(const std::string& reason) const {
   _exit(EXIT_FAILURE);
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -17,7 +17,7 @@
 
 #include "metadata.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 class ProcessGroup {
  public:
@@ -64,4 +64,4 @@ class ProcessGroup {
   std::thread thread_; // watches the connections
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

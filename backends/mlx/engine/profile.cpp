@@ -5,7 +5,7 @@
 #include <memory>
 #include <stdexcept>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 void write_profile(executorch::etdump::ETDumpGen& tracer, const std::string& path) {
   const auto dump = tracer.get_etdump_data();
@@ -28,4 +28,4 @@ void Profile::write(const std::string& path) {
   write_profile(*tracer, path);
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

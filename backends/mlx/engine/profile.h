@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 class Profile {
  public:
@@ -31,4 +31,4 @@ class Profile {
 // Writes what `tracer` recorded, as Profile::write() does. The tracer cannot be used afterwards.
 void write_profile(executorch::etdump::ETDumpGen& tracer, const std::string& path);
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -6,7 +6,7 @@
 #include "check.h"
 #include "token_mask.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -212,4 +212,4 @@ void Request::detach() {
   allowed_tokens_ = nullptr;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -17,7 +17,7 @@
 #include "options.h"
 #include "speculation.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 using Clock = std::chrono::steady_clock;
 
@@ -126,4 +126,4 @@ class Request {
   std::string error_;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

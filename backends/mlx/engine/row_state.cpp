@@ -19,7 +19,7 @@
 #include "check.h"
 #include "option_checks.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -419,4 +419,4 @@ bool RowReader::read_next(Row& row) {
   return false;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -12,7 +12,7 @@
 #include "llm_program.h"
 #include "rows.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Copies what the buffers hold for the first `length` positions of the row `from` to the row `to`. `written` is
 // Row::written of the row `from`. Returns false if that is not possible.
@@ -99,4 +99,4 @@ class RowReader {
   size_t next_ = 0; // buffer
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

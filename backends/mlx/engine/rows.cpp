@@ -4,7 +4,7 @@
 
 #include "row_state.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -104,4 +104,4 @@ void Rows::release(Row& row, bool is_valid) {
   }
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

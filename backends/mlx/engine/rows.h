@@ -8,7 +8,7 @@
 
 #include "llm_program.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 class Request;
 
@@ -62,4 +62,4 @@ class Rows {
   uint64_t clock_ = 0;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

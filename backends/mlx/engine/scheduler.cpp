@@ -7,7 +7,7 @@
 #include "fork_check.h"
 #include "host_sampler.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -468,4 +468,4 @@ void Scheduler::leave(const std::shared_ptr<Request>& request, bool is_valid) {
   request->close();
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -31,7 +31,7 @@
 #include "rows.h"
 #include "speculation.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // The largest size of a call. It is lowered if a call does not fit into memory, and raised again later.
 class CallLimit {
@@ -206,4 +206,4 @@ bool Scheduler::fits(const Requests& requests, CallLimit& limit, int64_t size, C
   return false;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -5,7 +5,7 @@
 
 #include "scheduler.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Returns whether this number of answers get their next tokens faster by one call for each of them.
 bool Scheduler::prefers_single_steps(size_t running) {
@@ -142,4 +142,4 @@ void Scheduler::rewind(Row& row, RowTask task) {
   count_steps(0, 0, seconds);
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

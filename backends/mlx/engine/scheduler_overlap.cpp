@@ -6,7 +6,7 @@
 
 #include "scheduler.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Whether a step of this request may be submitted before the host knows the token of the previous step.
 bool Scheduler::can_overlap(const Request& request) const {
@@ -145,4 +145,4 @@ void Scheduler::finish_pending() {
   }
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

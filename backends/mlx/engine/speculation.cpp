@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -138,4 +138,4 @@ StepCosts::Choice StepCosts::best_draft(
   return best;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

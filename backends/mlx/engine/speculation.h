@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 struct Draft {
   std::vector<int64_t> tokens;
@@ -111,4 +111,4 @@ class StepCosts {
   std::unordered_map<size_t, RowsCost> rows_; // by width
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

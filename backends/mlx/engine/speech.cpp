@@ -8,7 +8,7 @@
 #include "metadata.h"
 #include "token_mask.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -123,4 +123,4 @@ void mask_speech_tokens(
   }
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

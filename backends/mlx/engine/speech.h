@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 class MetadataReader;
 
@@ -44,4 +44,4 @@ void mask_speech_tokens(
     const SpeechMetadata& metadata, std::span<const int64_t> answer, bool timestamps, int64_t stop_id,
     int64_t vocab_size, std::span<int32_t> mask);
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -45,4 +45,4 @@ std::string StopStringFilter::finish() {
   return std::exchange(held_, {});
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Passes text through until one of the stop strings occurs. Text that may be the beginning of a stop string is held
 // back until the next call decides.
@@ -26,4 +26,4 @@ class StopStringFilter {
   std::string held_;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

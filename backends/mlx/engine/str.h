@@ -4,7 +4,7 @@
 #include <sstream>
 #include <string>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Concatenates its arguments as operator<< prints them.
 template <typename... Parts>
@@ -14,4 +14,4 @@ std::string str(const Parts&... parts) {
   return stream.str();
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

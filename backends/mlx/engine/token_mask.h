@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 constexpr int64_t kTokensPerWord = 32;
 constexpr int32_t kAllTokens = -1; // a word that allows all of its tokens
@@ -40,4 +40,4 @@ inline bool allows_any(std::span<const int32_t> mask, int64_t vocab_size) {
   return std::any_of(mask.begin(), mask.end() - 1, is_not_empty) || (mask.back() & last) != 0;
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

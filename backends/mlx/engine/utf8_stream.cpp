@@ -1,6 +1,6 @@
 #include "utf8_stream.h"
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 namespace {
 
@@ -60,4 +60,4 @@ void Utf8Stream::finish(std::string& text) {
   reset();
 }
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace executorch_mlx {
+namespace executorch_mlx::engine {
 
 // Decodes bytes that may end in the middle of a character. An incomplete character is held back until its remaining
 // bytes arrive. Invalid bytes become U+FFFD, as in Python's bytes.decode("utf-8", errors="replace").
@@ -30,4 +30,4 @@ class Utf8Stream {
   uint8_t highest_ = 0xBF;
 };
 
-} // namespace executorch_mlx
+} // namespace executorch_mlx::engine

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import binding
 from .metrics import Metrics
-from .program import Program, enter_callback
+from .program import LLMProgram, enter_callback
 from .sampling_parameters import (
     PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, python_number, shown,
 )  # fmt: skip
@@ -122,7 +122,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
     `executorch_mlx.memory.OutOfMemoryError`. Other answers are unaffected.
     """
 
-    def __init__(self, program: Program, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
+    def __init__(self, program: LLMProgram, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
         self.prompt = list(prompt)
         self.tokens: list[int] = []
         self.finish: str | None = None
@@ -268,7 +268,7 @@ class Request:
     the program does not support, and BusyError if the queue is full.
     """
 
-    def __init__(self, program: Program, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
+    def __init__(self, program: LLMProgram, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
         self.events: SimpleQueue[Event] = SimpleQueue()
         self.handle, self._library = RequestHandle(), binding.library()
         self._allowed_tokens, self._words = parameters.allowed_tokens, mask_word_count(program.vocab_size)

@@ -16,7 +16,7 @@ from .. import memory
 from .binding import BusyError
 from .generation import Generation, Options, Result
 from .processes import Processes, find_parts, part_path, rank_in_environment
-from .program import EngineStats, Program
+from .program import EngineStats, LLMProgram
 from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer
@@ -70,7 +70,8 @@ class LLM:
     """
 
     def __init__(
-        self, program: Program, tokenizer: Tokenizer | None = None, eos_ids: Collection[int] = (), **engine_options: Any
+        self, program: LLMProgram, tokenizer: Tokenizer | None = None, eos_ids: Collection[int] = (),
+        **engine_options: Any,
     ):
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
         self.rows = program.rows
@@ -97,7 +98,7 @@ class LLM:
         """Load the `.pte` file `path`.
 
         - `tokenizer`: a Hugging Face folder; by default the tokenizer in the file, if there is one.
-        - `profile`: time every instruction, see `Program`.
+        - `profile`: time every instruction, see `LLMProgram`.
         - `device`: `cpu`, `gpu`, or None for the default.
         - `draft`: a `.pte` file of a smaller model with the same tokenizer. It guesses tokens for speculation, which
           changes the speed and not the tokens.
@@ -124,7 +125,7 @@ class LLM:
             loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
         path, processes = _start_processes(Path(path), hosts, device)
         try:
-            program = Program(path, profile=profile, device=device, draft=draft, processes=processes)
+            program = LLMProgram(path, profile=profile, device=device, draft=draft, processes=processes)
         except BaseException:
             if processes is not None:
                 processes.kill()
@@ -464,7 +465,7 @@ def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None
     return (path if path.is_file() else part_path(base, rank, size)), None
 
 
-def _tokenizer_in(program: Program) -> Tokenizer | None:
+def _tokenizer_in(program: LLMProgram) -> Tokenizer | None:
     data = program.data("tokenizer_json")
     if data is None:
         return None

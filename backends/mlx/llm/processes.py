@@ -93,7 +93,7 @@ class Processes:
     On NVIDIA GPUs, the processes communicate by NCCL, and each has a GPU of its own. Otherwise, they communicate by
     MLX's ring. Processes on other hosts are started by ssh, and need the same Python, files and current folder.
 
-    They end when process 0 frees its part, or ends. `Program.close`, which also runs at the exit of process 0, frees
+    They end when process 0 frees its part, or ends. `LLMProgram.close`, which also runs at the exit of process 0, frees
     the part and then calls `close`. If one of them ends with an error, this process ends with exit status 1.
     """
 
@@ -263,12 +263,12 @@ def main() -> int:
     if os.environ.get("MLX_HOSTFILE", "").startswith("["):
         os.environ["MLX_HOSTFILE"] = _write_hostfile(os.environ["MLX_HOSTFILE"])
     from .. import memory
-    from .program import Program
+    from .program import LLMProgram
 
     try:
         if options.memory_limit is not None:
             memory.set_memory_limit(options.memory_limit)
-        Program(part_path(options.path, rank, options.size), device=options.device).follow()
+        LLMProgram(part_path(options.path, rank, options.size), device=options.device).follow()
     except (OSError, RuntimeError, ValueError) as error:
         print(f"executorch-mlx: process {rank}: {error}", file=sys.stderr)
         return 1

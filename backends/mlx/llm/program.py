@@ -1,4 +1,4 @@
-"""`Program`: the `.pte` of a language model, loaded, and its engine."""
+"""`LLMProgram`: the `.pte` of a language model, loaded, and its engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EngineStats:
     busy_seconds: float
 
 
-class Program:
+class LLMProgram:
     """A program made by `export_llm`. docs/llm-program.md describes the file.
 
     - `profile`: whether to time every instruction for `write_profile`. This makes calls slower.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .generation import Generation, Options, Token
-from .program import Program
+from .program import LLMProgram
 from .sampling_parameters import TOKENS_PER_MASK_WORD, SamplingParameters, mask_word_count
 
 
@@ -42,14 +42,14 @@ class Classification:
     error: ValueError | None = None
 
 
-def can_score(program: Program) -> bool:
+def can_score(program: LLMProgram) -> bool:
     """Whether the program can compute the log probability of a given token."""
     return program.has_logits or bool(program.logprobs) and (
         program.has_verify or program.takes("allowed_tokens")
     )
 
 
-def score(program: Program, prompt: Sequence[int], continuation: Sequence[int], top: int = 0) -> Score:
+def score(program: LLMProgram, prompt: Sequence[int], continuation: Sequence[int], top: int = 0) -> Score:
     """Score a continuation of a prompt, both given as token ids. `top` is the number of most likely tokens to return.
 
     A program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
@@ -79,7 +79,7 @@ class Classifier:
     Raises ValueError if the labels are not distinct, or if the program can neither score nor take `allowed_tokens`.
     """
 
-    def __init__(self, program: Program, labels: Mapping[str, Sequence[int]]):
+    def __init__(self, program: LLMProgram, labels: Mapping[str, Sequence[int]]):
         self.program, self.labels = program, labels
         if len(labels) < 2 or not all(labels.values()):
             raise ValueError(f"labels: got {list(labels)}, expected at least two non-empty labels")
@@ -127,7 +127,7 @@ def _impossible_labels() -> ValueError:
     return ValueError("labels: each has a probability of 0 after this prompt")
 
 
-def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int], top: int | None = None) -> Token:
+def _draw_only(program: LLMProgram, prompt: Sequence[int], tokens: Sequence[int], top: int | None = None) -> Token:
     """Return the most likely of `tokens` after `prompt`, or another token if all of them have a probability of 0.
 
     With `top`, the token comes with its log probability and with the `top` most likely of all tokens. Raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.loop import assign, emit_scan
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot, ValueSlot
 from ..serialization import ir
@@ -30,36 +31,12 @@ def map_(P, arguments):
 
 
 def _scan(P, body, init, xs, additional):
-    inputs = [n.meta["val"] for n in body.graph.nodes if n.op == "placeholder"]
     if any(isinstance(a, ValueSlot) for a in (*init, *xs)):
         raise Unsupported("a Python number as carry or input is unsupported; use a tensor")
-    carry = [P.fresh(v) for v in P.out[: len(init)]]
-    for slot, value in zip(carry, init, strict=True):
-        _copy(P, P.cast(value, slot.dtype), slot)
-    sliced = [P.fresh(v) for v in inputs[len(init) : len(init) + len(xs)]]
+    init = [P.cast(value, out.dtype) for value, out in zip(init, P.out)]
     stacked = [P.fresh(v) for v in P.out[len(init) :]]
-    with P.chain() as index:
-        results = P.inline(body, [*carry, *sliced, *additional])
-        _assign(P, results, [*carry, *stacked])
-    P.emit(
-        ir.ScanNode, originals=xs, sliced=sliced, outputs=stacked, carry=carry,
-        body_chain_idx=index, scan_axis=0,
-    )
+    carry = emit_scan(P, lambda carry, slices: P.inline(body, [*carry, *slices, *additional]), init, xs, stacked)
     return [*carry, *stacked]
-
-
-def _copy(P, value, slot):
-    return P.emit(ir.IdCopyNode, x=value, out=slot)
-
-
-def _assign(P, results, slots):
-    """Copy `results`, the values that a loop body returns, into `slots`.
-
-    All results are copied to temporaries first, because a result may itself be one of `slots`.
-    """
-    temporaries = [_copy(P, r, TensorSlot(r.dtype, r.shape)) for r in results]
-    for temporary, slot in zip(temporaries, slots, strict=True):
-        _copy(P, temporary, slot)
 
 
 @REGISTRY.lower(torch.ops.higher_order.while_loop)
@@ -70,12 +47,12 @@ def while_loop(P, arguments):
         raise Unsupported("a Python number as carry is unsupported; use a tensor")
     carry = [P.fresh(v) for v in P.out]
     for slot, value in zip(carry, init, strict=True):
-        _copy(P, P.cast(value, slot.dtype), slot)
+        P.emit(ir.IdCopyNode, x=P.cast(value, slot.dtype), out=slot)
     with P.chain() as condition_chain:
         (predicate,) = P.inline(condition, [*carry, *additional])
         predicate = P.item(predicate) if isinstance(predicate, TensorSlot) else predicate
     with P.chain() as body_chain:
-        _assign(P, P.inline(body, [*carry, *additional]), carry)
+        assign(P, P.inline(body, [*carry, *additional]), carry)
     P.emit(
         ir.WhileNode, cond=predicate, carry=carry, cond_chain_idx=condition_chain, body_chain_idx=body_chain
     )

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from ..builder.cache_write import add, subtract
+from ..builder.loop import emit_scan
 from ..builder.registry import REGISTRY, tracing_handler
 from ..builder.slots import TensorSlot
 from ..custom_kernel_ops.layer_state import read_layer_state, read_layer_state_definition
@@ -101,17 +102,13 @@ def _by_block(P, rule: Rule, state, tensors, length):
 
 def _scan(P, step, axis, state, tensors, fixed):
     """Emit the loop over `axis` of the tensors. Returns the stacked outputs, and the last state."""
-    carry = P.emit(ir.IdCopyNode, x=state, out=TensorSlot(state.dtype, state.shape))
-    sliced = [TensorSlot(x.dtype, (*x.shape[:axis], *x.shape[axis + 1 :])) for x in tensors]
+
+    def body(carry, slices):
+        return P.trace(step, *carry, *slices, *fixed)
+
     output = TensorSlot(state.dtype)
-    with P.chain() as body:
-        for value, slot in zip(P.trace(step, carry, *sliced, *fixed), (carry, output), strict=True):
-            P.emit(ir.IdCopyNode, x=value, out=slot)
-    P.emit(
-        ir.ScanNode, originals=tensors, sliced=sliced, outputs=[output], carry=[carry], body_chain_idx=body,
-        scan_axis=axis,
-    )
-    return [output, carry]
+    (last,) = emit_scan(P, body, [state], tensors, [output], axis)
+    return [output, last]
 
 
 for _target, _choose_rule in RULES.items():

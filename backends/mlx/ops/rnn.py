@@ -18,6 +18,7 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from ..builder.loop import emit_scan
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space, TensorSlot
 from ..serialization import ir
@@ -149,16 +150,13 @@ def _scan(P, x, state, weights, cell, axis, reverse):
     projected = _product(P, x, weights.input, bias)
     if reverse:
         projected = P.emit(ir.FlipNode, x=projected, axes=[axis])
-    carry = [P.emit(ir.IdCopyNode, x=s, out=TensorSlot(s.dtype)) for s in state]
-    sliced, output = TensorSlot(x.dtype), TensorSlot(x.dtype)
-    with P.chain() as body:
-        new = cell.step(P, sliced, carry, weights)
-        for value, slot in zip([*new, new[0]], [*carry, output], strict=True):
-            P.emit(ir.IdCopyNode, x=value, out=slot)
-    P.emit(
-        ir.ScanNode, originals=[projected], sliced=[sliced], outputs=[output], carry=carry,
-        body_chain_idx=body, scan_axis=axis,
-    )
+
+    def body(carry, slices):
+        new = cell.step(P, *slices, carry, weights)
+        return [*new, new[0]]
+
+    output = TensorSlot(x.dtype)
+    carry = emit_scan(P, body, state, [projected], [output], axis)
     return P.emit(ir.FlipNode, x=output, axes=[axis]) if reverse else output, carry
 
 

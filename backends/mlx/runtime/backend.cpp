@@ -46,11 +46,11 @@ constexpr size_t kMaxBackupBytes = 64 << 20;
 
 // A loaded delegate. ExecuTorch gets a pointer to it as a DelegateHandle.
 struct Handle {
-  Handle(Program program, std::vector<uint64_t> copy, mx::Stream stream)
+  Handle(MlxProgram program, std::vector<uint64_t> copy, mx::Stream stream)
       : copy(std::move(copy)), program(std::move(program)), state(this->program.layout), stream(stream) {}
 
   std::vector<uint64_t> copy;  // of the payload if its address is not aligned to 8 bytes, else empty
-  Program program;
+  MlxProgram program;
   State state;
   mx::Stream stream;
   MappedFiles files;  // at load

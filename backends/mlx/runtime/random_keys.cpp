@@ -1,3 +1,7 @@
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/delegate.h>
+#pragma GCC visibility pop
+
 #include "random_keys.h"
 
 #include <atomic>
@@ -22,13 +26,8 @@ mx::array next_random_key() {
   return mx::random::key(next_seed()++);
 }
 
-extern "C" {
-
-// Sets the seed from which the next draws without a seed get their keys. Tests call it to repeat draws.
-__attribute__((visibility("default"))) void executorch_mlx_set_random_seed(uint64_t seed) {
-  next_seed() = seed;
-}
-
-} // extern "C"
-
 } // namespace executorch_mlx
+
+void executorch_mlx_set_random_seed(uint64_t seed) {
+  executorch_mlx::next_seed() = seed;
+}

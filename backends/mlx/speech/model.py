@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm.generation import Generation, Options
-from ..llm.program import Program
+from ..llm.program import LLMProgram
 from ..llm.sampling_parameters import PARAMETERS, SamplingParameters, SettingError
 from ..llm.scoring import allow_only
 from .audio import read_audio
@@ -43,7 +43,7 @@ class SpeechModel:
     """
 
     def __init__(self, path: str | Path, *, device: str | None = None):
-        self.program = Program(path, device=device)
+        self.program = LLMProgram(path, device=device)
         config = self.program.data("speech_config")
         if config is None:
             raise ValueError(f"SpeechModel: {path}: got a language model, expected a speech model; see LLM")

@@ -23,7 +23,7 @@ uint32_t num_slots(const flatbuffers::Vector<flatbuffers::Offset<fb::SlotVariant
 
 // The name of an argument in messages, such as `input 0 "x"`. It is formatted only when a message is printed.
 struct Label {
-  const Program& program;
+  const MlxProgram& program;
   const char* kind;
   uint32_t index;
   const fb::SlotVariant& slot;
@@ -176,7 +176,7 @@ void resize_output(Tensor tensor, const mx::array& array, const Label& label, co
 
 } // namespace
 
-void read_inputs(const Program& program, Arguments args, State& state, mx::Stream stream) {
+void read_inputs(const MlxProgram& program, Arguments args, State& state, mx::Stream stream) {
   const auto* inputs = program.graph->input_map();
   const uint32_t expected = num_slots(inputs) + num_slots(program.graph->output_map());
   check_argument(
@@ -201,7 +201,7 @@ void read_inputs(const Program& program, Arguments args, State& state, mx::Strea
 }
 
 std::vector<mx::array> collect_outputs(
-    const Program& program,
+    const MlxProgram& program,
     Arguments args,
     const State& state,
     const MappedFiles& files,
@@ -224,7 +224,7 @@ std::vector<mx::array> collect_outputs(
   return arrays;
 }
 
-void write_tensor_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays) {
+void write_tensor_outputs(const MlxProgram& program, Arguments args, const std::vector<mx::array>& arrays) {
   const auto* outputs = program.graph->output_map();
   const uint32_t first = num_slots(program.graph->input_map());
   auto array = arrays.begin();
@@ -248,7 +248,7 @@ void write_tensor_outputs(const Program& program, Arguments args, const std::vec
   }
 }
 
-void write_value_outputs(const Program& program, Arguments args, const State& state) {
+void write_value_outputs(const MlxProgram& program, Arguments args, const State& state) {
   const auto* outputs = program.graph->output_map();
   const uint32_t first = num_slots(program.graph->input_map());
   for (uint32_t i = 0; i < num_slots(outputs); ++i) {

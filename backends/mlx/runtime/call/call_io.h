@@ -19,7 +19,7 @@ using Arguments = executorch::runtime::Span<EValue*>;
 
 // Checks the number of arguments, and the dtype, shape and memory order of every input tensor. Then copies the
 // inputs into their slots in `state`. Throws Failure if an input is invalid.
-void read_inputs(const Program& program, Arguments args, State& state, mx::Stream stream);
+void read_inputs(const MlxProgram& program, Arguments args, State& state, mx::Stream stream);
 
 // Returns the arrays of the output tensors, in the order of the outputs, without evaluating them. Checks each
 // array against the ExecuTorch tensor of its output, casts the array to the dtype of this tensor where cast_output()
@@ -27,7 +27,7 @@ void read_inputs(const Program& program, Arguments args, State& state, mx::Strea
 // memory of a file: a damaged program may name a constant as an output. `files` were mapped when the program was
 // loaded.
 std::vector<mx::array> collect_outputs(
-    const Program& program,
+    const MlxProgram& program,
     Arguments args,
     const State& state,
     const MappedFiles& files,
@@ -35,9 +35,9 @@ std::vector<mx::array> collect_outputs(
 
 // Copies `arrays` into the ExecuTorch tensors of the outputs. `arrays` are what collect_outputs() returned, and
 // must have been evaluated.
-void write_tensor_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays);
+void write_tensor_outputs(const MlxProgram& program, Arguments args, const std::vector<mx::array>& arrays);
 
 // Copies value slots to the outputs that are integers, floats or bools instead of tensors. An output keeps its type.
-void write_value_outputs(const Program& program, Arguments args, const State& state);
+void write_value_outputs(const MlxProgram& program, Arguments args, const State& state);
 
 } // namespace executorch_mlx

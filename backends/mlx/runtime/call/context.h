@@ -30,7 +30,8 @@ class Profiler;
 class Context {
  public:
   // `profiler` may be null. Otherwise, the profiler runs each instruction, evaluates the results and measures the time.
-  Context(const Program& program, State& state, mx::Stream stream, const Limits& limits, Profiler* profiler = nullptr)
+  Context(
+      const MlxProgram& program, State& state, mx::Stream stream, const Limits& limits, Profiler* profiler = nullptr)
       : stream(stream), program_(program), state_(state), limits_(limits), profiler_(profiler) {}
 
   const mx::Stream stream;
@@ -291,7 +292,7 @@ class Context {
   // The slots of the matrices that every iteration of a loop multiplies by and none changes.
   std::vector<uint32_t> shared_matrices(const fb::ScanParams& n) const;
 
-  const Program& program_;
+  const MlxProgram& program_;
   State& state_;
   const Limits limits_;
   Profiler* profiler_;

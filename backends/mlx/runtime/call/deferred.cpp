@@ -23,7 +23,7 @@ thread_local std::unique_ptr<DeferredCall> last_call;
 } // namespace
 
 DeferredCall::DeferredCall(
-    const Program& program, State& state, std::shared_ptr<Session> session, Arguments args,
+    const MlxProgram& program, State& state, std::shared_ptr<Session> session, Arguments args,
     std::vector<mx::array> outputs, std::vector<mx::array> copies, mx::Stream stream, uint64_t failures)
     : program_(program),
       state_(state),
@@ -86,7 +86,7 @@ void set_deferred(std::unique_ptr<DeferredCall> call) {
   last_call = std::move(call);
 }
 
-std::optional<uint32_t> tokens_slot(const Program& program) {
+std::optional<uint32_t> tokens_slot(const MlxProgram& program) {
   const auto* inputs = program.graph->input_map();
   for (uint32_t i = 0; inputs != nullptr && i < inputs->size(); ++i) {
     const auto& slot = *inputs->Get(i);

@@ -23,7 +23,7 @@ class DeferredCall {
   // `outputs` are what collect_outputs() returned, `copies` copies of them, and `failures` is what failed_evaluations()
   // returned before the call. All references must outlive this object.
   DeferredCall(
-      const Program& program, State& state, std::shared_ptr<Session> session, Arguments args,
+      const MlxProgram& program, State& state, std::shared_ptr<Session> session, Arguments args,
       std::vector<mx::array> outputs, std::vector<mx::array> copies, mx::Stream stream, uint64_t failures);
   DeferredCall(const DeferredCall&) = delete;
   ~DeferredCall();
@@ -39,7 +39,7 @@ class DeferredCall {
  private:
   void wait();
 
-  const Program& program_;
+  const MlxProgram& program_;
   State& state_;
   std::shared_ptr<Session> session_;
   std::vector<EValue*> args_;
@@ -65,7 +65,7 @@ std::optional<Deferral> take_deferral();
 void set_deferred(std::unique_ptr<DeferredCall> call);
 
 // The slot of the input named "tokens", if it is int64; nullopt if there is none.
-std::optional<uint32_t> tokens_slot(const Program& program);
+std::optional<uint32_t> tokens_slot(const MlxProgram& program);
 
 // Sets `tokens` to the elements that the deferral names. The shape of `tokens` stays.
 void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream);

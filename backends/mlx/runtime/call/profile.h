@@ -19,14 +19,14 @@ namespace executorch_mlx {
 // parallel.
 class Profiler {
  public:
-  Profiler(const Program& program, State& state, executorch::runtime::EventTracer& tracer)
+  Profiler(const MlxProgram& program, State& state, executorch::runtime::EventTracer& tracer)
       : program_(program), state_(state), tracer_(tracer) {}
 
   // Runs the instruction `instruction_index` of the chain `chain_index`, evaluates its results, and reports the time.
   void run(Context& context, uint32_t chain_index, size_t instruction_index);
 
  private:
-  const Program& program_;
+  const MlxProgram& program_;
   State& state_;
   executorch::runtime::EventTracer& tracer_;
   std::unordered_map<const void*, uint32_t> runs_;  // how often each instruction has run in this call

@@ -1,4 +1,8 @@
 // The C function that tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/delegate.h>
+#pragma GCC visibility pop
+
 #include <mlx/mlx.h>
 
 #include "device.h"
@@ -25,11 +29,7 @@ bool is_blas_replaced() {
 
 } // namespace executorch_mlx::cpu
 
-// Returns the name of the BLAS library that multiplies MLX's float64 and complex matrices on a CPU: the name that
-// OpenBLAS reports about itself; "mlx" for the BLAS library in the mlx wheel, which is used if OpenBLAS is not found;
-// or "mlx, loaded first" if libmlx was loaded before libmlx_blas. In the last case, MLX uses the BLAS library in the
-// mlx wheel for float32 matrices too.
-extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_blas() {
+const char* executorch_mlx_blas() {
   static const char* const name =
       executorch_mlx::cpu::is_blas_replaced() ? executorch_mlx_blas_name() : "mlx, loaded first";
   return name;

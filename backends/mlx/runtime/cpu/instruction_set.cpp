@@ -1,4 +1,8 @@
 // The instruction set of the kernels: the check of the environment variable, and the C function that names it.
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/delegate.h>
+#pragma GCC visibility pop
+
 #include <cstdlib>
 
 #include "../error.h"
@@ -20,7 +24,6 @@ void check_instruction_set() {
 
 } // namespace executorch_mlx::cpu
 
-// Returns the instruction set of the CPU kernels, such as "avx2", or "" if there are no such kernels.
-extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_cpu_kernels() {
+const char* executorch_mlx_cpu_kernels() {
   return executorch_mlx_kernels();
 }

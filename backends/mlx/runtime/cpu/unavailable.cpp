@@ -1,4 +1,8 @@
 // Replaces the other source files of this folder on platforms without CPU kernels.
+#pragma GCC visibility push(default)  // the library exports only these functions
+#include <executorch_mlx/delegate.h>
+#pragma GCC visibility pop
+
 #include "accelerate.h"
 
 namespace executorch_mlx::cpu {
@@ -185,12 +189,10 @@ void check_instruction_set() {}
 
 } // namespace executorch_mlx::cpu
 
-// The comment in instruction_set.cpp describes this function.
-extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_cpu_kernels() {
+const char* executorch_mlx_cpu_kernels() {
   return "";
 }
 
-// The comment in blas_name.cpp describes this function.
-extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_blas() {
+const char* executorch_mlx_blas() {
   return "mlx";
 }

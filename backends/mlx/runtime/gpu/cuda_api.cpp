@@ -170,6 +170,11 @@ int architecture(mx::Stream stream) {
   return found != versions.end() ? found->second : versions[stream.device.index] = ask_for_architecture(stream);
 }
 
+bool is_cuda(mx::Stream stream) {
+  static const bool has_cuda = mx::cu::is_available();
+  return has_cuda && stream.device == mx::Device::gpu;
+}
+
 std::string compile(const std::string& name, const std::string& source, mx::Stream stream) {
   _nvrtcProgram* program = nullptr;
   check(nvrtcCreateProgram(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr), "nvrtcCreateProgram");

@@ -13,6 +13,9 @@ namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
 
+// Whether the stream is one of an NVIDIA GPU.
+bool is_cuda(mx::Stream stream);
+
 // The version of the architecture of the GPU of a stream, such as 90 for 9.0.
 int architecture(mx::Stream stream);
 

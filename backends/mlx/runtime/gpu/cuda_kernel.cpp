@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "cuda_api.h"
-
 namespace executorch_mlx::gpu {
 
 namespace {
@@ -12,11 +10,6 @@ namespace {
 constexpr size_t kMaxPrimitives = 256;
 
 } // namespace
-
-bool is_cuda(mx::Stream stream) {
-  static const bool has_cuda = mx::cu::is_available();
-  return has_cuda && stream.device == mx::Device::gpu;
-}
 
 CudaKernel::CudaKernel(
     std::string name, std::vector<std::string> inputs, std::vector<std::string> outputs,

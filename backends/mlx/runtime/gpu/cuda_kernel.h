@@ -10,12 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "cuda_api.h"
 #include "kernel_source.h"
 
 namespace executorch_mlx::gpu {
-
-// Whether the stream is one of an NVIDIA GPU.
-bool is_cuda(mx::Stream stream);
 
 class CudaKernel {
  public:

@@ -17,6 +17,10 @@ int architecture(mx::Stream) {
   fail_without_cuda();
 }
 
+bool is_cuda(mx::Stream) {
+  return false;
+}
+
 std::string compile(const std::string&, const std::string&, mx::Stream) {
   fail_without_cuda();
 }

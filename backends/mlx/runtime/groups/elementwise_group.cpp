@@ -202,7 +202,7 @@ class GroupBuilder {
 // if the next access of the chain to this slot reads it.
 class GroupFinder {
  public:
-  explicit GroupFinder(Program& program)
+  explicit GroupFinder(MlxProgram& program)
       : program_(program),
         shared_(program.layout.num_tensors(), false),
         last_write_(program.layout.num_tensors(), 0),
@@ -299,7 +299,7 @@ class GroupFinder {
     });
   }
 
-  Program& program_;
+  MlxProgram& program_;
   std::vector<bool> shared_;  // by slot
   // The number of the present pass over instructions. An entry of the next two lists with another number does not
   // count.
@@ -310,7 +310,7 @@ class GroupFinder {
 
 } // namespace
 
-void find_elementwise_groups(Program& program) {
+void find_elementwise_groups(MlxProgram& program) {
   GroupFinder(program).run();
 }
 

@@ -12,7 +12,7 @@ namespace executorch_mlx {
 
 namespace fb = mlx_delegate;
 
-struct Program;
+struct MlxProgram;
 
 // The consecutive instructions [first, last) of a chain. Slots that only these instructions use are neither read nor
 // written.
@@ -31,6 +31,6 @@ struct ElementwiseGroup {
 };
 
 // Finds the groups of all chains of a verified program, and writes them to the chains.
-void find_elementwise_groups(Program& program);
+void find_elementwise_groups(MlxProgram& program);
 
 } // namespace executorch_mlx

@@ -29,7 +29,7 @@ const Table& table_of(const void* node) {
 
 class GroupFinder {
  public:
-  explicit GroupFinder(Program& program) : program_(program) {}
+  explicit GroupFinder(MlxProgram& program) : program_(program) {}
 
   void find(Chain& chain) {
     for (uint32_t i = 0; i < chain.instructions.size(); ++i) {
@@ -156,7 +156,7 @@ class GroupFinder {
     }
   }
 
-  const Program& program_;
+  const MlxProgram& program_;
   std::map<uint32_t, ProductGroup> groups_;                // by the instruction of the first member
   std::map<uint32_t, std::map<Key, uint32_t>> open_;       // groups that can get more members, by the slot of x
   std::map<uint32_t, const fb::Tid*> transposed_;          // slots that hold the transposed matrix of a constant
@@ -295,7 +295,7 @@ Results compute(const ProductGroup& group, Context& c) {
 
 } // namespace
 
-void find_product_groups(Program& program) {
+void find_product_groups(MlxProgram& program) {
   GroupFinder finder(program);
   const int64_t init = program.graph->init_chain_idx();  // this chain may write constants
   for (size_t i = 0; i < program.chains.size(); ++i) {

@@ -21,7 +21,7 @@ namespace mx = mlx::core;
 namespace fb = mlx_delegate;
 
 class Context;
-struct Program;
+struct MlxProgram;
 
 // Products of one chain. They multiply the same value, because no instruction between the first and the last one can
 // write its slot. The matrices are constants.
@@ -38,7 +38,7 @@ struct ProductGroup {
 
 // Finds the groups of all chains of a verified program, and writes them to the chains. A group belongs to the
 // instruction of its first member.
-void find_product_groups(Program& program);
+void find_product_groups(MlxProgram& program);
 
 // The results of products, by node.
 using Products = std::vector<std::pair<const void*, mx::array>>;

@@ -23,7 +23,7 @@ std::optional<uint32_t> position(const Slots& slots, const fb::Tid* slot) {
 // Reads a ScanNode and its body.
 class Reader {
  public:
-  Reader(const Program& program, const fb::ScanParams& n)
+  Reader(const MlxProgram& program, const fb::ScanParams& n)
       : layout_(program.layout), n_(n), body_(program.chains[n.body_chain_idx()]) {}
 
   std::optional<RecurrentLoop> read() {
@@ -150,7 +150,7 @@ uint64_t operations_per_step(const cpu::RecurrentCell& cell, const mx::array& ma
 
 } // namespace
 
-void find_recurrent_loops(Program& program) {
+void find_recurrent_loops(MlxProgram& program) {
   for (const auto& chain : program.chains) {
     for (const auto& instruction : chain.instructions) {
       if (const auto* n = instruction.source->op_as_ScanNode()) {

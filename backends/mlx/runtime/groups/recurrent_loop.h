@@ -18,7 +18,7 @@ namespace mx = mlx::core;
 namespace fb = mlx_delegate;
 
 class Context;
-struct Program;
+struct MlxProgram;
 
 // A ScanNode whose body is an AddmmNode, which multiplies a carry by a constant, and one ElementwiseGroup.
 struct RecurrentLoop {
@@ -30,7 +30,7 @@ struct RecurrentLoop {
 };
 
 // Finds the recurrent loops of a verified program, after its elementwise groups, and writes them to it.
-void find_recurrent_loops(Program& program);
+void find_recurrent_loops(MlxProgram& program);
 
 // Runs a ScanNode over the axis `axis` of `originals`, which have the same size there. Returns false, and does nothing,
 // if the node is no such loop or the kernel does not support its operands.

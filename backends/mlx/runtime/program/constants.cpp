@@ -91,7 +91,7 @@ mx::array copy_to_gpu_memory(const mx::array& x, mx::Stream stream) {
 // Returns the contents of a mutable buffer at load time: the named data of this name, or zeros if there is none. `room`
 // is the number of elements that this buffer and all later ones may have together. Subtracts the elements of this
 // buffer from `room`.
-mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
+mx::array initial_contents(const MlxProgram& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
   const auto& meta = program.meta(slot);
   const auto shape = static_shape(meta);
   const auto dtype = dtype_of(meta.scalar_type());
@@ -107,14 +107,14 @@ mx::array initial_contents(const Program& program, uint32_t slot, const NamedDat
 }
 
 // The key under which methods find tensors that they share: dtype, shape and name.
-std::string sharing_key(const Program& program, uint32_t slot) {
+std::string sharing_key(const MlxProgram& program, uint32_t slot) {
   const char* name = program.tensor_names[slot];
   return str(describe(program.meta(slot)), " ", name ? name : "");
 }
 
 } // namespace
 
-size_t bytes_to_load(const Program& program, const SharedData& shared, const Session& session) {
+size_t bytes_to_load(const MlxProgram& program, const SharedData& shared, const Session& session) {
   size_t bytes = 0;
   std::set<std::string> keys;
   // Adds the size of a tensor if `always` is true, or if its key is new: neither in `pool` nor added before.
@@ -138,7 +138,7 @@ size_t bytes_to_load(const Program& program, const SharedData& shared, const Ses
 }
 
 void load_constants(
-    const Program& program, const NamedDataMap* data, SharedData& shared, State& state, mx::Stream stream) {
+    const MlxProgram& program, const NamedDataMap* data, SharedData& shared, State& state, mx::Stream stream) {
   for (uint32_t i = 0; i < program.layout.constants; ++i) {
     const char* name = program.tensor_names[i];
     const std::string key = sharing_key(program, i);
@@ -158,7 +158,7 @@ void load_constants(
 }
 
 void load_buffers(
-    const Program& program,
+    const MlxProgram& program,
     const NamedDataMap* data,
     Session& session,
     const Options& options,

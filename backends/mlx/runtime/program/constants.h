@@ -12,13 +12,13 @@ namespace executorch_mlx {
 using executorch::runtime::NamedDataMap;
 
 // Returns the size in bytes of the constants and buffers that load_constants() and load_buffers() would create.
-size_t bytes_to_load(const Program& program, const SharedData& shared, const Session& session);
+size_t bytes_to_load(const MlxProgram& program, const SharedData& shared, const Session& session);
 
 // Fills the constant slots of `state`. Takes a constant from `shared` if another method of the program has loaded it.
 // Otherwise reads it from `data` and adds it to `shared`. Throws Failure if a constant is missing or its size is wrong.
 // If `stream` is on an NVIDIA GPU, uses it to copy large constants to the memory of the GPU.
 void load_constants(
-    const Program& program, const NamedDataMap* data, SharedData& shared, State& state, mx::Stream stream);
+    const MlxProgram& program, const NamedDataMap* data, SharedData& shared, State& state, mx::Stream stream);
 
 // Connects `state` to the mutable buffers and KV caches of the session. Creates each buffer or cache that no other
 // method of the session has created yet. Fills the slot of a new buffer with its initial contents. If the program has
@@ -27,7 +27,7 @@ void load_constants(
 // `options.limits.operations`. If `stream` is on an NVIDIA GPU, uses it to copy large contents to the memory of the
 // GPU.
 void load_buffers(
-    const Program& program,
+    const MlxProgram& program,
     const NamedDataMap* data,
     Session& session,
     const Options& options,

@@ -39,7 +39,7 @@ struct Weights {
 
 // Returns the weights of a node if they can be packed.
 template <typename Node>
-std::optional<Weights> weights_of(const Node& n, const Program& program, const State& state, mx::Stream stream) {
+std::optional<Weights> weights_of(const Node& n, const MlxProgram& program, const State& state, mx::Stream stream) {
   for (const auto* slot : {n.w(), n.scales(), n.biases()}) {
     if (slot == nullptr || slot->idx() >= program.layout.constants) {
       return std::nullopt;
@@ -85,7 +85,7 @@ std::string key_of(const Weights& weights) {
 }
 
 std::optional<PackedNode> packed_node(
-    const fb::Instruction& instruction, const Program& program, const State& state, mx::Stream stream) {
+    const fb::Instruction& instruction, const MlxProgram& program, const State& state, mx::Stream stream) {
   std::optional<Weights> weights;
   std::array<uint32_t, 3> slots{};
   if (const auto* n = instruction.op_as_Int8QuantizedMatmulNode()) {
@@ -108,7 +108,7 @@ std::optional<PackedNode> packed_node(
   return PackedNode{instruction.op(), slots, std::move(*weights), std::move(key)};
 }
 
-std::vector<PackedNode> packed_nodes(const Program& program, const State& state, mx::Stream stream) {
+std::vector<PackedNode> packed_nodes(const MlxProgram& program, const State& state, mx::Stream stream) {
   std::vector<PackedNode> nodes;
   if (program.graph->init_chain_idx() >= 0) {
     return nodes;
@@ -135,7 +135,7 @@ void read_in_place(const mx::array& constant, SharedData& shared) {
 
 // Does the same for all constants that instructions other than `nodes` use.
 void read_other_constants(
-    const std::vector<PackedNode>& nodes, const Program& program, const State& state, SharedData& shared) {
+    const std::vector<PackedNode>& nodes, const MlxProgram& program, const State& state, SharedData& shared) {
   auto uses = program.constant_uses;
   for (const auto& node : nodes) {
     for (const uint32_t slot : node.slots) {
@@ -192,7 +192,7 @@ mx::array part_of(const mx::array& block, size_t offset, size_t size) {
 
 } // namespace
 
-void pack_weights(const Program& program, SharedData& shared, State& state, mx::Stream stream) {
+void pack_weights(const MlxProgram& program, SharedData& shared, State& state, mx::Stream stream) {
   if (!cpu::computes_at_once(stream)) {
     return;
   }

@@ -17,6 +17,6 @@ namespace executorch_mlx {
 // of the program has packed from `shared`. Packs nothing if no kernel on `stream` can use it, or if the program has an
 // init chain, which may change constants. Leaves out copies that would exceed the memory limit. Throws Failure if
 // constants that an earlier method released do not fit again. The constants of `state` are loaded.
-void pack_weights(const Program& program, SharedData& shared, State& state, mx::Stream stream);
+void pack_weights(const MlxProgram& program, SharedData& shared, State& state, mx::Stream stream);
 
 } // namespace executorch_mlx

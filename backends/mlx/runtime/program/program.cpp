@@ -221,7 +221,7 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
 // Verifies the instructions of all chains, decodes them into `program`, and refuses chains that call themselves.
 class ChainVerifier {
  public:
-  ChainVerifier(Program& program, mx::Device device, const char* missing_for_metal)
+  ChainVerifier(MlxProgram& program, mx::Device device, const char* missing_for_metal)
       : program_(program), is_cpu_(device == mx::Device::cpu), missing_for_metal_(missing_for_metal) {}
 
   void run() {
@@ -355,7 +355,7 @@ class ChainVerifier {
         depth < kMaxNestedChains, "program: chain ", index, ": expected at most ", kMaxNestedChains, " nested chains");
   }
 
-  Program& program_;
+  MlxProgram& program_;
   const bool is_cpu_;
   const char* missing_for_metal_;
   uint64_t num_instructions_ = 0;
@@ -390,7 +390,7 @@ void check_slot(
 }
 
 // Checks the lists of slots outside the chains: the inputs, outputs, mutable buffers and named slots.
-void check_maps(const Program& program) {
+void check_maps(const MlxProgram& program) {
   const auto& graph = *program.graph;
   const auto& layout = program.layout;
   const auto check = [&](const char* map_name, const auto* map, uint32_t first, uint32_t last) {
@@ -410,8 +410,8 @@ void check_maps(const Program& program) {
 
 } // namespace
 
-Program load_program(const void* data, size_t size, mx::Device device, const char* missing_for_metal) {
-  Program program;
+MlxProgram load_program(const void* data, size_t size, mx::Device device, const char* missing_for_metal) {
+  MlxProgram program;
   program.graph = open_payload(data, size);
   program.layout = read_layout(*program.graph);
   check_maps(program);

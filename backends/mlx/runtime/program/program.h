@@ -62,7 +62,8 @@ struct Chain {
   std::vector<ProductGroup> product_groups;
 };
 
-struct Program {
+// An MLX program, verified: what one payload holds.
+struct MlxProgram {
   const fb::MLXGraph* graph = nullptr;
   Layout layout;
   std::vector<Chain> chains;
@@ -80,6 +81,6 @@ struct Program {
 // 8 bytes and outlive the program. The program is for `device`. `missing_for_metal` is null if the program may contain
 // Metal source. Otherwise it says what is missing to run Metal source, and a program that contains Metal source is
 // rejected with this text. Throws Failure.
-Program load_program(const void* data, size_t size, mx::Device device, const char* missing_for_metal);
+MlxProgram load_program(const void* data, size_t size, mx::Device device, const char* missing_for_metal);
 
 } // namespace executorch_mlx

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -37,6 +38,19 @@ int executorch_mlx_set_option(const char* key, const char* value);
 // or "" stands for a program that is loaded without this option. Returns null if the device is unknown or not
 // available; the log then has the reason.
 const char* executorch_mlx_device(const char* device);
+
+// Returns the instruction set of the CPU kernels, such as "avx2", or "" if there are no such kernels. The string is
+// static.
+const char* executorch_mlx_cpu_kernels(void);
+
+// Returns the name of the BLAS library that multiplies MLX's float64 and complex matrices on a CPU: the name that
+// OpenBLAS reports about itself; "mlx" for the BLAS library in the mlx wheel, which is used if OpenBLAS is not found;
+// or "mlx, loaded first" if libmlx was loaded before libmlx_blas. In the last case, MLX uses the BLAS library in the
+// mlx wheel for float32 matrices too. The string is static.
+const char* executorch_mlx_blas(void);
+
+// Sets the seed from which the next draws without a seed get their keys, so that they can be repeated.
+void executorch_mlx_set_random_seed(uint64_t seed);
 
 // Joins the group of processes that a launcher of MLX or MPI has started, and waits until all processes have joined.
 // Stores the number of this process, from 0, in `rank`, and the number of processes in `size`. A process that no

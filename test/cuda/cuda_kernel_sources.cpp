@@ -1,0 +1,260 @@
+// Writes the sources of the CUDA kernels to a folder, without a GPU: cuda_kernel_sources FOLDER.
+//
+// The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for cuda_api.cpp
+// and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing computes a result.
+#include <mlx/mlx.h>
+#include <mlx/primitives.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "gpu/cuda_api.h"
+#include "gpu/fused.h"
+#include "gpu/sample.h"
+
+namespace mx = mlx::core;
+
+namespace {
+
+std::filesystem::path folder;
+
+// The result of a kernel that did not run.
+class Unknown : public mx::Primitive {
+ public:
+  using Primitive::Primitive;
+  const char* name() const override {
+    return "Unknown";
+  }
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {}
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {}
+};
+
+} // namespace
+
+namespace executorch_mlx::gpu {
+
+bool is_cuda(mx::Stream) {
+  return true;
+}
+
+int architecture(mx::Stream) {
+  return 80;
+}
+
+std::string compile(const std::string& name, const std::string& source, mx::Stream) {
+  static std::map<std::string, int> counts;  // by name
+  std::ofstream(folder / (name + "." + std::to_string(counts[name]++) + ".cu")) << source;
+  return "binary";
+}
+
+CUfunc_st* load(const std::string&, const std::string&, mx::Stream) {
+  static char function;
+  return reinterpret_cast<CUfunc_st*>(&function);
+}
+
+void* address_on_gpu(const mx::array&) {
+  return nullptr;
+}
+
+std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream) {
+  class EmptyGraph : public KernelGraph {
+    void add(CUfunc_st*, int, int, std::vector<void*>&, bool) override {}
+    void reads(const mx::array&) override {}
+    void writes(const mx::array&) override {}
+    void keeps(const mx::array&) override {}
+    void submit() override {}
+  };
+  return std::make_unique<EmptyGraph>();
+}
+
+} // namespace executorch_mlx::gpu
+
+// In place of the function in libmlx.
+std::vector<mx::array> mlx::core::fast::precompiled_cuda_kernel(
+    const std::string&, const std::string&, const std::vector<array>& inputs, const std::vector<Shape>& shapes,
+    const std::vector<Dtype>& dtypes, const std::vector<ScalarArg>&, std::tuple<int, int, int>,
+    std::tuple<int, int, int>, int, std::optional<float>, bool, StreamOrDevice) {
+  const auto primitive = std::make_shared<Unknown>(default_stream(Device::cpu));
+  return array::make_arrays(shapes, dtypes, primitive, inputs);
+}
+
+namespace {
+
+namespace gpu = executorch_mlx::gpu;
+
+constexpr int kDim = 64, kHeads = 4, kKeyHeads = 2, kCapacity = 512, kDepth = 256;
+
+// Evaluates an array, of which the program needs the memory but no contents.
+mx::array array_of(const mx::Shape& shape, mx::Dtype dtype) {
+  mx::array x = mx::zeros(shape, dtype, mx::Device::cpu);
+  x.eval();
+  return x;
+}
+
+template <typename T>
+T expect(std::optional<T> result, const char* function) {
+  if (!result) {
+    throw std::runtime_error(std::string(function) + ": got no kernel");
+  }
+  return *std::move(result);
+}
+
+// Lets the kernels that compute y compile their sources.
+void compile(mx::array y) {
+  auto outputs = y.outputs();
+  y.primitive().eval_gpu(y.inputs(), outputs);
+}
+
+class Kernels {
+ public:
+  Kernels(mx::Dtype dtype, mx::Stream stream) : dtype_(dtype), stream_(stream) {}
+
+  void fused() const {
+    const auto a = zeros({2, kDepth}), b = zeros({2, kDepth});
+    expect(gpu::multiply_silu(mx::multiply(a, mx::sigmoid(a, stream_), stream_), b, stream_), "multiply_silu");
+    expect(gpu::add_rms_norm(mx::add(a, b, stream_), zeros({kDepth}), 1e-5f, stream_), "add_rms_norm");
+    for (const int rows : {1, 2}) {
+      compile(rotated({kHeads}, rows, true)[0]);
+      for (const bool has_norm : {false, true}) {
+        compile(rotated({kHeads, kKeyHeads}, rows, has_norm)[0]);
+      }
+    }
+  }
+
+  void products(int vectors, bool has_norm) const {
+    const auto x = input(vectors, has_norm);
+    const auto w = zeros({kDepth, kDepth});
+    for (size_t count = 1; count <= 4; ++count) {
+      compile(product(x, std::vector(count, w))[0]);
+    }
+    const auto gate = product(x, {w})[0];
+    compile(expect(gpu::gated_products(gate, product(x, {w})[0], stream_), "gated_products"));
+    compile(expect(gpu::add_product(zeros(gate.shape()), gate, stream_), "add_product"));
+  }
+
+  void updates(int positions) const {
+    compile(updated(zeros({1, kKeyHeads, kCapacity, kDim}), zeros({1, kKeyHeads, positions, kDim}), positions));
+  }
+
+  void attention(int rows) const {
+    const auto q = zeros({1, kHeads, rows, kDim});
+    const auto cache = zeros({1, kKeyHeads, kCapacity, kDim});
+    compile_attention(q, cache, cache, rows);
+  }
+
+  // With the norm and the rotation of query and key, and the update of the cache.
+  void attention_step(int rows, bool has_norm) const {
+    const auto heads = rotated({kHeads, kKeyHeads}, rows, has_norm);
+    const auto by_position = [&](const mx::array& x) {  // [rows, heads, 1, dim] -> [1, heads, rows, dim]
+      return rows > 1 ? mx::transpose(x, {2, 1, 0, 3}, stream_) : x;
+    };
+    const auto value = mx::transpose(zeros({1, rows, kKeyHeads, kDim}), {0, 2, 1, 3}, stream_);
+    const auto keys = updated(zeros({1, kKeyHeads, kCapacity, kDim}), by_position(heads[1]), rows);
+    const auto values = updated(zeros({1, kKeyHeads, kCapacity, kDim}), value, rows);
+    compile_attention(by_position(heads[0]), keys, values, rows);
+  }
+
+  void sample() const {
+    const auto number = [](mx::Dtype dtype) { return array_of({1}, dtype); };
+    const executorch_mlx::SampleInputs inputs{
+        zeros({1, 1000}), number(mx::float32), number(mx::float32), number(mx::int64), number(mx::int64),
+        number(mx::float32)};
+    expect(gpu::sample(inputs, mx::Stream(0, mx::Device::gpu)), "sample");
+  }
+
+ private:
+  mx::array zeros(const mx::Shape& shape) const {
+    return array_of(shape, dtype_);
+  }
+
+  mx::array norm(const mx::array& x) const {
+    return expect(gpu::rms_norm(x, zeros({x.shape(-1)}), 1e-5f, stream_), "rms_norm");
+  }
+
+  // The input of products.
+  mx::array input(int vectors, bool has_norm) const {
+    const auto x = zeros({1, vectors, kDepth});
+    return has_norm ? norm(x) : x;
+  }
+
+  std::vector<mx::array> product(const mx::array& x, const std::vector<mx::array>& matrices) const {
+    return expect(gpu::products_of_row(x, matrices, stream_), "products_of_row");
+  }
+
+  // Queries, or queries and keys, [rows, heads, 1, dim]: one array for each number of heads.
+  std::vector<mx::array> rotated(const std::vector<int>& heads, int rows, bool has_norm) const {
+    std::vector<mx::array> arrays;
+    for (const int count : heads) {
+      const auto x = zeros({rows, 1, count, kDim});
+      arrays.push_back(mx::transpose(has_norm ? norm(x) : x, {0, 2, 1, 3}, stream_));
+    }
+    const auto offset = array_of({rows}, mx::int32), freqs = array_of({kDim / 2}, mx::float32);
+    return expect(gpu::norm_rope(arrays, 1.0f, offset, freqs, stream_), "norm_rope");
+  }
+
+  // A cache with an update of the position 300 + i for each i.
+  mx::array updated(const mx::array& cache, const mx::array& update, int count) const {
+    std::vector<int> positions;
+    for (int i = 0; i < count; ++i) {
+      positions.push_back(300 + i);
+    }
+    return expect(gpu::update_positions(cache, update, positions, stream_), "update_positions");
+  }
+
+  // The spans end with the positions that updated() writes.
+  void compile_attention(const mx::array& q, const mx::array& keys, const mx::array& values, int rows) const {
+    if (rows == 1) {
+      const auto part = [&](const mx::array& x) {
+        return mx::slice(x, {0, 0, 0, 0}, {1, kKeyHeads, 301, kDim}, stream_);
+      };
+      compile(expect(gpu::attention_of_token(q, part(keys), part(values), 0.125f, stream_), "attention_of_token"));
+      return;
+    }
+    std::vector<executorch_mlx::Span> spans;
+    for (int i = 0; i < rows; ++i) {
+      spans.push_back({0, 301 + i});
+    }
+    const auto y = expect(gpu::attention_of_rows(q, keys, values, 0.125f, spans, stream_), "attention_of_rows");
+    compile(y.inputs()[0]);  // y is a transposition
+  }
+
+  mx::Dtype dtype_;
+  mx::Stream stream_;
+};
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fputs("usage: cuda_kernel_sources FOLDER\n", stderr);
+    return 2;
+  }
+  folder = argv[1];
+  for (const auto dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+    const Kernels kernels(dtype, mx::default_stream(mx::Device::cpu));
+    kernels.fused();
+    kernels.sample();
+    for (const bool has_norm : {false, true}) {
+      for (const int rows : {1, 8}) {
+        kernels.products(rows, has_norm);
+        kernels.attention_step(rows, has_norm);
+      }
+      if (dtype != mx::float32) {
+        kernels.products(/*vectors=*/20, has_norm);
+      }
+    }
+    for (const int rows : {1, 8}) {
+      kernels.updates(rows);
+      kernels.attention(rows);
+    }
+  }
+}
