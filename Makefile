@@ -6,7 +6,7 @@ VENV := .venv
 PY   := $(VENV)/bin/python
 N    ?= 2# test processes
 ARGS ?=
-PEERS ?= llama_cpp onnxruntime openvino
+PEERS ?= ctranslate2 llama_cpp mnn onnxruntime openvino
 
 help:
 	@echo "Start here: make demo. Or make build, then source .venv/bin/activate, then executorch-mlx doctor."
@@ -26,7 +26,7 @@ help:
 	@echo "make fuzz-payloads, fuzz-pte"
 	@echo "                mutate payloads or .pte files in process; needs Clang [RUNS=mutations] [FUZZ_ARGS='-seed=1']"
 	@echo "make peers      install engines for benchmarks/peers_cpu.py in build/peers; compiles llama.cpp"
-	@echo "                [PEERS='llama_cpp onnxruntime openvino']"
+	@echo "                [PEERS='ctranslate2 llama_cpp mnn onnxruntime openvino']"
 	@echo "make docs       build the documentation in build/docs; a broken link is an error"
 	@echo "make clean      remove build products; make distclean also removes .venv"
 	@echo

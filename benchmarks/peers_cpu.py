@@ -5,22 +5,25 @@
     python benchmarks/peers_cpu.py --engines ours llama.cpp --formats int8 --rounds 5
     python benchmarks/peers_cpu.py --shape demo      # a small model, to try the engines
 
-Engines: this delegate (`ours`), llama.cpp, OpenVINO GenAI, ONNX Runtime GenAI, XNNPACK (ExecuTorch's CPU delegate) and
-mlx-lm. An engine that is not installed is left out, with a line that says how to install it. The weights are random,
-and the same for all engines.
+Engines: this delegate (`ours`), llama.cpp, OpenVINO GenAI, ONNX Runtime GenAI, MNN, CTranslate2, XNNPACK
+(ExecuTorch's CPU delegate) and mlx-lm. An engine that is not installed is left out, with a line that says how to
+install it. The weights are random, and the same for all engines.
 
 A format stands for weights and activations. In float32, int8 and int4, activations are float32, and KV caches too. In
 bf16, both are bfloat16. w4a8 has the weights of int4 and 8-bit activations in products. The other parts differ:
 
-- Groups of quantized weights have 64 elements here and in mlx-lm, XNNPACK, ONNX Runtime and OpenVINO, and 32 in
-  llama.cpp (Q8_0 and Q4_0). In OpenVINO, int8 has a scale for each row. In XNNPACK, weights have no zero points. The
-  scales are float16 here, as in programs that `executorch-mlx export --quantize` writes, and in llama.cpp.
+- Groups of quantized weights have 64 elements here and in mlx-lm, XNNPACK, ONNX Runtime, OpenVINO and MNN, and 32 in
+  llama.cpp (Q8_0 and Q4_0). In OpenVINO and CTranslate2, int8 has a scale for each row. In XNNPACK and CTranslate2,
+  weights have no zero points. The scales are float16 here, as in programs that `executorch-mlx export --quantize`
+  writes, and in llama.cpp.
+- MNN's file for float32 has float16 weights. They are float32 in memory.
 - The embedding is quantized like the other matrices, except in XNNPACK (8 bits) and in ONNX Runtime's int8 (float32).
-- llama.cpp always rounds activations to 8 bits if weights are quantized. Its Q4_0 is therefore in w4a8. Its int8, and
-  that of ONNX Runtime, have a mark `*`, because activations of int8 are float32 here.
-- KV caches of w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in XNNPACK and ONNX Runtime. In bf16,
-  llama.cpp has float16 caches, its default. Apart from products, OpenVINO computes w4a8 in bfloat16 if the processor
-  can, which is its default.
+- llama.cpp and MNN round activations to 8 bits if they keep quantized weights. Their 4-bit weights are therefore in
+  w4a8. Their int8, and that of ONNX Runtime and CTranslate2, have a mark `*`, because activations of int8 are float32
+  here.
+- KV caches of w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in XNNPACK, ONNX Runtime and MNN. In
+  bf16, llama.cpp has float16 caches, its default. Apart from products, OpenVINO computes w4a8 in bfloat16 if the
+  processor can, which is its default.
 
 Each measurement runs in its own process. The engines take turns in each round. The table has the medians over the
 rounds, the largest resident memory of a process, and the load of the machine. For each format, `ours / best` is this
@@ -134,6 +137,21 @@ def onnxruntime(weight_format: str, options: argparse.Namespace) -> list[object]
     return peer_worker("onnxruntime", folder, weight_format, options)
 
 
+def mnn(weight_format: str, options: argparse.Namespace) -> list[object]:
+    weights = weights_of(weight_format)
+    folder = BUILD / f"{options.shape}-{weights}-mnn"
+    convert = [peer_python("mnn"), "-W", "ignore", PEERS / "mnn_model.py"]
+    build(folder / "config.json", *convert, checkpoint(options.shape, "float32"), weights, folder)
+    return peer_worker("mnn", folder, weight_format, options)
+
+
+def ctranslate2(weight_format: str, options: argparse.Namespace) -> list[object]:
+    folder = BUILD / f"{options.shape}-{weight_format}-ctranslate2"
+    convert = [peer_python("ctranslate2"), "-W", "ignore", PEERS / "ctranslate2_model.py"]
+    build(folder / "model.bin", *convert, checkpoint(options.shape, "float32"), weight_format, folder)
+    return peer_worker("ctranslate2", folder, weight_format, options)
+
+
 def xnnpack(weight_format: str, options: argparse.Namespace) -> list[object]:
     path = program_path(options.shape, weights_of(weight_format), "xnnpack_model.py", "-xnnpack")
     vocabulary = models.vocabulary_size(program_path(options.shape, weight_format))
@@ -168,6 +186,10 @@ ENGINES = {
     "ONNX Runtime": Engine(
         onnxruntime, "onnxruntime_genai, onnx_ir", ("float32", "int8", "int4", "w4a8"), ("int8",),
         peer_python("onnxruntime"),
+    ),
+    "MNN": Engine(mnn, "MNN.llm, onnx, yaspin", ("float32", "int8", "w4a8"), ("int8",), peer_python("mnn")),
+    "CTranslate2": Engine(
+        ctranslate2, "ctranslate2, transformers, torch", ("float32", "int8"), ("int8",), peer_python("ctranslate2")
     ),
     "XNNPACK": Engine(xnnpack, "executorch.backends.xnnpack", ("float32", "w4a8"), install="make build"),
     "mlx-lm": Engine(mlx_lm, "mlx_lm", FLOAT_ACTIVATIONS, install="pip install mlx-lm"),

@@ -11,7 +11,7 @@
 #   tools/setup.sh nvrtc     install NVIDIA's run-time compiler in build/nvrtc, for the tests of the CUDA kernels; never
 #                            fails
 #   tools/setup.sh peer NAME install an engine that benchmarks/peers_cpu.py compares, in build/peers/NAME
-#                            [TORCH=<pip requirement>]; names: llama_cpp, onnxruntime, openvino
+#                            [TORCH=<pip requirement>]; names: ctranslate2, llama_cpp, mnn, onnxruntime, openvino
 #   tools/setup.sh same      check that .venv has the version of $PYTHON
 #
 # A step that fails prints one line that names what is missing.
@@ -198,16 +198,24 @@ get_nvrtc() {
 # Each engine has a Python environment of its own, because their requirements contradict each other.
 install_peer() {
   case "$1" in
-    llama_cpp | onnxruntime | openvino) ;;
-    *) die "peer $1: expected llama_cpp, onnxruntime or openvino" ;;
+    ctranslate2 | llama_cpp | mnn | onnxruntime | openvino) ;;
+    *) die "peer $1: expected ctranslate2, llama_cpp, mnn, onnxruntime or openvino" ;;
   esac
   say "installing $1 in build/peers/$1"
   "$python" -m venv "build/peers/$1" || die "$python -m venv build/peers/$1 failed: see above"
   python=build/peers/$1/bin/python
   case "$1" in
+    ctranslate2)
+      install_torch
+      add ctranslate2 transformers "torch==$(torch_version)"
+      ;;
     llama_cpp) # compiled for this processor
       export CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"
       add --no-binary llama-cpp-python llama-cpp-python gguf
+      ;;
+    mnn)
+      install_torch
+      add MNN llmexport "torch==$(torch_version)"
       ;;
     onnxruntime)
       install_torch
