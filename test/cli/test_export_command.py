@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_int4_is_smaller_and_runs(tmp_path, monkeypatch):
     assert llm.program.rows == 1  # the default with logits, as ExecuTorch's own runner expects
     tokens = llm.generate(PROMPT, max_new_tokens=8, ignore_eos=True).result().tokens
     assert len(tokens) == 8 and all(0 <= t < 1536 for t in tokens)
+
+
+def test_output_is_not_written_in_place_of_something_else(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        assert main(["export", str(MODEL), "-o", str(path)]) == 1
+        assert f"--output: got {path}, expected a file in an existing folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,27 @@ def test_two_processes_give_the_tokens_of_one(pair):
     assert part_path(folder / "model.pte", 1, 2).stat().st_size < 0.75 * whole
 
 
+def test_a_process_can_load_one_model_in_parts(pair):
+    """After `close`, too. The error does not blame the variables that the first load has set."""
+    code = """
+import sys
+from executorch_mlx import LLM
+path, hosts = sys.argv[1], ["localhost"] * 2
+LLM.load(path, hosts=hosts).close()
+for again in (hosts, None):
+    try:
+        LLM.load(path, hosts=again)
+    except ValueError as error:
+        print(error)
+"""
+    folder, _ = pair
+    finished = subprocess.run(
+        [sys.executable, "-c", code, folder / "model.pte"], capture_output=True, text=True, timeout=TIMEOUT
+    )
+    message = "model.pte: this process has started a group of processes before, and can be in one only\n"
+    assert finished.stdout == 2 * message, finished.stderr
+
+
 def test_four_processes_share_two_key_heads_of_a_quantized_model(tmp_path):
     export(tmp_path / "whole.pte", 1, "int4", 1)
     export(tmp_path / "model.pte", 4, "int4", 1)

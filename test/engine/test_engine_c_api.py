@@ -324,6 +324,10 @@ def test_null_pointers_are_errors(engine):
     options = api.RequestOptions(prompt_length=3)
     assert lib.engine_submit(engine.handle, c.byref(options), c.byref(c.c_void_p())) != api.OK
     assert lib.last_error() == b"prompt: got null, expected 3 values"
+    for count in (2**61, 2**64 - 1):  # the size in bytes overflows
+        options = api.RequestOptions(prompt=api.array(c.c_int64, [1]), prompt_length=count)
+        assert lib.engine_submit(engine.handle, c.byref(options), c.byref(c.c_void_p())) == api.INVALID_ARGUMENT
+        assert lib.last_error().startswith(b"prompt: got %d values, expected at most" % count)
     for name in ("model_free", "engine_free", "request_free", "request_cancel"):
         getattr(lib, name)(None)
 

@@ -80,6 +80,8 @@ def test_wrong_guesses_are_rejected(counting, program, draft):
 
 
 def test_failing_draft_model_ends_no_answer(counting, program):
+    """The draft model fails at position 6. It is used again after 1024 steps."""
+
     def out_of_range(self, tokens, input_pos, **_):
         return self.table[input_pos + tokens.shape[1]]
 
@@ -89,7 +91,12 @@ def test_failing_draft_model_ends_no_answer(counting, program):
         expected = plain.generate([0], max_new_tokens=30, draft=0)
     with api.Engine(model) as engine:
         assert engine.generate([0], max_new_tokens=30, draft=4) == expected
+        failed = engine.stats().drafted_tokens
         assert engine.generate([0], max_new_tokens=30, draft=4) == expected
+        assert engine.stats().drafted_tokens == failed
+        engine.generate([0], max_new_tokens=1024, draft=0)
+        assert engine.generate([0], max_new_tokens=30, draft=4) == expected
+        assert engine.stats().drafted_tokens > failed
     model.free()
 
 

@@ -335,6 +335,12 @@ def test_prefix_errors(path, tmp_path, saved):
         assert error.value.status == api.NOT_FOUND
         with pytest.raises(api.ApiError, match="cannot write the file"):
             engine.save_prefix(LONG, tmp_path / "no" / "folder")
+        os.mkfifo(tmp_path / "pipe")
+        for special in (tmp_path, tmp_path / "pipe"):
+            with pytest.raises(api.ApiError, match="expected a regular file") as error:
+                engine.save_prefix(LONG, special)
+            assert error.value.status == api.INVALID_ARGUMENT
+        assert (tmp_path / "pipe").is_fifo()
         with pytest.raises(api.ApiError, match="prompt: id 1536 is outside the vocabulary"):
             engine.save_prefix([1536], tmp_path / "x")
         assert engine.generate([5], max_new_tokens=1, ignore_eos=True)

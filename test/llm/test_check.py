@@ -1,6 +1,7 @@
 """`save` checks the exported program: a right program is written, a wrong one leaves no file."""
 
 import copy
+import os
 import re
 
 import pytest
@@ -116,10 +117,15 @@ def test_no_tensor_of_the_check_is_as_large_as_a_cache(outputs, tmp_path):
     assert exported.check.ok and 0 < largest.bytes < exported.cache_bytes / 2  # the keys and values of one layer
 
 
-def test_missing_folder_is_named(tmp_path):
+def test_missing_folder_and_special_file_are_named(tmp_path):
+    """The file would replace a special file, such as /dev/null."""
     exported = export_llm(small_llm.model(), chunk=16, head=HeadConfig.minimal(), speculation=False, verify=False)
     with pytest.raises(FileNotFoundError, match="nowhere/model.pte"):
         exported.save(tmp_path / "nowhere" / "model.pte")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="expected a file, or a path where nothing is: .*pipe"):
+        exported.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_command_exits_with_an_error_and_leaves_no_file(tmp_path, capsys):

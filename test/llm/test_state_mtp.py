@@ -273,6 +273,25 @@ def test_rewind_beyond_the_memory_limit_ends_no_answer(random_head, monkeypatch)
     assert answer.tokens == expected and answer.metrics.accepted_tokens < answer.metrics.drafted_tokens
 
 
+def test_methods_of_drafts_that_leave_no_room_are_unloaded(good_head):
+    """They have buffers of their own. Drafts are made again when there is room, after 1024 steps."""
+    options = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.8, "seed": 5}
+    with LLM.load(good_head) as llm:
+        expected = llm.generate(PROMPT, draft=0, **options).result().tokens
+        llm.generate(PROMPT, draft=6, **options).result()
+        loaded = memory.get_active_memory()
+        before = memory.set_memory_limit(loaded + 1000)
+        try:
+            assert llm.generate(PROMPT, draft=6, **options).result().tokens == expected
+            assert memory.get_active_memory() < loaded - 50_000
+        finally:
+            memory.set_memory_limit(before)
+        for _ in range(1024 // 40 + 1):
+            answer = llm.generate(PROMPT, draft=6, **options).result()
+            assert answer.tokens == expected
+        assert answer.metrics.accepted_tokens > 0
+
+
 def test_scores_beyond_the_memory_limit_take_fewer_tokens_in_a_call(random_head):
     with LLM.load(random_head / "model.pte") as llm:
         (expected,) = llm.score(PROMPT, [PROMPT])

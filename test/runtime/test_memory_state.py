@@ -93,6 +93,26 @@ def test_call_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
     assert memory.get_peak_memory() <= total
 
 
+@pytest.mark.parametrize("room", [5, 7])
+def test_first_call_does_not_need_room_for_a_backup(limit, room):
+    """The call writes a row of a buffer of 4 MB and needs 4 MB for a temporary. There is room for one of the two."""
+    g = Graph()
+    x, n, buffer, table = g.input((1, 1024)), g.input((1024, 1)), g.buffer((1024, 1024)), g.new_temp()
+    bounds = {"axis": lit(0), "start": lit(5), "stop": lit(6)}
+    g.emit(
+        ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **bounds),
+        ir.TransposeNode(x=n, out=table, perm=[1, 0]),
+        ir.AddNode(a=n, b=table, out=table),
+        ir.SumNode(x=table, out=g.output(()), axes=[]),
+        ir.SumNode(x=buffer, out=g.output(()), axes=[]),
+    )
+    model = g.load()
+    total = limit(room * MEGABYTE)
+    for value in (2.0, 3.0):
+        assert [y.item() for y in model(torch.full((1, 1024), value), torch.ones(1024, 1))] == [2 * 2**20, 1024 * value]
+    assert memory.get_peak_memory() <= total
+
+
 def attention(heads=2, width=8) -> Graph:
     """A program with attention over a KV cache of the runtime. It computes the scores again, which takes memory."""
     g = Graph()

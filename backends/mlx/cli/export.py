@@ -246,5 +246,6 @@ def _check(options: argparse.Namespace) -> None:
         raise CommandError("--calibrate: expected --quantize as well")
     if options.outputs == "logits" and not options.seed:
         raise CommandError("--unseeded: got --outputs logits, expected tokens or both")
-    if options.output.is_dir() or not options.output.parent.is_dir():
+    is_other = options.output.exists() and not options.output.is_file()
+    if is_other or not options.output.parent.is_dir():
         raise CommandError(f"--output: got {options.output}, expected a file in an existing folder")

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -96,9 +97,18 @@ void write_struct(T* out, T value) {
   std::memcpy(out, &value, std::min(out->size, sizeof(T)));
 }
 
+// Checks the size of an array, before a pointer to its end is computed. A negative number, for example, becomes a size
+// that no array can have.
+template <typename T>
+void check_array(const T* data, size_t count, const char* argument) {
+  check_argument(data != nullptr || count == 0, argument, ": got null, expected ", count, " values");
+  constexpr size_t kMost = PTRDIFF_MAX / sizeof(T);
+  check_argument(count <= kMost, argument, ": got ", count, " values, expected at most ", kMost);
+}
+
 template <typename T>
 std::vector<T> read_array(const T* data, size_t count, const char* argument) {
-  check_argument(data != nullptr || count == 0, argument, ": got null, expected ", count, " values");
+  check_array(data, count, argument);
   return {data, data + count};
 }
 
@@ -268,6 +278,7 @@ executorch_mlx_status executorch_mlx_model_set_token_bytes(
   return guarded([&] {
     check_not_null(model, "model");
     check_not_null(offsets, "offsets");
+    check_array(offsets, count, "offsets");
     check_argument(!model->has_engine, "model: it has an engine already");
     check_argument(bytes != nullptr || offsets[count] == 0, "bytes: got null");
     check_argument(offsets[count] >= 0, "offsets: expected ascending values from 0 on");

@@ -42,6 +42,7 @@ std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, i
     return guess(request, count, chunk);
   } catch (const std::exception&) { // the delegate has logged the reason; the answer does not depend on drafts
     has_failed_ = true;
+    forget(*request);
     return {};
   }
 }
@@ -122,8 +123,15 @@ std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, 
 
 void DraftModel::release(Request& request) {
   if (request.draft_row != nullptr) {
-    rows_.release(*request.draft_row, !has_failed_);
+    rows_.release(*request.draft_row, /*is_valid=*/true);
     request.draft_row = nullptr;
+  }
+}
+
+void DraftModel::forget(Request& request) {
+  if (request.draft_row != nullptr) {
+    request.draft_row->truncate(0);
+    before_drafts_[request.draft_row->index].reset();
   }
 }
 
@@ -138,6 +146,10 @@ std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int
   const auto draft = draw_all(*request, rest, task, count, chunk);
   row.mtp_length += draft.empty() ? chunk : static_cast<int64_t>(rest.size());
   return draft;
+}
+
+void MtpHead::forget(Request& request) {
+  request.row->mtp_length = 0;
 }
 
 } // namespace executorch_mlx::engine

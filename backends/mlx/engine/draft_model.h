@@ -29,9 +29,14 @@ class Guesser {
   virtual ~Guesser() = default;
 
   // Returns a guess of the next `count` tokens of a request, or of fewer. Returns no tokens if other requests use all
-  // rows, if the model has not read all tokens yet (a call reads at most `chunk`), or if the model has ever failed.
-  // Does not throw.
+  // rows, if the model has not read all tokens yet (a call reads at most `chunk`), or if the model fails or has failed
+  // since the last try_again(). Does not throw.
   std::vector<int64_t> propose(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk);
+
+  // Uses the model again if it has failed: the reason may have been a lack of memory.
+  void try_again() {
+    has_failed_ = false;
+  }
 
   // Frees the row that the model uses for a request. The request is over.
   virtual void release(Request&) {}
@@ -53,6 +58,8 @@ class Guesser {
  protected:
   // What propose() returns. May throw.
   virtual std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) = 0;
+  // Forgets the tokens of a request that the model has read. Called when guess() has failed.
+  virtual void forget(Request& request) = 0;
   // Runs the model, and returns the token that it draws after the tokens of the task.
   virtual int64_t draw(const RowTask& task) = 0;
 
@@ -63,9 +70,8 @@ class Guesser {
       const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk,
       const std::function<void()>& before_drafts = {});
 
-  bool has_failed_ = false;
-
  private:
+  bool has_failed_ = false; // since the last try_again()
   Clock::time_point begin_; // of guess()
   bool is_warm_ = false; // whether a draft was drawn; the first one also loads the method
   double seconds_ = 0;
@@ -83,6 +89,7 @@ class DraftModel : public Guesser {
 
  private:
   std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
+  void forget(Request& request) override;
   int64_t draw(const RowTask& task) override {
     return program_.draw({&task, 1})[0].token;
   }
@@ -100,6 +107,7 @@ class MtpHead : public Guesser {
 
  private:
   std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
+  void forget(Request& request) override;
   int64_t draw(const RowTask& task) override {
     return program_.draft(task);
   }

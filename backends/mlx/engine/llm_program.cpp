@@ -328,6 +328,14 @@ void LlmProgram::rewind(const RowTask& task) {
       "rewind: returned another position than ", expected);
 }
 
+bool LlmProgram::unload_optional_methods() {
+  bool was_loaded = false;
+  for (const auto* method : {&verify_, &draft_, &rewind_}) {
+    was_loaded |= *method != nullptr && (*method)->unload();
+  }
+  return was_loaded;
+}
+
 int64_t LlmProgram::draft(const RowTask& task) {
   return read_drawn(*draft_, draft_->run({&task, 1}), 1, 1, false)[0].token;
 }

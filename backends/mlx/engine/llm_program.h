@@ -133,6 +133,10 @@ class LlmProgram {
   // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the task means.
   int64_t draft(const RowTask& task);
 
+  // Unloads the methods without which answers and prompts can be computed: verify(), draft() and rewind(). A later call
+  // loads them again. What the head for multi-token prediction holds is lost. Returns whether any of them was loaded.
+  bool unload_optional_methods();
+
   // Returns the token that is drawn after each token of the task. If the task has targets, stores
   // the log probability of each in `target_logprobs`.
   std::vector<Drawn> verify(const RowTask& task, std::vector<float>* target_logprobs = nullptr);

@@ -144,6 +144,10 @@ void Method::load() {
   }
 }
 
+bool Method::unload() {
+  return module_.unload_method(name_);
+}
+
 void Method::fill(size_t index, const RowTask& task) {
   static const SamplingParameters kGreedy;
   const SamplingParameters& s = task.sampling ? *task.sampling : kGreedy;

@@ -85,6 +85,10 @@ class Method {
   // Loads the method unless it is loaded.
   void load();
 
+  // Frees what only this method holds: also its mutable buffers, unless other loaded methods have them, too. Returns
+  // whether it was loaded. Outputs of the method are invalid afterwards.
+  bool unload();
+
   // Runs the method for 1 to max_tasks tasks. If there are fewer, copies of the first one fill the rest. Returns the
   // outputs, whose memory is valid until the next call. Throws EngineError.
   std::vector<executorch::runtime::EValue> run(std::span<const RowTask> tasks);

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <random>
 #include <span>
@@ -307,7 +308,12 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
 }
 
 RowWriter::RowWriter(const LlmProgram& program, const std::string& path)
-    : path_(path), buffers_(checked_buffers(program)), program_hash_(program_hash(program)) {}
+    : path_(path), buffers_(checked_buffers(program)), program_hash_(program_hash(program)) {
+  // The file replaces what has its name. That must not be a device, such as /dev/null.
+  std::error_code error;
+  const bool is_other = std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error);
+  check_argument(!is_other, path, ": expected a regular file, or a path where nothing is");
+}
 
 RowWriter::~RowWriter() {
   if (!temporary_.empty()) {

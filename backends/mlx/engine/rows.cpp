@@ -95,6 +95,12 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
   return row;
 }
 
+void Rows::forget_mtp() {
+  for (Row& row : rows_) {
+    row.mtp_length = 0;
+  }
+}
+
 void Rows::release(Row& row, bool is_valid) {
   row.request.reset();
   row.last_used = ++clock_;

@@ -49,6 +49,9 @@ class Rows {
   // sound do not count as a beginning.
   Row* take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples = nullptr);
 
+  // Records that the head for multi-token prediction holds nothing any more.
+  void forget_mtp();
+
   // Frees a row whose request has ended. The row keeps its tokens if `is_valid`; they are invalid after a failed call.
   void release(Row& row, bool is_valid);
 

@@ -143,14 +143,17 @@ Scheduler::Requests::iterator Scheduler::find_prompt() {
   return std::find_if(running_.begin(), running_.end(), [](const auto& request) { return !request->is_decoding; });
 }
 
-// From time to time, raises the limits of calls that did not fit into memory: memory may have been freed since. A
-// prompt keeps the limits with which it began. Otherwise, a row that cannot go back could fail and begin again without
-// end.
+// From time to time, raises the limits of calls that did not fit into memory: memory may have been freed since. A model
+// that has failed to guess tokens is tried again, too. A prompt keeps the limits with which it began. Otherwise, a row
+// that cannot go back could fail and begin again without end.
 void Scheduler::raise_limits() {
   if (find_prompt() == running_.end() && ++steps_since_limit_ >= kRaiseLimitsAfter) {
     steps_since_limit_ = 0;
     for (auto* limit : {&max_rows_, &max_chunk_, &max_draft_}) {
       limit->raise();
+    }
+    if (guesser_) {
+      guesser_->try_again();
     }
   }
 }
@@ -306,6 +309,14 @@ void Scheduler::step() {
   for (size_t i = 0; i < host.size(); i += per_host_call) {
     draw(std::span(host).subspan(i, std::min(per_host_call, host.size() - i)));
   }
+}
+
+// Frees the memory of the methods that only drafts and scores need, and makes no drafts until raise_limits(). Returns
+// whether there was such a method.
+bool Scheduler::free_memory() {
+  max_draft_.set_to_smallest();
+  rows_.forget_mtp();
+  return program_.unload_optional_methods();
 }
 
 // After a call that did not fit into memory: if the row cannot go back behind the tokens that it may have read in the

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "call_limit.h"
 #include "check.h"
 #include "chunk_times.h"
 #include "draft_model.h"
@@ -32,30 +33,6 @@
 #include "speculation.h"
 
 namespace executorch_mlx::engine {
-
-// The largest size of a call. It is lowered if a call does not fit into memory, and raised again later.
-class CallLimit {
- public:
-  CallLimit(int64_t smallest, int64_t largest) : smallest_(smallest), largest_(largest), value_(largest) {}
-
-  int64_t value() const {
-    return value_;
-  }
-
-  // Lowers the limit after a call of this size. Returns false if no call can be smaller.
-  bool lower(int64_t size) {
-    value_ = size > smallest_ ? size / 2 : value_;
-    return size > smallest_;
-  }
-
-  void raise() {
-    value_ = std::min(2 * value_ + 1, largest_);
-  }
-
- private:
-  const int64_t smallest_, largest_;
-  int64_t value_;
-};
 
 class Scheduler {
  public:
@@ -95,35 +72,19 @@ class Scheduler {
     Clock::time_point submitted;
   };
 
+  // -- the thread: requests join, their prompts are read, a step is made, requests leave
   void loop();
   bool wait_for_work();
   void end_cancelled();
-  Requests::iterator find_prompt();
-  void raise_limits();
   void begin_next();
+  Requests::iterator find_prompt();
   void advance_prompt();
-  void step();
-  bool can_overlap(const Request& request) const;
-  bool needs_draw_after_pending(const Request& request) const;
-  bool may_follow_pending();
-  void advance_pending();
-  PendingStep submit(Requests requests, const PendingStep* source = nullptr);
-  void finish(PendingStep step);
-  void finish_pending();
-  void draw(std::span<const std::shared_ptr<Request>> requests);
-  bool prefers_single_steps(size_t running);
-  int64_t model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup);
-  Draft propose(const std::shared_ptr<Request>& request, size_t running);
-  Draft find_draft(const std::shared_ptr<Request>& request, size_t running);
-  void verify(const std::shared_ptr<Request>& request, Draft draft);
-  template <typename Call>
-  bool fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call);
-  void prepare_retry(Request& request);
-  void rewind(Row& row, RowTask task);
-  void feed(Request& request, std::span<const int64_t> tokens);
   void encode(Request& request);
-  std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
+  void feed(Request& request, std::span<const int64_t> tokens);
   int64_t chunk_size(int64_t position, int64_t rest) const;
+  void step();
+  void draw(std::span<const std::shared_ptr<Request>> requests);
+  std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
   void take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
   void take(
       const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn,
@@ -132,8 +93,32 @@ class Scheduler {
   void fail(const std::shared_ptr<Request>& request, executorch_mlx_status status, const char* message);
   void leave(const std::shared_ptr<Request>& request, bool is_valid);
   void count_steps(int64_t steps, int64_t drafted, double seconds);
+
+  // -- calls that fail
   template <typename Body>
   void guarded(const Requests& requests, Body&& body);
+  template <typename Call>
+  bool fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call);
+  bool free_memory();
+  void prepare_retry(Request& request);
+  void raise_limits();
+
+  // -- drafts (scheduler_drafts.cpp)
+  bool prefers_single_steps(size_t running);
+  int64_t model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup);
+  Draft propose(const std::shared_ptr<Request>& request, size_t running);
+  Draft find_draft(const std::shared_ptr<Request>& request, size_t running);
+  void verify(const std::shared_ptr<Request>& request, Draft draft);
+  void rewind(Row& row, RowTask task);
+
+  // -- overlap (scheduler_overlap.cpp)
+  bool can_overlap(const Request& request) const;
+  bool needs_draw_after_pending(const Request& request) const;
+  bool may_follow_pending();
+  void advance_pending();
+  PendingStep submit(Requests requests, const PendingStep* source = nullptr);
+  void finish(PendingStep step);
+  void finish_pending();
 
   LlmProgram& program_;
   const executorch_mlx_engine_options options_;
@@ -187,15 +172,15 @@ void Scheduler::guarded(const Requests& requests, Body&& body) {
 }
 
 // Makes a call for these requests, and returns whether it fitted into memory. If not, lowers the limit, so that the
-// next call is smaller. If it cannot be smaller, throws the error. `size` is the size of the call to which the limit
-// applies.
+// next call is smaller. If it cannot be smaller, frees memory. Throws the error if there is nothing to free. `size` is
+// the size of the call to which the limit applies.
 template <typename Call>
 bool Scheduler::fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call) {
   try {
     call();
     return true;
   } catch (const EngineError& error) {
-    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !limit.lower(size)) {
+    if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !(limit.lower(size) || free_memory())) {
       throw;
     }
   }

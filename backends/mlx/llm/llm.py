@@ -450,6 +450,8 @@ def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None
             raise ValueError(f"hosts: {path.name} is a model in one part, expected one that was exported in several")
         return path, None
     base, size = found
+    if Processes.is_started:
+        raise ValueError(f"{base.name}: this process has started a group of processes before, and can be in one only")
     rank = rank_in_environment()
     if hosts is not None and rank is None:
         return part_path(base, 0, size), Processes(

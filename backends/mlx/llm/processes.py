@@ -98,7 +98,7 @@ class Processes:
     """
 
     running: ClassVar[list[subprocess.Popen]] = []
-    _is_started = False  # whether this process has started a group; it can be in one group only
+    is_started: ClassVar[bool] = False  # whether this process has started a group; it can be in one group only
 
     def __init__(
         self, path: Path, size: int, hosts: Sequence[str], *, device: str | None = None, memory_limit: int | None = None
@@ -107,12 +107,10 @@ class Processes:
             raise ValueError(f"hosts: got {len(hosts)} for {path.name}, expected {size}, one for each part")
         if not is_local(hosts[0]):
             raise ValueError(f"hosts: got {hosts[0]} as the first one, expected this machine")
-        if Processes._is_started:
-            raise ValueError(f"hosts: {path.name}: this process already has started a group of processes")
         if not part_path(path, 0, size).is_file():
             raise FileNotFoundError(f"{part_path(path, 0, size)}: no such file")
         environments = _environments(hosts, _uses_cuda(device))
-        Processes._is_started = True
+        Processes.is_started = True
         self._is_closing = False
         arguments = [str(path), str(size), *(["--device", device] if device else [])]
         arguments += ["--memory-limit", str(memory_limit)] if memory_limit is not None else []

@@ -121,16 +121,12 @@ et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
 }
 
 // Builds the graph of one call, evaluates it, and writes the outputs. If the call fails, restores the mutable buffers
-// as far as State can: see State::begin(). A deferred call may return before the graph is evaluated.
-void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
+// as far as State can: see State::begin(), which also explains `keeps_backup`. A deferred call may return before the
+// graph is evaluated.
+void run_call(
+    Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral,
+    bool keeps_backup) {
   auto& state = handle.state;
-  check_argument(
-      !state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
-  // If MLX lacks a kernel that the program needs, the first call fails in its evaluation. The backup keeps the buffers
-  // from being lost. With a memory limit, there has to be room for the buffers a second time.
-  const size_t bytes = state.buffer_bytes();
-  const bool has_room = !has_memory_limit() || active_memory() + bytes <= memory_limit();
-  const bool keeps_backup = !handle.has_succeeded && bytes <= kMaxBackupBytes && has_room;
   state.begin(keeps_backup, handle.restores_buffers);
   std::optional<Profiler> profiler;
   if (tracer != nullptr) {
@@ -178,6 +174,23 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
         failures));
   }
   write_tensor_outputs(handle.program, args, outputs);
+}
+
+// Makes a call. If MLX lacks a kernel that the program needs, the first call fails in its evaluation. A backup keeps the
+// buffers from being lost. If memory lacks for the buffers a second time, the call is made again without a backup.
+void execute_call(
+    Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
+  check_argument(
+      !handle.state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
+  const bool keeps_backup = !handle.has_succeeded && handle.state.buffer_bytes() <= kMaxBackupBytes;
+  try {
+    return run_call(handle, args, tracer, deferral, keeps_backup);
+  } catch (const Failure& failure) {
+    if (!keeps_backup || failure.code != Error::MemoryAllocationFailed) {
+      throw;
+    }
+  }
+  run_call(handle, args, tracer, deferral, /*keeps_backup=*/false);
 }
 
 const pid_t loading_process = getpid();  // the process that loaded this library, and MLX with it

@@ -23,10 +23,13 @@ from .quantization.kv_caches import KVQuantization
 def folder_beside(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`. A file in it can be moved to its final name when it is complete.
 
-    Raises FileNotFoundError if the folder of `path` does not exist.
+    Raises FileNotFoundError if the folder of `path` does not exist, and FileExistsError if `path` is something else than
+    a file, such as /dev/null.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "expected a file, or a path where nothing is", str(path))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         yield Path(folder)
 

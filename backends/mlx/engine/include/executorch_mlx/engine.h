@@ -32,7 +32,7 @@ namespace executorch_mlx {
 // Thrown by the functions here that can fail. The message is that of executorch_mlx_last_error().
 class LlmError : public std::runtime_error {
  public:
-  LlmError(executorch_mlx_status status, const std::string& message) : std::runtime_error(message), status(status) {}
+  LlmError(executorch_mlx_status reason, const std::string& message) : std::runtime_error(message), status(reason) {}
 
   executorch_mlx_status status;
 };
