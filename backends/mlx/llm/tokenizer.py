@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -11,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tokenizers
 
-# The special tokens that a tokenizer_config.json names, which are also variables of chat templates.
-NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-# The keys of further special tokens. transformers 5 and later use the second key.
-EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+# The keys of special tokens in a tokenizer_config.json, whose values are lists, or maps from a name to a token.
+EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates
 NAMED_TEMPLATES = "additional_chat_templates"  # the folder of templates with other names than the default
 LONG_TOKEN = 16  # characters; the tokens of a text are hardly ever longer than this on average
@@ -31,8 +30,8 @@ class Tokenizer:
     - `tool_template`: the same for chats with tools.
 
     Attributes: `chat_template`, the Jinja source or None; `tool_template`, that for chats with tools, or None if they
-    have no template of their own; `special_tokens`, which maps a name such as `bos_token` to a token; `backend`, the
-    `tokenizers.Tokenizer`.
+    have no template of their own; `special_tokens`, which maps a name such as `bos_token` to a token, and whose names
+    are variables of chat templates; `backend`, the `tokenizers.Tokenizer`.
     """
 
     def __init__(
@@ -41,8 +40,7 @@ class Tokenizer:
         self._data, self._config = data, config
         self.chat_template = template if template is not None else _template_of(config)
         self.tool_template = tool_template if tool_template is not None else _template_of(config, TOOL_TEMPLATE)
-        named = {name: _content(config.get(name)) for name in NAMED_TOKENS}
-        self.special_tokens: dict[str, str] = {name: token for name, token in named.items() if token is not None}
+        self.special_tokens = _named_tokens(config)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -69,8 +67,8 @@ class Tokenizer:
         backend = tokenizers.Tokenizer.from_str(self._data)
         backend.no_truncation()  # the caller checks the length
         backend.no_padding()
-        known = backend.get_vocab(with_added_tokens=True)
-        backend.add_special_tokens([token for token in self._special_texts() if token not in known])
+        added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+        backend.add_special_tokens([added.get(text, text) for text in self._special_texts()])
         return backend
 
     @property
@@ -151,8 +149,8 @@ class Tokenizer:
         return chat_template.render(template, messages, variables, add_generation_prompt)
 
     def _special_texts(self) -> list[str]:
-        extra = [token for name in EXTRA_TOKENS for token in _values(self._config.get(name))]
-        return [*self.special_tokens.values(), *filter(None, map(_content, extra))]
+        lists = [tokens for key in EXTRA_TOKENS if isinstance(tokens := self._config.get(key), list)]
+        return [*self.special_tokens.values(), *filter(None, map(_content, itertools.chain(*lists)))]
 
 
 def template_in(folder: Path, config: Mapping[str, Any] = {}) -> str | None:
@@ -179,13 +177,19 @@ def _template_of(config: Mapping[str, Any], name: str = DEFAULT_TEMPLATE) -> str
     return template if name == DEFAULT_TEMPLATE else None
 
 
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a config names: name → token."""
+    named = {key: token for key, token in config.items() if key.endswith("_token")}
+    for key in EXTRA_TOKENS:
+        if isinstance(tokens := config.get(key), dict):
+            named |= tokens
+    # Some settings have such names too: add_bos_token is true or false.
+    return {name: text for name, token in named.items() if isinstance(text := _content(token), str)}
+
+
 def _content(token: Any) -> str | None:
     """Return the text of a token in a config. The token is the text, or a mapping with the text as `content`."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _values(tokens: Any) -> list[Any]:
-    return list(tokens.values()) if isinstance(tokens, dict) else list(tokens or ())
 
 
 def _convert(folder: Path) -> Tokenizer:
