@@ -196,6 +196,35 @@ def test_chat_template_of_a_processor(tmp_path):
     assert load_tokenizer(tmp_path).chat_template == "{{ bos_token }}one"
 
 
+def test_files_of_gpt2_need_no_settings(tmp_path):
+    letters = {chr(code): code - 97 for code in range(97, 123)}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters | {"ab": 26}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    for loaded in (load_tokenizer(tmp_path), Tokenizer.from_folder(tmp_path)):
+        assert loaded.decode(loaded.encode("abc")) == "abc" and loaded.encode("ab") == [26]
+
+
+def test_a_tokenizer_whose_class_is_in_the_folder_is_read_from_its_file(tmp_path, monkeypatch):
+    """transformers would ask whether to run the code."""
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail(f"asked {question}"))
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG | settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.decode(loaded.encode("Return")) == "Return" and loaded.eos_token == "</s>"
+
+
+def test_a_folder_without_the_file_of_the_tokens_is_refused(tmp_path):
+    """transformers makes a tokenizer that has only the special tokens."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for load in (load_tokenizer, Tokenizer.from_folder):
+        with pytest.raises(ValueError, match="lacks the file of its tokens, such as tokenizer.json"):
+            load(tmp_path)
+
+
 def test_a_tokenizer_without_a_backend_is_refused():
     with pytest.raises(
         ValueError, match="export_llm: tokenizer: got SimpleNamespace, expected one of the package tokenizers"

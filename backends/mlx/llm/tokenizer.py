@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates
 NAMED_TEMPLATES = "additional_chat_templates"  # the folder of templates with other names than the default
+# The files of tokenizers. Those of older formats, such as that of GPT-2, may have no file with settings.
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 LONG_TOKEN = 16  # characters; the tokens of a text are hardly ever longer than this on average
 LONG_TEXT = 4096  # characters; encoding a shorter text takes a few milliseconds at most
 PIECE = 2**16  # characters that `has_more_tokens` encodes at once
@@ -192,9 +194,23 @@ def _content(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether `folder` has a file of a tokenizer, of any format."""
+    return any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES)
+
+
+def has_words(backend: tokenizers.Tokenizer, special: Collection[int]) -> bool:
+    """Whether a tokenizer has other tokens than the special ones in `special` and a space.
+
+    transformers makes a tokenizer without them from a folder that lacks the file of the tokens.
+    """
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    return any(id not in special and token != "\u2581" for token, id in vocabulary.items())
+
+
 def _convert(folder: Path) -> Tokenizer:
     """Load a tokenizer of an older format with transformers."""
-    if not any(folder.glob("tokenizer*")):
+    if not has_tokenizer(folder):
         raise ValueError(f"tokenizer: {folder} has no tokenizer.json")
     import tempfile
 
@@ -206,9 +222,12 @@ def _convert(folder: Path) -> Tokenizer:
             "installed"
         ) from error
     with tempfile.TemporaryDirectory() as converted:
-        AutoTokenizer.from_pretrained(folder).save_pretrained(converted, save_jinja_files=False)
+        older = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        older.save_pretrained(converted, save_jinja_files=False)
         if not (Path(converted) / "tokenizer.json").is_file():
             raise ValueError(f"tokenizer: transformers cannot convert the files of {folder} to a tokenizer.json")
         tokenizer = Tokenizer.from_folder(converted)
+    if not has_words(tokenizer.backend, tokenizer.special_ids):
+        raise ValueError(f"tokenizer: {folder} lacks the file of its tokens, such as tokenizer.json")
     tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
     return tokenizer
