@@ -130,6 +130,14 @@ def test_tools_are_those_of_transformers():
     assert '"name": "f"' in expected and ours.chat_text(CHATS[1], {"tools": tools}) == expected
 
 
+def test_fields_without_a_value_are_left_out_as_with_transformers():
+    """Clients send `None` for what a message does not have. A template would write it, or fail."""
+    template = "{% for m in messages %}{{ m.content }}{{ m.calls | length if m.calls is defined }}{% endfor %}"
+    theirs, ours = both(template)
+    chat = [USER | {"calls": None}, {"role": "assistant", "content": None, "calls": [1, None]}]
+    assert ours.chat_text(chat) == theirs.apply_chat_template(chat, tokenize=False) == USER["content"] + "2"
+
+
 def test_time_is_the_current_one():
     _, ours = both("{{ strftime_now('%Y-%m') }}")
     months = {datetime.datetime.now().strftime("%Y-%m")}
@@ -165,5 +173,7 @@ def test_arguments_are_checked():
         ours.chat_text([USER], {"add_generation_prompt": False})
     with pytest.raises(ValueError, match="messages: expected JSON values: .*object is not JSON serializable"):
         ours.chat_text([{"role": "user", "content": object()}])
+    with pytest.raises(ValueError, match="messages: got 'Hi', expected a mapping with role and content"):
+        ours.chat_text(["Hi"])
     with pytest.raises(ValueError, match="no chat template"):
         Tokenizer.from_folder(small_llm.DEMO).chat_text([USER])

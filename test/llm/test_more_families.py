@@ -77,6 +77,10 @@ IN_EAGER_TORCH = {
     "hrm_text, layers that run several times": (hf.HrmTextConfig, hf.HrmTextForCausalLM, dict(head_dim=16)),
     "jetmoe, experts of attention heads": (
         hf.JetMoeConfig, hf.JetMoeForCausalLM, dict(kv_channels=12, num_local_experts=4, num_experts_per_tok=2)),
+    "dbrx": (hf.DbrxConfig, hf.DbrxForCausalLM,
+             dict(d_model=48, n_heads=4, n_layers=2, max_seq_len=128,
+                  attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
+                  ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2))),
     "xglm, scores whose shape is checked": (
         hf.XGLMConfig, hf.XGLMForCausalLM, dict(d_model=48, ffn_dim=64, num_layers=2, attention_heads=4,
                                                    tie_word_embeddings=False)),

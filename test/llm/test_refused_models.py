@@ -157,6 +157,19 @@ def break_the_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
+def remove_the_file_of_the_tokens(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+
+
+def name_code_of_the_model(folder):
+    set_in_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+
+
+def name_code_of_the_tokenizer(folder):
+    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 # A function that damages the folder of a checkpoint → the error message.
 DAMAGES = {
     remove_a_weight: "missing tensors for LlamaForCausalLM: model.layers.0.mlp.up_proj.weight",
@@ -169,6 +182,9 @@ DAMAGES = {
     set_a_padding_id_outside_the_vocabulary: "model: Padding_idx must be within num_embeddings",
     set_an_unknown_quantization: "AWQ",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
+    remove_the_file_of_the_tokens: "tokenizer: .*model lacks the file of its tokens, such as tokenizer.json",
+    name_code_of_the_model: "model: the code of the model is a part of the checkpoint, and is not run; expected",
+    name_code_of_the_tokenizer: "tokenizer: cannot read the one in .*model: .*custom code",
     shutil.rmtree: "model: .*model is not a folder or a GGUF file, and the hub did not provide it",
 }
 
@@ -176,6 +192,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda function: function.__name__)
 def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail(f"asked {question}"))
     damage(folder)
     with pytest.raises(ValueError, match=DAMAGES[damage]):
         export_llm(folder)

@@ -5,11 +5,13 @@ import os
 import pytest
 import torch
 from executorch_mlx.custom_ops.distributed import simulated_group
+from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.head_config import HeadConfig
 from executorch_mlx.llm.export.methods import MethodKind, export_methods
 from executorch_mlx.llm.export.quantization.conversion import convert_weights
+from executorch_mlx.llm.export.tensor_parallel import parts
 from executorch_mlx.llm.export.tensor_parallel.plan import Plan, plan, tensors_of
 from executorch_mlx.llm.export.tensor_parallel.rewriter import part_of, rewritten
 from tensor_parallel_models import FAMILIES, MORE_FAMILIES, VOCABULARY, model
@@ -98,3 +100,24 @@ def test_the_share_of_whole_weights_does_not_depend_on_the_kv_caches():
             plan(exported("llama", heads=3, key_heads=3, capacity=capacity), 3, VOCABULARY)
         shares.add(str(error.value))
     assert len(shares) == 1
+
+
+def test_parts_of_a_model_that_scales_its_logits_pass_the_check():
+    """Cohere multiplies the logits by a number, after the processes have gathered them."""
+    made = model("cohere")
+    assert made.config.logit_scale == 0.0625
+    exported = export_llm(
+        made, max_context_len=32, chunk=16, tensor_parallel=2, outputs="logits", head=HeadConfig.minimal()
+    )
+    assert exported.parts == 2
+
+
+def test_parts_with_other_weights_fail_the_check(monkeypatch):
+    def part_of_other(tensor, *arguments):
+        if tensor.shape == (VOCABULARY, 128):
+            tensor = torch.nn.Parameter(-tensor, requires_grad=False)
+        return part_of(tensor, *arguments)
+
+    monkeypatch.setattr(parts, "part_of", part_of_other)
+    with pytest.raises(ValueError, match="tensor_parallel: 2 parts of LlamaForCausalLM give other logits than the whole"):
+        export_llm(model("llama"), max_context_len=32, chunk=16, tensor_parallel=2, outputs="logits")

@@ -59,6 +59,13 @@ def with_bos(backend: Backend) -> Backend:
     return backend
 
 
+def with_plain(backend: Backend, token: str) -> Backend:
+    """Return `backend` with a plain token of the vocabulary in place of a special one."""
+    files = json.loads(backend.to_str())
+    files["added_tokens"] = [added for added in files["added_tokens"] if added["content"] != token]
+    return Backend.from_str(json.dumps(files))
+
+
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "TokenizersBackend"}
 CASES = {
     "plain": (byte_level, CONFIG),
@@ -71,6 +78,8 @@ CASES = {
         CONFIG | {"pad_token": "<|pad|>", "extra_special_tokens": ["<|more|>"],
                   "eos_token": {"__type": "AddedToken", "content": "<|end|>"}},
     ),
+    "named tokens": (byte_level, CONFIG | {"image_token": "<|user|>", "extra_special_tokens": {"t_token": "<|t|>"}}),
+    "tokens that only the config makes special": (lambda: with_plain(byte_level(), "</s>"), CONFIG),
     "pieces": (sentencepiece, CONFIG | {"unk_token": "<unk>"}),
     "pieces with bos": (lambda: with_bos(sentencepiece()), CONFIG | {"unk_token": "<unk>", "legacy": False}),
 }
@@ -100,6 +109,19 @@ def test_ids_are_those_of_transformers(folder, special):
         )
     assert ours.eos_token_id == theirs.eos_token_id is not None
     assert set(theirs.all_special_ids) <= ours.special_ids
+    assert ours.special_tokens == theirs.special_tokens_map  # the variables of chat templates
+
+
+def test_named_tokens_keep_their_settings(tmp_path):
+    """Naming a token that strips the space beside it changes neither this nor its id."""
+    backend = byte_level()
+    backend.add_tokens([AddedToken("<tool>", lstrip=True, rstrip=True)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG | {"tool_token": "<tool>"}))
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.from_folder(tmp_path)
+    ids = theirs("x <tool> y")["input_ids"]
+    assert len(ids) == 3 and ours.encode("x <tool> y") == ids
+    assert ours.decode(ids, True) == theirs.decode(ids, skip_special_tokens=True) == "xy"
 
 
 def test_tokenizer_of_the_demo_model():
@@ -172,6 +194,35 @@ def test_chat_template_of_a_processor(tmp_path):
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ bos_token }}one"}))
     assert Tokenizer.from_folder(tmp_path).chat_text([{"role": "user", "content": "x"}]) == "<s>one"
     assert load_tokenizer(tmp_path).chat_template == "{{ bos_token }}one"
+
+
+def test_files_of_gpt2_need_no_settings(tmp_path):
+    letters = {chr(code): code - 97 for code in range(97, 123)}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters | {"ab": 26}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    for loaded in (load_tokenizer(tmp_path), Tokenizer.from_folder(tmp_path)):
+        assert loaded.decode(loaded.encode("abc")) == "abc" and loaded.encode("ab") == [26]
+
+
+def test_a_tokenizer_whose_class_is_in_the_folder_is_read_from_its_file(tmp_path, monkeypatch):
+    """transformers would ask whether to run the code."""
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail(f"asked {question}"))
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG | settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.decode(loaded.encode("Return")) == "Return" and loaded.eos_token == "</s>"
+
+
+def test_a_folder_without_the_file_of_the_tokens_is_refused(tmp_path):
+    """transformers makes a tokenizer that has only the special tokens."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for load in (load_tokenizer, Tokenizer.from_folder):
+        with pytest.raises(ValueError, match="lacks the file of its tokens, such as tokenizer.json"):
+            load(tmp_path)
 
 
 def test_a_tokenizer_without_a_backend_is_refused():

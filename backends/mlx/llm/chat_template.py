@@ -31,7 +31,8 @@ def render(
 ) -> str:
     """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 
-    `variables` are further variables of the template: the special tokens, and what the caller adds.
+    `variables` are further variables of the template: the special tokens, and what the caller adds. As in transformers,
+    fields of messages that are None are left out, because many templates would write them as text.
 
     Raises ValueError if the template is invalid or rejects the messages, or if a message or a variable has no JSON
     form.
@@ -41,6 +42,10 @@ def render(
         messages, variables = json.loads(json.dumps([list(messages), dict(variables)]))
     except (TypeError, ValueError) as error:
         raise ValueError(f"messages: expected JSON values: {error}") from error
+    for message in messages:
+        if not isinstance(message, dict):
+            raise ValueError(f"messages: got {message!r}, expected a mapping with role and content")
+    messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
     chat = {"tools": None, "documents": None} | variables
     chat |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tokenizers
 
-# The special tokens that a tokenizer_config.json names, which are also variables of chat templates.
-NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-# The keys of further special tokens. transformers 5 and later use the second key.
-EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+# The keys of special tokens in a tokenizer_config.json, whose values are lists, or maps from a name to a token.
+EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates
 NAMED_TEMPLATES = "additional_chat_templates"  # the folder of templates with other names than the default
+# The files of tokenizers. Those of older formats, such as that of GPT-2, may have no file with settings.
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 LONG_TOKEN = 16  # characters; the tokens of a text are hardly ever longer than this on average
 LONG_TEXT = 4096  # characters; encoding a shorter text takes a few milliseconds at most
 PIECE = 2**16  # characters that `has_more_tokens` encodes at once
@@ -31,8 +32,8 @@ class Tokenizer:
     - `tool_template`: the same for chats with tools.
 
     Attributes: `chat_template`, the Jinja source or None; `tool_template`, that for chats with tools, or None if they
-    have no template of their own; `special_tokens`, which maps a name such as `bos_token` to a token; `backend`, the
-    `tokenizers.Tokenizer`.
+    have no template of their own; `special_tokens`, which maps a name such as `bos_token` to a token, and whose names
+    are variables of chat templates; `backend`, the `tokenizers.Tokenizer`.
     """
 
     def __init__(
@@ -41,8 +42,7 @@ class Tokenizer:
         self._data, self._config = data, config
         self.chat_template = template if template is not None else _template_of(config)
         self.tool_template = tool_template if tool_template is not None else _template_of(config, TOOL_TEMPLATE)
-        named = {name: _content(config.get(name)) for name in NAMED_TOKENS}
-        self.special_tokens: dict[str, str] = {name: token for name, token in named.items() if token is not None}
+        self.special_tokens = _named_tokens(config)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -69,8 +69,8 @@ class Tokenizer:
         backend = tokenizers.Tokenizer.from_str(self._data)
         backend.no_truncation()  # the caller checks the length
         backend.no_padding()
-        known = backend.get_vocab(with_added_tokens=True)
-        backend.add_special_tokens([token for token in self._special_texts() if token not in known])
+        added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+        backend.add_special_tokens([added.get(text, text) for text in self._special_texts()])
         return backend
 
     @property
@@ -151,8 +151,8 @@ class Tokenizer:
         return chat_template.render(template, messages, variables, add_generation_prompt)
 
     def _special_texts(self) -> list[str]:
-        extra = [token for name in EXTRA_TOKENS for token in _values(self._config.get(name))]
-        return [*self.special_tokens.values(), *filter(None, map(_content, extra))]
+        lists = [tokens for key in EXTRA_TOKENS if isinstance(tokens := self._config.get(key), list)]
+        return [*self.special_tokens.values(), *filter(None, map(_content, itertools.chain(*lists)))]
 
 
 def template_in(folder: Path, config: Mapping[str, Any] = {}) -> str | None:
@@ -179,18 +179,38 @@ def _template_of(config: Mapping[str, Any], name: str = DEFAULT_TEMPLATE) -> str
     return template if name == DEFAULT_TEMPLATE else None
 
 
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a config names: name → token."""
+    named = {key: token for key, token in config.items() if key.endswith("_token")}
+    for key in EXTRA_TOKENS:
+        if isinstance(tokens := config.get(key), dict):
+            named |= tokens
+    # Some settings have such names too: add_bos_token is true or false.
+    return {name: text for name, token in named.items() if isinstance(text := _content(token), str)}
+
+
 def _content(token: Any) -> str | None:
     """Return the text of a token in a config. The token is the text, or a mapping with the text as `content`."""
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _values(tokens: Any) -> list[Any]:
-    return list(tokens.values()) if isinstance(tokens, dict) else list(tokens or ())
+def has_tokenizer(folder: Path) -> bool:
+    """Whether `folder` has a file of a tokenizer, of any format."""
+    return any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES)
+
+
+def has_words(backend: tokenizers.Tokenizer, special: Collection[int]) -> bool:
+    """Whether a tokenizer has other tokens than the special ones in `special` and a space.
+
+    transformers makes a tokenizer without them from a folder that lacks the file of the tokens.
+    """
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    return any(id not in special and token != "\u2581" for token, id in vocabulary.items())
 
 
 def _convert(folder: Path) -> Tokenizer:
     """Load a tokenizer of an older format with transformers."""
-    if not any(folder.glob("tokenizer*")):
+    if not has_tokenizer(folder):
         raise ValueError(f"tokenizer: {folder} has no tokenizer.json")
     import tempfile
 
@@ -202,9 +222,12 @@ def _convert(folder: Path) -> Tokenizer:
             "installed"
         ) from error
     with tempfile.TemporaryDirectory() as converted:
-        AutoTokenizer.from_pretrained(folder).save_pretrained(converted, save_jinja_files=False)
+        older = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        older.save_pretrained(converted, save_jinja_files=False)
         if not (Path(converted) / "tokenizer.json").is_file():
             raise ValueError(f"tokenizer: transformers cannot convert the files of {folder} to a tokenizer.json")
         tokenizer = Tokenizer.from_folder(converted)
+    if not has_words(tokenizer.backend, tokenizer.special_ids):
+        raise ValueError(f"tokenizer: {folder} lacks the file of its tokens, such as tokenizer.json")
     tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
     return tokenizer

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tokenizers
     import torch
 
+    from .tokenizer import Tokenizer
+
+_NEIGHBOR = "\0"  # a token that decoders write as it is
+
 
 def token_table(
-    tokenizer: Any, vocab_size: int, silent: Collection[int] = ()
+    tokenizer: Tokenizer, vocab_size: int, silent: Collection[int] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bytes of all tokens, concatenated, uint8 `[N]`, and their offsets, int64 `[vocab_size + 1]`.
 
-    The bytes of token `i` are those from `offsets[i]` to `offsets[i + 1]`. `tokenizer` is one of transformers.
-    The tokens in `silent` have no bytes, like special tokens.
+    The bytes of token `i` are those from `offsets[i]` to `offsets[i + 1]`. The tokens in `silent` have no bytes, like
+    special tokens.
     """
     import torch
 
-    table = token_bytes(tokenizer.backend_tokenizer, {*tokenizer.all_special_ids, *silent}, vocab_size)
+    table = token_bytes(tokenizer.backend, {*tokenizer.special_ids, *silent}, vocab_size)
     offsets = torch.tensor([0] + [len(entry) for entry in table], dtype=torch.int64).cumsum(0)
     return torch.frombuffer(bytearray(b"".join(table)), dtype=torch.uint8), offsets
 
@@ -52,11 +56,10 @@ def token_bytes(backend: tokenizers.Tokenizer, special: Collection[int], vocab_s
 
 
 def _decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
-    """Return a function that maps a token's string to the token's bytes.
-
-    Supports byte-level BPE, and SentencePiece with byte fallback.
-    """
-    return _byte_level(_byte_level_alphabet()) if "ByteLevel" in str(backend.decoder) else _sentencepiece
+    """Return a function that maps a token's string to the token's bytes."""
+    if "ByteLevel" in str(backend.decoder):
+        return _byte_level(_byte_level_alphabet())
+    return _within_a_text(" ".join if backend.decoder is None else backend.decoder.decode)
 
 
 def _byte_level(alphabet: dict[str, int]) -> Callable[[str], bytes]:
@@ -67,9 +70,19 @@ def _byte_level(alphabet: dict[str, int]) -> Callable[[str], bytes]:
     return lambda token: bytes(alphabet[c] for c in token) if alphabet.keys() >= set(token) else token.encode()
 
 
-def _sentencepiece(token: str) -> bytes:
-    byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
-    return bytes.fromhex(byte[1]) if byte else token.replace("\u2581", " ").encode()
+def _within_a_text(decode: Callable[[list[str]], str]) -> Callable[[str], bytes]:
+    """Return a function that decodes a token between two other tokens. `decode` returns the text of a list of tokens.
+
+    Decoders write the first or the last token of a text differently, for instance without a space.
+    """
+    after = decode([_NEIGHBOR, _NEIGHBOR]).removeprefix(_NEIGHBOR)
+
+    def bytes_of(token: str) -> bytes:
+        if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", token):  # a part of a character
+            return bytes.fromhex(byte[1])
+        return decode([_NEIGHBOR, token, _NEIGHBOR]).removeprefix(_NEIGHBOR).removesuffix(after).encode()
+
+    return bytes_of
 
 
 def _byte_level_alphabet() -> dict[str, int]:

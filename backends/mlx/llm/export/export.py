@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import MtpModel
 
 from ...workarounds.program_caches import forget_programs
-from ..tokenizer import template_in
+from ..tokenizer import has_tokenizer, has_words, template_in
 from .attention.all_keys import all_keys_limit
 from .check import check_program
 from .checkpoints.adapter import merge_adapter
@@ -274,16 +274,33 @@ def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[s
 
 def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer in `folder`, or None if the folder has none."""
-    if not any(folder.glob("tokenizer*")):
+    if not has_tokenizer(folder):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        if not hasattr(tokenizer, "backend_tokenizer") and (folder / "tokenizer.json").is_file():
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # AutoTokenizer took that of mistral-common
+        tokenizer = _read_tokenizer(folder)
         tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
     except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:  # those of transformers
         raise ValueError(f"export_llm: tokenizer: cannot read the one in {folder}: {error!r}") from error
     check_tokenizer(tokenizer)
+    if not has_words(tokenizer.backend_tokenizer, tokenizer.all_special_ids):
+        raise ValueError(f"export_llm: tokenizer: {folder} lacks the file of its tokens, such as tokenizer.json")
+    return tokenizer
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer in `folder`, without running code in the folder.
+
+    If its class is in such code, or uses mistral-common, it is that of `tokenizer.json`, if the folder has this file.
+    """
+    has_file = (folder / "tokenizer.json").is_file()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except ValueError:
+        if not has_file:
+            raise
+        tokenizer = None
+    if has_file and not hasattr(tokenizer, "backend_tokenizer"):
+        return PreTrainedTokenizerFast.from_pretrained(folder)
     return tokenizer
 
 

@@ -49,9 +49,17 @@ def runnable_config(folder: str | Path) -> PretrainedConfig:
     """Return the config of the checkpoint in `folder` as transformers reads it, without settings of a run.
 
     Checkpoints may name an implementation of attention that is not installed, such as flash_attention_2, and may ask
-    for results that are tuples.
+    for results that are tuples. Code in the folder is not run.
     """
-    config = AutoConfig.from_pretrained(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{folder}: the code of the model is a part of the checkpoint, and is not run; expected a model of "
+                "transformers"
+            ) from error
+        raise
     config._attn_implementation = None
     config.return_dict = True
     return config

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from ..tokenizer import Tokenizer
 from ..tokens import token_table
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
@@ -37,9 +39,7 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
     }
     constants |= head.metadata()
     if tokenizer is not None:
-        table = token_table(tokenizer, config.vocab_size)
-        constants |= zip(("token_bytes", "token_offsets"), table)
-        constants |= tokenizer_files(tokenizer)
+        constants |= tokenizer_methods(tokenizer, config.vocab_size)
     return constants
 
 
@@ -59,13 +59,18 @@ def eos_ids(model: PreTrainedModel) -> list[int]:
     return sorted(ids)
 
 
-def tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
-    """Return the name of a metadata method → the contents of a file of the tokenizer, uint8."""
+def tokenizer_methods(tokenizer: Any, vocab_size: int, silent: Collection[int] = ()) -> dict[str, torch.Tensor]:
+    """Return the metadata methods about a tokenizer of transformers: its files, and the bytes of the tokens.
+
+    `silent` is as in `token_table`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)
         files = {name: Path(folder) / file for name, file in TOKENIZER_FILES.items()}
-        return {
+        contents = {
             name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
             for name, file in files.items()
             if file.is_file()
         }
+        table = token_table(Tokenizer.from_folder(folder), vocab_size, silent)
+    return contents | dict(zip(("token_bytes", "token_offsets"), table))

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from ...llm.export.head_config import HeadConfig
-from ...llm.export.metadata import eos_ids, tokenizer_files
-from ...llm.tokens import token_table
+from ...llm.export.metadata import eos_ids, tokenizer_methods
 from .decoder import ProgramModel
 from .families import SAMPLE_RATE
 
@@ -120,8 +119,7 @@ def metadata(program_model: ProgramModel, tokenizer: Any, head: HeadConfig, prom
         # Timestamps have no text. Whisper's tokenizer does not count them as special tokens.
         begin = program_model.timestamp_begin
         silent = () if begin is None else range(begin, program_model.vocab_size)
-        constants |= zip(("token_bytes", "token_offsets"), token_table(tokenizer, program_model.vocab_size, silent))
-        constants |= tokenizer_files(tokenizer)
+        constants |= tokenizer_methods(tokenizer, program_model.vocab_size, silent)
     return constants
 
 

@@ -21,6 +21,8 @@ def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
     for module in list(model.modules()):
         if type(module).__name__ in ("JetMoeMoE", "JetMoeMoA"):
             _adapt_sorted_tokens(module)
+        if type(module).__name__ == "DbrxExperts":
+            _adapt_rows(module)
         experts = getattr(module, "experts", None)
         if not _has_stacked_weights(experts) or is_experts(experts):
             continue
@@ -104,6 +106,19 @@ def _adapt_sorted_tokens(mixture: torch.nn.Module) -> None:
         mixture.map, mixture.reduce = map_, reduce
     else:
         mixture.forward = forward
+
+
+def _adapt_rows(experts: torch.nn.Module) -> None:
+    """Change the experts of DBRX, whose weights are stacked along their rows, and which run one after the other."""
+    mlp, shape = experts.mlp, (experts.num_experts, experts.ffn_hidden_size, experts.hidden_size)
+
+    def forward(hidden_states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        tokens = hidden_states.flatten(0, -2)[:, None, None]
+        gate, up = (quantized.gathered_matmul(tokens, weight.view(shape), index) for weight in (mlp.w1, mlp.v1))
+        x = quantized.gathered_matmul(mlp.activation_fn(gate) * up, mlp.w2.view(shape).mT, index)
+        return (x.squeeze(2) * weights[..., None]).sum(1).view_as(hidden_states)
+
+    experts.forward = forward
 
 
 def _adapt_identities(experts: torch.nn.Module, function: ExpertsFunction) -> None:

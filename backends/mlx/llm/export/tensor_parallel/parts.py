@@ -138,7 +138,10 @@ def _check(
     found: Plan, decoder: CachedDecoder, methods: Mapping[str, ExportedProgram], kinds: Mapping[str, MethodKind],
     head: HeadConfig,
 ) -> None:  # fmt: skip
-    """Raise ValueError if the parts together give other logits than the decoder, beyond rounding."""
+    """Raise ValueError if the parts together give other logits than the decoder, beyond rounding.
+
+    The logits are those of the output projection. The parts gather them before the model scales or caps them.
+    """
     name = next(name for name, kind in kinds.items() if kind.form == "chunk")
     length = min(_LENGTH, decoder.chunk)
     inputs = example_inputs(kinds[name], decoder, head, length)
@@ -146,15 +149,19 @@ def _check(
     inputs["tokens"] = torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(_SEED))
     places = [inputs[each] for each in ("input_pos", "row") if each in inputs]
     small = CachedDecoder(decoder.model, rows=decoder.rows, max_context_len=length, specs=decoder.specs).eval()
+    projected: list[torch.Tensor] = []
+    handle = decoder.model.get_output_embeddings().register_forward_hook(lambda _, __, y: projected.append(y))
     with torch.no_grad():
-        expected = small(inputs["tokens"], *places).float()
+        small(inputs["tokens"], *places)
+    handle.remove()
     use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches
     first = {name: methods[name]}
     modules = [_part(found, first, rank)[name].module() for rank in range(found.processes)]
     arguments, options = (inputs.pop("tokens"), inputs.pop("input_pos")), inputs
     gathered: list[torch.Tensor] = []
     simulated_group([lambda m=module: m(*arguments, **options) for module in modules], gathered)
-    if difference := difference_beyond_rounding(gathered[-1][..., :vocab_size].float(), expected, decoder.model):
+    logits, expected = (each[-1].flatten(0, -2)[-1, :vocab_size].float() for each in (gathered, projected))
+    if difference := difference_beyond_rounding(logits, expected, decoder.model):
         raise ValueError(
             f"export_llm: tensor_parallel: {found.processes} parts of {type(decoder.model).__name__} give other logits "
             f"than the whole model: {difference}"
