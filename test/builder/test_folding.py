@@ -34,6 +34,20 @@ class OldValue(torch.nn.Module):
         return before.reshape(2, 3) * 2
 
 
+class ScaledWeight(torch.nn.Module):
+    """A large weight that is scaled and cast before it is used. With `reads_weight`, the program also reads it alone."""
+
+    def __init__(self, reads_weight=False):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 400 * 300).reshape(400, 300), requires_grad=False)
+        self.register_buffer("scale", torch.linspace(0.5, 1, 300))
+        self.reads_weight = reads_weight
+
+    def forward(self, x):
+        y = x @ (self.weight * self.scale).to(x.dtype)
+        return y + self.weight[0] if self.reads_weight else y
+
+
 def causal_window(x):
     mask = torch.ones(4, 4).tril().bool() & (torch.arange(4)[:, None] - torch.arange(4) < 2)
     return torch.where(mask, x, 0.5)
@@ -53,6 +67,7 @@ FOLDED = {
     "summand of zero": (lambda x: (x + 0) * x, ints(3), ["MultiplyNode"]),
     "mask": (causal_window, floats(2, 4, 4), ["WhereNode"]),
     "batch norm": (Norm(), floats(2, 3, 4, 4), ["MultiplyNode", "AddNode"]),
+    "large weight": (ScaledWeight(), floats(2, 400), ["AddmmNode"]),
 }
 # Programs in which no instruction may be folded away.
 NOT_FOLDED = {
@@ -65,6 +80,9 @@ NOT_FOLDED = {
     ),
     "summand of zero, which changes -0.0": (lambda x: x + 0.0, floats(3), ["AddNode"]),
     "factor of one that changes the shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),
+    "large weight with two users": (
+        ScaledWeight(reads_weight=True), floats(2, 400), ["MultiplyNode", "AddmmNode", "TakeNode", "AddNode"]
+    ),
     "large constant": (lambda x: x + torch.arange(40000) * 2, ints(40000), ["ARangeNode", "MultiplyNode", "AddNode"]),
 }
 

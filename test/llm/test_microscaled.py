@@ -56,6 +56,20 @@ def test_a_linear_layer_keeps_its_format(delegate, name, dtype):
     assert error < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
+def test_a_product_in_float16_that_is_finite_only_with_its_factor(delegate):
+    """The integers of NVFP4 times their scales are up to 2688, whatever the factor of the weight is."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48)).requires_grad_(False).eval()
+    QUANTIZERS["nvfp4, scaled"](model)
+    use_packed_weights(model)
+    model, x = model.half(), 9 * torch.randn(2, 3, 64).half()
+    expected = torch.nn.functional.linear(x.float(), model[0].weight, model[0].bias.float()).half()
+    torch.testing.assert_close(model(x), expected, rtol=2e-3, atol=2e-3)
+    lowered = to_edge_transform_and_lower(torch.export.export(model, (x,)), partitioner=[MLXPartitioner()])
+    (actual,) = LoadedMethod(lowered.to_executorch().buffer).execute([x])
+    torch.testing.assert_close(actual, expected, rtol=2e-3, atol=2e-3)
+
+
 def test_quantized_activations_are_refused():
     model = torch.nn.Sequential(torch.nn.Linear(64, 48)).to(torch.bfloat16)
     quantize_(model, MXDynamicActivationMXWeightConfig())

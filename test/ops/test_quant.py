@@ -242,6 +242,13 @@ def test_float8_weight_only(delegate, dtype):
     assert names(ops)[0] == "AddmmNode" and "TransposeNode" not in names(ops)
 
 
+def test_large_float8_weight_has_the_dtype_of_the_activations(delegate):
+    """The scales are multiplied into the weight when the program is serialized, not in float32 in every call."""
+    x, layer = torch.randn(3, 512).to(bf16), torch.nn.Linear(512, 256)
+    ops = check(layer, Float8WeightOnlyConfig(), bf16, x, EdgeCompileConfig(_check_ir_validity=False))
+    assert names(ops) == ["AddmmNode", "AddNode"]
+
+
 @pytest.mark.parametrize("dtype", (f32, bf16), ids=str)
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_linear_4096_by_4096(delegate, mapping, dtype):

@@ -4,7 +4,7 @@ import torch
 from executorch.extension.llm.export.int4 import ExportableInt4Tensor
 from executorch.extension.llm.export.mx import ExportableMXConfig
 from executorch.extension.llm.export.nvfp4 import ExportableNVFP4Config
-from oprows import bf16, f32, floats, indices, pytest_function, row
+from oprows import bf16, f16, f32, floats, indices, pytest_function, row
 from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 from torchao.quantization.quant_primitives import MappingType
@@ -34,9 +34,10 @@ class Quantized(torch.nn.Module):
     def __init__(self, layer, quantize, dtype):
         super().__init__()
         torch.manual_seed(0)
-        self.layer = layer.to(dtype)
+        layer = layer.to(f32 if dtype == f16 else dtype)  # NVFP4Tensor can be cast to float16, but not made of it
         with torch.no_grad():
-            quantize(self.layer)
+            quantize(layer)
+        self.layer = layer.to(dtype)
 
     def forward(self, x):
         return self.layer(x)
@@ -65,8 +66,8 @@ ROWS = [
     for op_row in (
         row(f"torchao::{name}", AddedWeight(torch.nn.Linear(64, 48), quantize, f32), floats(48, 64), dtypes=(f32,),
             edge_verified=False),
-        *(row(f"torchao::{name}/linear {dtype}", linear(quantize, dtype), floats(2, 3, 64), dtypes=(dtype,), loose=5,
-              loose_half=2, nodes=PRODUCT, edge_verified=False) for dtype in (f32, bf16)),
+        *(row(f"torchao::{name}/linear {dtype}", linear(quantize, dtype), floats(2, 3, 64, low=-9, high=9), dtypes=(dtype,), loose=5,
+              loose_half=4, nodes=PRODUCT, edge_verified=False) for dtype in (f32, bf16, f16)),
         *(row(f"torchao::{name}/embedding {dtype}", embedding(quantize, dtype), indices(2, 3, below=32),
               dtypes=(dtype,), nodes=LOOKUP, edge_verified=False) for dtype in (f32, bf16)),
     )

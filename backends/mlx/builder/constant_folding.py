@@ -11,18 +11,23 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from .matcher import CASTS, is_call
 from .registry import aten_target
 from .slots import Space, TensorSlot
 
-# The limit for the operands and the result of a folded node together. Larger values are computed in every run.
+# The limit for the operands and the result of a folded node together. Larger values are computed in every run, unless
+# the result replaces operands that are at least as large.
 MAX_BYTES = 2**18
 
 
-def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
+def fold(
+    node: Node, value: Any, slot_of: Callable[[Node], Any], num_readers: Callable[[TensorSlot], int]
+) -> Any:
     """Return a constant if `node` can be folded, else `value`, the value to which `node` was lowered.
 
-    A node can be folded if its operator is pure, all of its operands are known, and operands and result together
-    take at most `MAX_BYTES`.
+    A node can be folded if its operator is pure and all of its operands are known. In addition, operands and result
+    together must take at most `MAX_BYTES`, or the node must be elementwise and its result must be no larger than the
+    constants that it alone reads. `num_readers` returns how many nodes read a slot.
 
     A node without tensor operands (`arange`, `zeros`) keeps its instruction, which is smaller than the tensor. Its slot
     also gets a function that computes the tensor, as `value.data`. The users of the node can then be folded. If all
@@ -35,9 +40,15 @@ def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
         return value
     result = node.meta["val"]
     shape = tuple(result.shape)
-    if _num_bytes(shape, result.dtype) + sum(_num_bytes(s.shape, s.dtype) for s in operands.values()) > MAX_BYTES:
-        return value
-    data = functools.cache(lambda: _compute(node, operands))
+    size = _num_bytes(shape, result.dtype)
+    sizes = {slot: _num_bytes(slot.shape, slot.dtype) for slot in operands.values()}
+    data = functools.partial(_compute, node, operands)
+    if size + sum(sizes.values()) <= MAX_BYTES:
+        data = functools.cache(data)
+    else:
+        replaced = [s for s in sizes if s.space == Space.CONSTANT and num_readers(s) == 1]
+        if not _is_elementwise(node) or size > sum(sizes[s] for s in replaced):
+            return value
     if not operands:
         value.data = data
         return value
@@ -52,6 +63,10 @@ def _is_pure(target: Any) -> bool:
         and torch.Tag.nondeterministic_seeded not in target.tags
         and "empty" not in target._opname  # the elements of `empty` are undefined
     )
+
+
+def _is_elementwise(node: Node) -> bool:
+    return is_call(node, *CASTS) or torch.Tag.pointwise in aten_target(node.target).tags
 
 
 def _is_known(slot: Any) -> bool:

@@ -146,7 +146,7 @@ class ProgramBuilder(Emitter):
         try:
             for n in match.nodes:
                 dtypes.check_node(n, dtypes.BYTE_FLOATS if is_call(n, *DEQUANTIZE) else match.hidden)
-            self.set_value(node, fold(node, match.lower(self, node), self._values.get))
+            self.set_value(node, fold(node, match.lower(self, node), self._values.get, self._num_readers))
             reason = None
         except Unsupported as unsupported:
             if not self._dry_run or depth > 1:
@@ -157,6 +157,10 @@ class ProgramBuilder(Emitter):
             self._lowering.pop()
         if depth == 1:
             self._reasons |= {n: reason for n in match.nodes}
+
+    def _num_readers(self, slot: TensorSlot) -> int:
+        """Return the number of nodes that read a value whose slot is `slot`."""
+        return sum(len(node.users) for node in self._nodes_of[slot])
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
         """Return the value of a `get_attr` node: the slot of a constant, or a graph module."""

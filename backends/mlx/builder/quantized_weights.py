@@ -170,8 +170,8 @@ class Microscaled:
         }
 
     def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return `dtype`: MLX multiplies by such a matrix in any dtype."""
-        return dtype
+        """Return `dtype`, or float32 for a matrix with a factor and float16: the product without it may be infinite."""
+        return torch.float32 if self.factor is not None and dtype == torch.float16 else dtype
 
 
 def read_affine(

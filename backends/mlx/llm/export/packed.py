@@ -116,13 +116,17 @@ class MLXLinear(Packed):
         return self.mode == "affine" and self.bits in int8_activations.BITS
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.int8_activations:
-            y = int8_activations.int8_quantized_matmul(x, *self.packed_arguments()[:-1])
-        else:
-            y = quantized.quantized_matmul(x, *self.packed_arguments())
-        if self.factor is not None:
-            y = y * self.factor
+        y = self._product(x)
         return y if self.bias is None else y + self.bias
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if self.int8_activations:
+            return int8_activations.int8_quantized_matmul(x, *self.packed_arguments()[:-1])
+        if self.factor is None:
+            return quantized.quantized_matmul(x, *self.packed_arguments())
+        # The product without the factor may be beyond the range of float16.
+        wide = x.float() if x.dtype == torch.float16 else x
+        return (quantized.quantized_matmul(wide, *self.packed_arguments()) * self.factor).to(x.dtype)
 
 
 class MLXEmbedding(Packed):
