@@ -31,6 +31,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "reasoning_effort": (),
     "service_tier": SERVICE_TIERS,

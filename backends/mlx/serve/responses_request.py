@@ -33,12 +33,19 @@ class InputMessage(InputItemBase):
     phase: str | None = None
 
 
+class Caller(Strict):
+    """Who calls a function: the model itself. With OpenAI, a program that the model wrote may do so, too."""
+
+    type: Literal["direct"]
+
+
 class InputCall(InputItemBase):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
     name: str = Field(min_length=1, max_length=256)
     arguments: Arguments
     namespace: str | None = None
+    caller: Caller | None = None
     parsed_arguments: Any = None  # the openai package for JavaScript adds it in parse()
 
 
@@ -48,6 +55,7 @@ class InputResult(InputItemBase):
     output: Content
     name: str | None = None
     namespace: str | None = None
+    caller: Caller | None = None
 
 
 class InputReasoning(InputItemBase):
@@ -98,6 +106,10 @@ class ResponseTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    # Values without effect: the model sees all functions, and calls them itself.
+    defer_loading: Literal[False] | None = None
+    allowed_callers: Several[Literal["direct"]] | None = None
+    output_schema: dict[str, Any] | None = None  # of results that programs of the model would read
 
 
 class Namespace(Strict):
@@ -143,7 +155,8 @@ class OfferedFunction:
         return {"name": self.tool.name} | ({"namespace": self.namespace} if self.namespace else {})
 
     def as_chat_tool(self) -> dict[str, Any]:
-        function = self.tool.model_dump(exclude_none=True, exclude={"type"}) | {"name": self.chat_name}
+        shown = {"description", "parameters", "strict"}
+        function = self.tool.model_dump(exclude_none=True, include=shown) | {"name": self.chat_name}
         if self.heading:
             function["description"] = f"{self.heading}\n\n{self.tool.description or ''}"
         return {"type": "function", "function": function}
@@ -170,6 +183,9 @@ class Reasoning(Strict):
     # No effect: an answer has the whole reasoning, and no summary.
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
+    # Values without effect. The chat template decides which reasoning of earlier turns the model sees.
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class PlainText(Strict):

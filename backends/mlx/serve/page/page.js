@@ -185,8 +185,8 @@ async function answer() {
       }
       if (event.usage) {
         const count = event.usage.completion_tokens, seconds = (performance.now() - first) / 1000;
-        const rate = Math.max(count - 1, 0) / Math.max(seconds, 1e-3);
-        $("state").textContent = `${count} tokens, ${rate.toFixed(1)} tokens/s${finish === "length" ? ", cut off" : ""}`;
+        const rate = Math.max(count - 1, 0) / Math.max(seconds, 1e-3), end = finish === "length" ? ", cut off" : "";
+        $("state").textContent = `${count} tokens, ${rate.toFixed(1)} tokens/s${end}`;
       }
     }
   } catch (error) {
