@@ -11,7 +11,8 @@ from pydantic import Discriminator, Field, Tag
 from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
 from .request import (
-    IDENTITIES, SERVICE_TIERS, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions, Strict,
+    IDENTITIES, SERVICE_TIERS, Caller, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions,
+    Strict,
 )  # fmt: skip
 
 NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
@@ -31,12 +32,6 @@ class InputMessage(InputItemBase):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     phase: str | None = None
-
-
-class Caller(Strict):
-    """Who calls a function: the model itself. With OpenAI, a program that the model wrote may do so, too."""
-
-    type: Literal["direct"]
 
 
 class InputCall(InputItemBase):
