@@ -3,11 +3,11 @@
 import sys
 
 import anthropic
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 
 class City(BaseModel):
-    name: str = Field(max_length=20)
+    name: str
     has_harbour: bool
 
 
