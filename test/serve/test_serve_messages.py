@@ -174,6 +174,13 @@ def test_arguments_that_were_cut_off_are_no_arguments(server):
     assert message["content"][0]["input"] == {"INVALID_JSON": text} and text.startswith('{"city"')
 
 
+def test_arguments_without_a_form_in_json(server):
+    """Python reads an infinite number and the half of an emoji, but a response cannot have them."""
+    for value, expected in (("1e999", {"INVALID_JSON": '{"a": 1e999}'}), ('"\\ud83d"', {"a": "\ufffd"})):
+        server.text = f'<tool_call>\n{{"name": "now", "arguments": {{"a": {value}}}}}\n</tool_call>'
+        assert create(server, tools=TOOLS)["content"][0]["input"] == expected
+
+
 def test_schema_of_the_output(server):
     pytest.importorskip("xgrammar")
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}

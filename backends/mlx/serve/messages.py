@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from .answer import LENGTH, TOOL_CALLS, Answer, Call, Choice, Delta
+from .chat_request import parse_arguments
 from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
@@ -51,11 +52,17 @@ def _block(kind: str, call: Call | None) -> dict[str, Any]:
 
 
 def _input(call: Call) -> dict[str, Any]:
-    """Return the arguments of a call. If they are not complete, they are text, under the name that Anthropic gives it.
+    """Return the arguments of a call.
 
-    No client takes them for arguments of the function.
+    Arguments that are cut off, or have no form in JSON, are text under the name that Anthropic gives it. No client
+    takes it for an argument of the function.
     """
-    return json.loads(call.arguments) if call.is_complete else {"INVALID_JSON": call.arguments}
+    try:
+        value = parse_arguments(call.arguments) if call.is_complete else None
+        json.dumps(value, allow_nan=False)  # a number such as 1e999 is infinite
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": call.arguments}
 
 
 class MessagesFormat:
