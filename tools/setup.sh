@@ -89,7 +89,8 @@ install_package() {
   EXECUTORCH_MLX_SKIP_CMAKE=1 pip install -qq --no-build-isolation -e ".[${MLX:-cpu},dev]" ||
     die "pip could not install the requirements of pyproject.toml: see above"
   # For test/serve/test_serve_clients.py. In a separate command: pip cannot resolve all packages at once.
-  pip install -qq "langchain-openai>=1" "pydantic-ai-slim[openai]>=2" || die "pip could not install API clients: see above"
+  pip install -qq "anthropic>=0.80" "langchain-openai>=1" "pydantic-ai-slim[openai]>=2" ||
+    die "pip could not install API clients: see above"
   # For answers that follow a schema: those of `serve` and of examples/json_by_schema.py. --no-deps, because xgrammar
   # needs triton for its CUDA kernels only.
   pip install -qq --no-deps "xgrammar==0.2.8" || die "pip could not install xgrammar: see above"

@@ -15,6 +15,7 @@ LIBRARIES = {
     "litellm_client": "litellm",
     "pydantic_ai_client": "pydantic_ai",
     "instructor_client": "instructor",
+    "anthropic_client": "anthropic",
 }
 
 

@@ -1,6 +1,7 @@
 """The chat page in headless Chromium, driven by chromedriver over W3C WebDriver."""
 
 import base64
+import json
 import os
 import shutil
 import subprocess
@@ -195,6 +196,85 @@ def test_answers_are_markdown_without_scripts(page):
     assert "<script" not in html and "onerror" not in html and page.js("typeof bad") == "undefined"
     assert page.js("document.querySelector('.reasoning').textContent") == "hm"
     page.click("#clear")
+
+
+def show(page, text: str) -> None:
+    """Show an answer with this text."""
+    page.js(f"render(addMessage('assistant', ''), {{ text: {json.dumps(text)}, reasoning: '', tokens: [] }})")
+
+
+def answer_with(page, response: str) -> None:
+    """Send a message. The server's answer to it is `response`, an expression in JavaScript."""
+    page.js(f"(window.fetch = async () => {response}, send('Go on'))")
+    page.until("running === null")
+
+
+def test_answers_cannot_stand_in_for_controls_of_the_page(page):
+    show(page, "<input id=text> <b id=state>x</b> <a name=send>y</a> <button>z</button>")
+    assert page.js("document.getElementById('text').tagName") == "TEXTAREA"
+    assert page.js("document.getElementById('state').getAttribute('role')") == "status"
+    assert page.js("document.querySelectorAll('#chat [id], #chat [name], #chat button').length") == 0
+
+
+def test_links_of_answers_open_a_page_of_their_own(page):
+    show(page, "See [this](https://example.com).")
+    assert page.js("[document.querySelector('#chat a').target, document.querySelector('#chat a').rel]") == [
+        "_blank", "noopener noreferrer"
+    ]  # fmt: skip
+
+
+def test_formulas_are_shown_as_the_model_writes_them(page):
+    formulas = [r"\( a_1*b*c < d_1 \)", "$x_1 + y_1$", "\\[\nx_1\n= y\n- z\n\n\\]", "$$ e_1 $$"]
+    show(page, "It *is*\n\n" + "\n\n".join(formulas) + "\n\nfor $5 or $6, not `$a$`.")
+    shown = page.js("document.querySelector('.assistant .body').textContent")
+    assert all(formula in shown for formula in formulas) and "for $5 or $6, not $a$." in shown
+    assert page.js("document.querySelectorAll('.assistant em').length") == 1
+
+
+def test_paragraphs_have_the_direction_of_their_script(page):
+    show(page, "שלום, עולם!\n\nHello, world!")
+    styles = "[...document.querySelectorAll('.assistant p')].map(e => getComputedStyle(e).unicodeBidi)"
+    assert page.js(styles) == ["plaintext"] * 2
+    assert page.js("document.querySelector('.assistant .body').dir") == page.js("$('text').dir") == "auto"
+
+
+def test_the_page_does_not_scroll_if_the_user_has_scrolled_up(page, server, monkeypatch):
+    monkeypatch.setattr(server, "delay", 0.02)
+    page.js("addMessage('user', 'line\\n'.repeat(200))")
+    page.js("document.getElementById('max-tokens').value = 30")
+    page.type("#text", "Go on" + ENTER)
+    page.until("document.querySelector('.assistant .body')?.textContent.length > 3")
+    assert page.js("$('chat').scrollTop") > 0
+    page.js("$('chat').scrollTop = 0")
+    page.until("running === null")
+    assert page.js("$('chat').scrollTop") == 0
+
+
+def test_answers_are_rendered_once_in_a_frame(page):
+    page.js("(window.requestAnimationFrame = () => 1, window.count = 0, window.rendered = render)")
+    page.js("window.render = (...given) => { count += 1; rendered(...given); }")
+    events = "".join(f'data: {{"choices": [{{"delta": {{"content": "{i} "}}}}]}}\n\n' for i in range(20))
+    answer_with(page, f"new Response({json.dumps(events)})")
+    assert page.js("count") == 1 and page.shown_messages()[1][1].split() == [str(i) for i in range(20)]
+
+
+def test_reasoning_stays_if_there_is_no_room_for_an_answer(page):
+    events = 'data: {"choices": [{"delta": {"reasoning_content": "hm"}}]}\n\n'
+    events += 'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}\n\n'
+    events += 'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
+    answer_with(page, f"new Response({json.dumps(events)})")
+    assert page.js("document.querySelector('.reasoning').textContent") == "hm"
+    assert page.stored_messages() == [("user", "Go on"), ("assistant", "")]
+    assert page.js("$('state').textContent").endswith("cut off")
+
+
+@pytest.mark.parametrize("response, message", [
+    ("Promise.reject(new TypeError('Failed to fetch'))", "the server does not answer"),
+    ("new Response('<html>', { status: 502 })", "the server answers with HTTP 502"),
+])  # fmt: skip
+def test_errors_of_the_network_are_shown(page, response, message):
+    answer_with(page, response)
+    assert page.shown_messages()[-1] == ("error", message)
 
 
 def test_tokens_are_shaded_on_request(page):

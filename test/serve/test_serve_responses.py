@@ -203,6 +203,19 @@ def test_fields_that_have_no_effect(client, server):
     assert (answer.text.format.type, answer.text.verbosity) == ("text", "medium")
 
 
+def test_values_of_fields_of_other_tools_that_have_no_effect(client, server):
+    """Those of tools that are searched, or called by programs of the model."""
+    server.text = "Hello."
+    tool = TOOL | {"defer_loading": False, "allowed_callers": ["direct"], "output_schema": {"type": "object"}}
+    caller = {"caller": {"type": "direct"}}
+    call = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"} | caller
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"} | caller
+    fields = {"tools": [tool], "reasoning": {"context": "auto", "mode": "standard"}}
+    answer = create(client, input=[HELLO, call, result], extra_body=fields)
+    assert answer.output_text == "Hello." and "output_schema" not in server.prompts[-1]
+    assert answer.tools[0].model_dump(include=tool.keys()) == tool
+
+
 def test_reasoning_that_comes_back_reaches_the_template(chat_program):
     """Between calls. gpt-oss's template calls it `thinking`."""
     template = "{% for message in messages %}[{{ message.role }}]{{ message.thinking }}{% endfor %}{# tools #}"
@@ -235,6 +248,8 @@ def test_reasoning_that_comes_back_reaches_the_template(chat_program):
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"extra_body": {"beam": 1}}, "beam"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools.0.allowed_callers.0"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]}, "tools.0.tools.0.type"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [TOOL] * 128}, TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),

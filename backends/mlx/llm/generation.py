@@ -113,6 +113,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
     - `prompt`: the token ids of the prompt.
     - `tokens`, `text`: the part of the answer that the iteration has reached.
     - `finish`: None until the iteration ends, then `stop`, `length`, `context`, `cancelled` or `error`.
+    - `stop`: the stop string that ended the answer, or None.
     - `metrics`: token counts and times of the engine. The engine may be ahead of the iteration.
     - `seed`: the seed of the first draw, or None if the program takes no seed. The same seed gives the
       same answer.
@@ -126,6 +127,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
         self.prompt = list(prompt)
         self.tokens: list[int] = []
         self.finish: str | None = None
+        self.stop: str | None = None
         self._texts: list[str] = []
         self._logprobs: list[float] = []
         self._is_cancelled = False
@@ -178,7 +180,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
         if self._is_cancelled:
             self.finish = event.finish and CANCELLED
             return None
-        self.finish = event.finish
+        self.finish, self.stop = event.finish, event.stop
         if event.finish == ERROR:
             raise self._request.error()
         self._texts.append(event.text)
@@ -219,12 +221,16 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
 
 @dataclass(frozen=True)
 class Event:
-    """A copy of an `executorch_mlx_event`. If `is_stop_id` is true, the token ends the answer and is not part of it."""
+    """A copy of an `executorch_mlx_event`. If `is_stop_id` is true, the token ends the answer and is not part of it.
+
+    `stop`: the stop string that ends the answer, or None.
+    """
 
     token: int
     text: str
     finish: str | None
     is_stop_id: bool
+    stop: str | None
     logprob: float | None
     top_logprobs: tuple[tuple[int, float], ...]
 
@@ -272,7 +278,7 @@ class Request:
         self.events: SimpleQueue[Event] = SimpleQueue()
         self.handle, self._library = RequestHandle(), binding.library()
         self._allowed_tokens, self._words = parameters.allowed_tokens, mask_word_count(program.vocab_size)
-        self._wants_logprobs = options.logprobs is not None
+        self._wants_logprobs, self._stops = options.logprobs is not None, options.stop
         self._wakers: deque[Callable[[], object]] = deque()  # of the tasks that wait for an event
         self.handles = program.handles
         self._exception: BaseException | None = None  # what `allowed_tokens` raised
@@ -334,6 +340,7 @@ class Request:
             ctypes.string_at(event.text, event.text_length).decode() if event.text_length else "",
             FINISH_REASONS[event.finish],
             event.finish == binding.STOP and event.stop_index < 0,
+            self._stops[event.stop_index] if event.stop_index >= 0 else None,
             event.logprob if self._wants_logprobs and has_token else None,
             tuple(zip(event.top_tokens[:count], event.top_logprobs[:count])) if count else (),
         )

@@ -17,6 +17,8 @@ from ..llm import LLM
 from . import strict_json
 from .chat_request import ChatRequest
 from .errors import add_error_handlers
+from .messages import MessagesFormat, count_tokens, start_message
+from .messages_request import CountRequest, MessagesRequest
 from .middleware import add_middleware
 from .models import Models
 from .request import CompletionRequest
@@ -101,6 +103,10 @@ def _generation_routes(service: Service) -> APIRouter:
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         return await service.respond(request, body, start_response, ResponsesFormat)
 
+    @router.post("/v1/messages")
+    async def write_message(body: MessagesRequest, request: Request) -> Response:
+        return await service.respond(request, body, start_message, MessagesFormat)
+
     return router
 
 
@@ -123,7 +129,9 @@ def _information_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": service.models.descriptions()}
+        models = service.models.descriptions()
+        ends = {"has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}  # as in Anthropic's API
+        return {"object": "list", "data": models, **ends}
 
     @router.get("/v1/models/{requested:path}")
     async def get_model(requested: str) -> dict[str, Any]:
@@ -132,6 +140,10 @@ def _information_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses/input_tokens")
     async def count_input_tokens(body: ResponsesRequest) -> dict[str, Any]:
         return await service.with_model(body.model, lambda model: input_tokens(model, body))
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_message_tokens(body: CountRequest) -> dict[str, Any]:
+        return await service.with_model(body.model, lambda model: count_tokens(model, body))
 
     @router.post("/tokenize")
     async def tokenize_text(body: TokenizeRequest) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class TextPart(Strict):
 Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart])]
 
 
-def _parse_arguments(text: str) -> Any:
+def parse_arguments(text: str) -> Any:
     """Return the value of the arguments of a call, or `text` if it is not JSON. Raises ValueError for deep nesting.
 
     Lone surrogates become U+FFFD: models write them where they cut off an escaped emoji, and UTF-8 does not have them.
@@ -61,7 +61,7 @@ def _parse_arguments(text: str) -> Any:
 
 
 def _check_arguments(text: str) -> str:
-    _parse_arguments(text)
+    parse_arguments(text)
     return text
 
 
@@ -75,7 +75,7 @@ class FunctionCall(Strict):
 
     def as_dict(self) -> dict[str, Any]:
         """The call for chat templates, which take the arguments as a mapping."""
-        return {"name": self.name, "arguments": _parse_arguments(self.arguments)}
+        return {"name": self.name, "arguments": parse_arguments(self.arguments)}
 
 
 class MessageToolCall(Strict):

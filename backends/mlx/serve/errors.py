@@ -1,10 +1,11 @@
-"""Errors in the format of the OpenAI API."""
+"""Errors in the format of the OpenAI API, and in that of Anthropic's API for `/v1/messages`."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,6 +17,13 @@ from ..llm import BusyError, PromptLengthError, SettingError
 from ..memory import OutOfMemoryError
 
 log = logging.getLogger("executorch_mlx.serve")
+
+ANTHROPIC_PATH = "/v1/messages"  # the paths that begin so belong to Anthropic's API
+# Anthropic's types of errors by HTTP status. Others are `invalid_request_error`, and `api_error` from 500 on.
+ANTHROPIC_TYPES = {
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error",
+    504: "timeout_error",
+}  # fmt: skip
 
 
 class ApiError(HTTPException):
@@ -38,8 +46,20 @@ class ApiError(HTTPException):
         super().__init__(status, message, dict(headers) if headers else None)
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status_code, self.headers)
+    def response(self, path: str) -> JSONResponse:
+        """Return the response to a request for `path`, in the format of the API to which the path belongs."""
+        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+        return JSONResponse(body, self.status_code, self.headers)
+
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The body in the format of Anthropic's API."""
+        message, code = self.detail, self.body["error"]["code"]
+        if code == "context_length_exceeded":
+            message = f"prompt is too long: {message}"  # clients that shorten their prompt look for these words
+        other = "api_error" if self.status_code >= 500 else "invalid_request_error"
+        error: dict[str, Any] = {"type": ANTHROPIC_TYPES.get(self.status_code, other), "message": message}
+        return {"type": "error", "error": error | ({"details": {"error_code": code}} if code else {})}
 
     def __str__(self) -> str:
         return self.detail
@@ -83,6 +103,23 @@ def answer_error(error: Exception) -> ApiError:
     if not isinstance(error, (RuntimeError, SettingError)):
         log.error("an answer failed", exc_info=error)
     return server_error(f"the model failed: {error}")
+
+
+@contextmanager
+def renamed_fields(rename: Callable[[str], str]) -> Iterator[None]:
+    """Let an ApiError about a field of a chat request name the field of another API, which `rename` returns."""
+    try:
+        yield
+    except ApiError as error:
+        details = error.body["error"]
+        param = details["param"] or ""
+        field = rename(param)
+        if field == param:
+            raise
+        message = details["message"].replace(param, field, 1)
+        raise ApiError(
+            message, status=error.status_code, kind=details["type"], param=field, code=details["code"]
+        ) from error
 
 
 def _path(error: Mapping[str, Any], body: Any) -> list[str]:
@@ -169,17 +206,17 @@ def add_error_handlers(app: FastAPI) -> None:
     """Register handlers on `app` that give all error responses the format of the OpenAI API."""
 
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error.response(request.scope["path"])
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return validation_error(error.errors(), error.body).response()
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return validation_error(error.errors(), error.body).response(request.scope["path"])
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-        return ApiError(message, status=error.status_code, headers=error.headers).response()
+        return ApiError(message, status=error.status_code, headers=error.headers).response(request.scope["path"])
 
 
 class InternalErrors:
@@ -206,4 +243,5 @@ class InternalErrors:
             if scope["type"] != "http" or has_started:
                 raise
             log.error("internal error", exc_info=error)
-            await server_error(f"internal error: {type(error).__name__}").response()(scope, receive, send)
+            response = server_error(f"internal error: {type(error).__name__}").response(scope["path"])
+            await response(scope, receive, send)

@@ -123,7 +123,7 @@ class LocalHost:
             name = host[0].removeprefix("[") if len(host) == 2 else host[0].split(":")[0]
             if not is_loopback(name):
                 error = ApiError("the Host header names another machine, expected the loopback address")
-                return await error.response()(scope, receive, send)
+                return await error.response(scope["path"])(scope, receive, send)
         await self._app(scope, receive, send)
 
 
@@ -139,7 +139,7 @@ class ApiKey:
                 "the API key is missing or wrong: send the header Authorization: Bearer <key>",
                 status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
-            return await error.response()(scope, receive, send)
+            return await error.response(scope["path"])(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
@@ -147,8 +147,12 @@ class ApiKey:
 
     def _has_key(self, scope) -> bool:
         scheme, _, given = _header(scope, b"authorization").partition(" ")
+        is_bearer = self._is_key(given.strip()) and scheme.lower() == "bearer"
+        return is_bearer or self._is_key(_header(scope, b"x-api-key"))  # the header of Anthropic's API
+
+    def _is_key(self, given: str) -> bool:
         # compare_digest takes the same time however much of the key is right.
-        return hmac.compare_digest(given.strip().encode("latin-1"), self._key) and scheme.lower() == "bearer"
+        return hmac.compare_digest(given.encode("latin-1"), self._key)
 
 
 class BodyLimits:
@@ -166,10 +170,10 @@ class BodyLimits:
         if encoding := _header(scope, b"content-encoding").removeprefix("identity"):
             message = f"Content-Encoding: got {encoding[:40]!r}, expected a body without compression"
             error = ApiError(message, status=415)
-            return await error.response()(scope, receive, send)
+            return await error.response(scope["path"])(scope, receive, send)
         length = _header(scope, b"content-length")
         if length.isdecimal() and int(length[:20]) > limit:
-            return await too_large.response()(scope, receive, send)
+            return await too_large.response(scope["path"])(scope, receive, send)
 
         async def receive_limited():
             nonlocal size, is_complete

@@ -66,6 +66,15 @@ class ServedModel:
             return False
 
     @cached_property
+    def takes_later_system_messages(self) -> bool:
+        """Whether the chat template shows a system message behind other messages. Many templates reject it."""
+        messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "<|instructions|>"}]
+        try:
+            return messages[1]["content"] in self.llm.tokenizer.chat_text(messages)
+        except ValueError:
+            return False
+
+    @cached_property
     def scoring_threads(self) -> ThreadPoolExecutor:
         """The threads that compute log probabilities of prompts."""
         return ThreadPoolExecutor(self.llm.rows, thread_name_prefix="score")

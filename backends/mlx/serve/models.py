@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from .. import memory
@@ -106,6 +107,8 @@ class Models:
         """Return the object of a model in `/v1/models`. Raises ApiError for an unknown name."""
         entry = self._entry(name)
         fields = {"id": name, "object": "model", "created": entry.created, "owned_by": "executorch-mlx"}
+        created = datetime.fromtimestamp(entry.created, timezone.utc).isoformat()
+        fields |= {"type": "model", "display_name": name, "created_at": created}  # as in Anthropic's API
         return fields | entry.description | {"loaded": entry.model is not None}
 
     async def acquire(self, name: str | None) -> ServedModel:

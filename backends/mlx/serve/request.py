@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
@@ -31,6 +31,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "reasoning_effort": (),
     "service_tier": SERVICE_TIERS,
@@ -93,6 +94,12 @@ class Strict(RequestPart):
         known = {key: part for key, part in value.items() if key in names}
         unknown = ((key, part) for key, part in value.items() if key not in names and part is not None)
         return known | dict(islice(unknown, 1))  # pydantic reports it
+
+
+class Caller(Strict):
+    """Who calls a function: the model itself. In the clouds, a program that the model wrote may do so, too."""
+
+    type: Literal["direct"]
 
 
 @cache

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from .answer import LENGTH, Answer, Call, Choice, Delta
-from .errors import ApiError
+from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
 from .model import ServedModel
@@ -30,37 +29,20 @@ FIELDS = {
 
 def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
     """Start the answer to a request. Raises ApiError, which names the field of this API."""
-    with _errors_of_this_api(body):
+    with renamed_fields(partial(_field, body)):
         return start_chat(model, body.as_chat_request())
 
 
 def input_tokens(model: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
     """Return the response of `/v1/responses/input_tokens`: the length of the prompt. Raises ApiError, as above."""
-    with _errors_of_this_api(body):
+    with renamed_fields(partial(_field, body)):
         chat = body.as_chat_request()
         chat.check_fields()
         count = len(model.llm.encode(chat_prompt(model, chat).text, special=False))
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
-@contextmanager
-def _errors_of_this_api(body: ResponsesRequest) -> Iterator[None]:
-    """Let an ApiError about a field of the chat request name the field of this API."""
-    try:
-        yield
-    except ApiError as error:
-        details = error.body["error"]
-        param = details["param"] or ""
-        field = _field(param, body)
-        if field == param:
-            raise
-        message = details["message"].replace(param, field, 1)
-        raise ApiError(
-            message, status=error.status_code, kind=details["type"], param=field, code=details["code"]
-        ) from error
-
-
-def _field(param: str, body: ResponsesRequest) -> str:
+def _field(body: ResponsesRequest, param: str) -> str:
     """Return the path to a field in this API, for its path in a chat request, such as `tools.0.function.parameters`."""
     name, *rest = param.split(".")
     if name == "tools" and rest:

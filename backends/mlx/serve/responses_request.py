@@ -11,7 +11,8 @@ from pydantic import Discriminator, Field, Tag
 from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
 from .request import (
-    IDENTITIES, SERVICE_TIERS, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions, Strict,
+    IDENTITIES, SERVICE_TIERS, Caller, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions,
+    Strict,
 )  # fmt: skip
 
 NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
@@ -39,6 +40,7 @@ class InputCall(InputItemBase):
     name: str = Field(min_length=1, max_length=256)
     arguments: Arguments
     namespace: str | None = None
+    caller: Caller | None = None
     parsed_arguments: Any = None  # the openai package for JavaScript adds it in parse()
 
 
@@ -48,6 +50,7 @@ class InputResult(InputItemBase):
     output: Content
     name: str | None = None
     namespace: str | None = None
+    caller: Caller | None = None
 
 
 class InputReasoning(InputItemBase):
@@ -98,6 +101,10 @@ class ResponseTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    # Values without effect: the model sees all functions, and calls them itself.
+    defer_loading: Literal[False] | None = None
+    allowed_callers: Several[Literal["direct"]] | None = None
+    output_schema: dict[str, Any] | None = None  # of results that programs of the model would read
 
 
 class Namespace(Strict):
@@ -143,7 +150,8 @@ class OfferedFunction:
         return {"name": self.tool.name} | ({"namespace": self.namespace} if self.namespace else {})
 
     def as_chat_tool(self) -> dict[str, Any]:
-        function = self.tool.model_dump(exclude_none=True, exclude={"type"}) | {"name": self.chat_name}
+        shown = {"description", "parameters", "strict"}
+        function = self.tool.model_dump(exclude_none=True, include=shown) | {"name": self.chat_name}
         if self.heading:
             function["description"] = f"{self.heading}\n\n{self.tool.description or ''}"
         return {"type": "function", "function": function}
@@ -170,6 +178,9 @@ class Reasoning(Strict):
     # No effect: an answer has the whole reasoning, and no summary.
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
+    # Values without effect. The chat template decides which reasoning of earlier turns the model sees.
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class PlainText(Strict):

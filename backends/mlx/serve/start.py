@@ -5,6 +5,7 @@ The functions encode text and compile grammars, which may take long: call them o
 
 from __future__ import annotations
 
+import itertools
 import os.path
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -186,6 +187,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         options = _effort_options(model, body.reasoning_effort) | options
     if "developer" not in model.template:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    if any(m["role"] == "system" for m in messages[1:]) and not model.takes_later_system_messages:
+        messages = _without_later_system_messages(messages)
     render = partial(
         model.llm.tokenizer.chat_text,
         options=options,
@@ -233,6 +236,22 @@ def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -
             message["content"] = f"{written.pop()['content']}\n{message['content']}"
         written.append(message)
         after_tool = is_tool
+    return written
+
+
+def _without_later_system_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with system messages only at the beginning, and there only one. Others become the user's.
+
+    Such a message is joined with the user's messages beside it: many templates want users and assistants to alternate.
+    """
+    written = messages[:1]
+    for before, message in itertools.pairwise(messages):
+        roles = {message["role"], before["role"]}
+        if message["role"] == "system" and written[-1]["role"] != "system":
+            message = message | {"role": "user"}
+        if "system" in roles and message["role"] == written[-1]["role"]:
+            message = message | {"content": f"{written.pop()['content']}\n\n{message['content']}"}
+        written.append(message)
     return written
 
 

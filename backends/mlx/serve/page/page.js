@@ -4,10 +4,39 @@ let messages = [], model = null, running = null; // running: the AbortController
 let hasTemplate = true; // whether the model has a chat template; otherwise each message is the prompt of a completion
 let key = sessionStorage.getItem("key");
 
+// What an answer may not contain. An id or a name could be that of a control of this page.
+const SANITIZE = {
+  FORBID_TAGS: ["img", "style", "form", "button", "select", "textarea"], FORBID_ATTR: ["id", "name", "style"] };
+DOMPurify.addHook("afterSanitizeAttributes", node => { // a link in the same tab would end the chat
+  if (node.nodeName.toLowerCase() === "a") {
+    node.setAttribute("target", "_blank");
+    node.setAttribute("rel", "noopener noreferrer");
+  }
+});
+
+// Formulas in LaTeX stay as they are. Markdown would take their backslashes, underscores and lines for its own.
+const DISPLAYED = /\$\$[^]+?\$\$|\\\[[^]+?\\\]/.source, IN_TEXT = /\\\([^]+?\\\)|\$(?! )[^$`\n]+?(?<! )\$(?!\d)/.source;
+const escaped = text => text.replace(/[&<>]/g, character => `&#${character.charCodeAt()};`);
+const formulas = (level, start, pattern, toHtml) => ({
+  name: `${level}-formula`, level,
+  start: source => source.match(start)?.index,
+  tokenizer(source) {
+    const raw = pattern.exec(source)?.[0];
+    if (raw) return { type: `${level}-formula`, raw };
+  },
+  renderer: ({ raw }) => toHtml(escaped(raw)),
+});
+marked.use({ extensions: [
+  formulas("block", /\n {0,3}(\$\$|\\\[)/, new RegExp(`^ {0,3}(${DISPLAYED}) *(\\n|$)`), html => `<p>${html}</p>`),
+  formulas("inline", /\$|\\[([]/, new RegExp(`^(${DISPLAYED}|${IN_TEXT})`), html => html),
+] });
+
 // Calls the API. Asks for the API key if the server wants one.
 async function call(path, options = {}) {
   const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-  const response = await fetch(path, { ...options, headers });
+  const response = await fetch(path, { ...options, headers }).catch(error => {
+    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+  });
   if (response.status === 401) {
     const given = prompt("API key");
     if (given) {
@@ -15,7 +44,10 @@ async function call(path, options = {}) {
       return call(path, options);
     }
   }
-  if (!response.ok) throw new Error((await response.json()).error.message);
+  if (!response.ok) {
+    const body = await response.json().catch(() => null); // a proxy's error may be of another form
+    throw new Error(body?.error?.message ?? `the server answers with HTTP ${response.status}`);
+  }
   return response;
 }
 
@@ -41,6 +73,7 @@ function addMessage(role, text) {
   const div = document.createElement("div"), body = document.createElement("div");
   div.className = hasTemplate ? role : `${role} plain`;
   body.className = "body";
+  body.dir = "auto";
   body.textContent = text;
   div.append(body);
   $("chat").append(div);
@@ -61,6 +94,13 @@ function addActions(div, actions) {
   div.append(bar);
 }
 
+// Makes a change that lengthens messages. The end of the last message stays visible if it was.
+function keepEnd(change) {
+  const chat = $("chat"), isAtEnd = chat.scrollHeight - chat.scrollTop - chat.clientHeight < 40;
+  change();
+  if (isAtEnd) chat.scrollTop = chat.scrollHeight;
+}
+
 // Renders an answer: as markdown, or with a shade for the probability of each token.
 function render(div, answer) {
   const body = div.querySelector(".body");
@@ -75,13 +115,14 @@ function render(div, answer) {
     }));
     div.classList.add("plain");
   } else if (hasTemplate) {
-    body.innerHTML = DOMPurify.sanitize(marked.parse(answer.text), { FORBID_TAGS: ["img", "style", "form"] });
+    body.innerHTML = DOMPurify.sanitize(marked.parse(answer.text), SANITIZE);
   } else body.textContent = answer.text;
   if (!answer.reasoning) return;
   let reasoning = div.querySelector(".reasoning");
   if (!reasoning) {
     reasoning = document.createElement("div");
     reasoning.className = "reasoning";
+    reasoning.dir = "auto";
     div.prepend(reasoning);
   }
   reasoning.textContent = answer.reasoning;
@@ -126,7 +167,9 @@ async function answer() {
   $("send").textContent = "Stop";
   const div = addMessage("assistant", ""), parts = { text: "", reasoning: "", tokens: [] };
   div.setAttribute("aria-busy", "true");
-  let first = null;
+  let first = null, finish = null, frame = 0;
+  // A long answer takes a while to render: once for all events of a frame.
+  const show = () => { frame = 0; keepEnd(() => render(div, parts)); };
   $("state").textContent = "…";
   try {
     const response = await call(hasTemplate ? "/v1/chat/completions" : "/v1/completions", {
@@ -137,13 +180,13 @@ async function answer() {
       if (event.choices[0]) {
         extend(parts, event.choices[0]);
         if (parts.text || parts.reasoning) first ??= performance.now();
-        render(div, parts);
-        div.scrollIntoView({ block: "end" });
+        finish = event.choices[0].finish_reason;
+        frame ||= requestAnimationFrame(show);
       }
       if (event.usage) {
         const count = event.usage.completion_tokens, seconds = (performance.now() - first) / 1000;
-        const rate = Math.max(count - 1, 0) / Math.max(seconds, 1e-3);
-        $("state").textContent = `${count} tokens, ${rate.toFixed(1)} tokens/s`;
+        const rate = Math.max(count - 1, 0) / Math.max(seconds, 1e-3), end = finish === "length" ? ", cut off" : "";
+        $("state").textContent = `${count} tokens, ${rate.toFixed(1)} tokens/s${end}`;
       }
     }
   } catch (error) {
@@ -152,17 +195,19 @@ async function answer() {
       if (error.name !== "AbortError") addMessage("error", error.message);
     }
   }
+  cancelAnimationFrame(frame);
+  show();
   running = null;
   $("send").textContent = "Send";
   if (conversation !== messages) return;
   div.removeAttribute("aria-busy");
-  if (parts.text) {
+  if (parts.text || parts.reasoning) {
     messages.push({ role: "assistant", content: parts.text });
     const index = messages.length - 2; // of the user's message
-    addActions(div, {
-      Regenerate: () => restart(div, index),
-      Copy: () => navigator.clipboard.writeText(parts.text),
-    });
+    const actions = { Regenerate: () => restart(div, index) };
+    // Browsers have the clipboard only on pages of this machine or with TLS.
+    if (navigator.clipboard) actions.Copy = () => navigator.clipboard.writeText(parts.text);
+    keepEnd(() => addActions(div, actions));
   } else { div.remove(); messages.pop(); } // no answer: drop the message as well
 }
 
