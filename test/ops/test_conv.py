@@ -24,6 +24,25 @@ NOT_TRANSPOSED = [
         dtypes=(f32, f16), loose=6),
 ]
 
+DEPTHWISE = [
+    row("convolution/depthwise 1d", F.conv1d, floats(N, 19, 30), floats(19, 1, 5), None, 2, 7, 3, 19, dtypes=FLOATS),
+    row("convolution/depthwise 2d", F.conv2d, floats(2, 33, 4, L), floats(33, 1, 3, 2), None, (2, 1), (1, 2), (1, 2),
+        33, dtypes=FLOATS, loose=4),
+    row("convolution/one channel 3d", F.conv3d, floats(2, 1, 4, 5, 12), floats(1, 1, 2, 3, 3), None, (1, 2, 1),
+        (1, 0, 2), (2, 1, 1), dtypes=F32_ONLY, loose=4),
+]
+
+# Transposed convolutions that the runtime computes as plain ones.
+PHASES = [
+    row("convolution/phases 1d", F.conv_transpose1d, cases=[
+        (floats(N, 4, L), floats(4, 3, 7), floats(3), 3, 2, 2), (floats(2, 4, L), floats(4, 3, 5), None, 2, 5),
+        (floats(2, 4, 5), floats(4, 3, 4), floats(3), 1, 3)], dtypes=F32_ONLY, loose=4),
+    row("convolution/phases 2d", F.conv_transpose2d, floats(2, 4, 5, 6), floats(4, 3, 4, 5), floats(3), (2, 3), (1, 4),
+        (1, 2), dtypes=F32_ONLY, loose=4),
+    row("convolution/phases 3d", F.conv_transpose3d, floats(1, 2, 3, 4, 2), floats(2, 3, 2, 3, 2), floats(3), (2, 3, 1),
+        (0, 1, 1), (1, 2, 0), dtypes=F32_ONLY, loose=4),
+]
+
 TRANSPOSED = [
     row("convolution/transposed 1d", F.conv_transpose1d, cases=[
         (floats(2, 4, 5), floats(4, 3, 3), floats(3)), (floats(2, 4, 5), floats(4, 3, 3), floats(6), 3, 1, 2, 2, 2),
@@ -52,6 +71,6 @@ MODULES = [
         dtypes=F32_ONLY, loose=4),
 ]
 
-ROWS = [*NOT_TRANSPOSED, *TRANSPOSED, *MODULES]
+ROWS = [*NOT_TRANSPOSED, *DEPTHWISE, *TRANSPOSED, *PHASES, *MODULES]
 
 test_op_row = pytest_function(ROWS)

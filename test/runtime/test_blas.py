@@ -4,8 +4,12 @@ import ctypes
 import subprocess
 import sys
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from irprograms import Graph, ir
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 
@@ -63,3 +67,18 @@ def test_blas_of_the_delegate_is_used_unless_mlx_is_loaded_first(source, name, w
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip().startswith(name), done.stderr
     assert done.stderr.count("call executorch_mlx.load_delegate() before importing mlx") == warnings
+
+
+def test_a_transposed_convolution_is_a_matrix_product(delegate):
+    library = ctypes.CDLL(str(Path(delegate).parent / "libmlx_blas.so"))
+    library.executorch_mlx_blas_calls.restype = ctypes.c_uint64
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 6, 3, generator=generator)
+    w = torch.randn(3, 2, 4, generator=generator)  # as in torch: [C, O, kernel]
+    g = Graph()
+    source, weight = g.input((1, 6, 3), torch.float32), g.constant(w.permute(1, 2, 0).contiguous())
+    g.emit(ir.ConvTranspose1DNode(x=source, w=weight, out=g.output((1, 14, 2), torch.float32), stride=2))
+    calls = library.executorch_mlx_blas_calls()
+    (y,) = g.run(x)
+    assert library.executorch_mlx_blas_calls() > calls
+    torch.testing.assert_close(y.mT, torch.nn.functional.conv_transpose1d(x.mT, w, stride=2))

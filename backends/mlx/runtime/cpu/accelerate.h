@@ -265,6 +265,18 @@ std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream);
 std::optional<mx::array> rms_norm(
     const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream);
 
+// The spatial axes of a convolution.
+struct Window {
+  std::vector<int> stride;
+  std::vector<int> padding;  // before and after x
+  std::vector<int> dilation;
+};
+
+// The depthwise convolution of x [batch, ..., channels] with w [channels, ..., 1], both float32, over up to three
+// spatial axes. Each channel has its own window. The result has the given shape.
+std::optional<mx::array> depthwise_convolution(
+    const mx::array& x, const mx::array& w, const Window& window, const mx::Shape& shape, mx::Stream stream);
+
 // Like mx::fast::rope with traditional=false, computed in float32. x [batch, heads, tokens, width] is float32, float16
 // or bfloat16, and so is the result. offset contains one integer, or `batch` integers. freqs [dims / 2] is float32; if
 // it is given, base is not used.

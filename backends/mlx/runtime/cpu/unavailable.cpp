@@ -150,6 +150,11 @@ std::optional<mx::array> rms_norm(const mx::array&, const std::optional<mx::arra
   return std::nullopt;
 }
 
+std::optional<mx::array> depthwise_convolution(
+    const mx::array&, const mx::array&, const Window&, const mx::Shape&, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> rope(
     const mx::array&, int, float, float, const mx::array&, const std::optional<mx::array>&, mx::Stream) {
   return std::nullopt;

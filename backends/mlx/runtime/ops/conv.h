@@ -1,9 +1,13 @@
 // Convolutions. See op_row.h.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <functional>
 #include <numeric>
 
+#include "cpu/accelerate.h"
+#include "ops/linalg.h"
 #include "ops/op_row.h"
 
 namespace executorch_mlx {
@@ -85,6 +89,76 @@ inline bool avoids_transposed(mx::Stream stream) {
   return stream.device == mx::Device::gpu && mx::cu::is_available();
 }
 
+// Splits the kernel w [O, ..., C] of a transposed convolution on one axis. The result has `stride` times as many
+// channels O: one kernel for each phase, in the order in which a plain convolution reads it. An element of a phase is
+// `stride` elements after the one before.
+inline mx::array split_phases(mx::array w, int axis, int stride, mx::Stream s) {
+  const int size = (w.shape(axis) + stride - 1) / stride;
+  const int missing = size * stride - w.shape(axis);
+  w = mx::pad(w, {axis}, {0}, {missing}, mx::array(0, w.dtype()), "constant", s);
+  w = mx::flip(mx::unflatten(w, axis, {size, stride}, s), {axis}, s);
+  return mx::flatten(mx::moveaxis(w, axis + 1, 0, s), 0, 1, s);
+}
+
+// Moves the phases of an axis from the channels of y [B, ..., O] to the axis: the reverse of split_phases().
+inline mx::array interleave_phases(mx::array y, int axis, int stride, mx::Stream s) {
+  y = mx::unflatten(y, -1, {stride, y.shape(-1) / stride}, s);
+  return mx::flatten(mx::moveaxis(y, -2, axis + 1, s), axis, axis + 1, s);
+}
+
+// A transposed convolution of one group, with the result of the given shape, as a plain convolution of the elements of
+// x. MLX's CPU backend computes it in a slow loop over the elements of x and the zeros between them.
+template <size_t N>
+mx::array conv_by_phases(
+    const mx::array& x, mx::array w, const ConvWindow<N>& window, const mx::Shape& shape, mx::Stream s) {
+  mx::Shape start(N + 2, 0), stop = shape;
+  std::vector<int> low, high;
+  for (int axis = 1; axis <= static_cast<int>(N); ++axis) {
+    const int stride = window.stride[axis - 1], padding = window.padding[axis - 1];
+    w = split_phases(w, axis, stride, s);
+    const int reach = w.shape(axis) - 1;
+    const int first = std::min(padding / stride, reach);  // the first element of each phase that is computed
+    const int last = (padding + shape[axis] - 1) / stride;
+    low.push_back(reach - first);
+    high.push_back(std::max(0, last + 1 - x.shape(axis)));
+    start[axis] = padding - first * stride;
+    stop[axis] += start[axis];
+  }
+  const std::vector<int> ones(N, 1);
+  auto y = mx::conv_general(x, w, ones, low, high, ones, ones, /*groups=*/1, /*flip=*/false, s);
+  for (int axis = N; axis >= 1; --axis) {
+    y = interleave_phases(y, axis, window.stride[axis - 1], s);
+  }
+  return mx::slice(y, start, stop, s);
+}
+
+// Convolutions that MLX's CPU backend computes slowly, with the result of the given shape. nullopt for all others.
+template <size_t N, bool kTransposed>
+std::optional<mx::array> conv_on_cpu(
+    const mx::array& x, const mx::array& w, const ConvWindow<N>& window, int groups, const mx::Shape& shape,
+    Context& c) {
+  if (c.stream.device != mx::Device::cpu || x.dtype() != w.dtype()) {
+    return std::nullopt;
+  }
+  if constexpr (kTransposed) {
+    const auto& stride = window.stride;
+    const bool is_dense = std::all_of(window.dilation.begin(), window.dilation.end(), [](int d) { return d == 1; });
+    const bool fits = std::equal(stride.begin(), stride.end(), w.shape().begin() + 1, std::less_equal<int>());
+    return groups == 1 && is_dense && fits ? std::optional(conv_by_phases<N>(x, w, window, shape, c.stream))
+                                           : std::nullopt;
+  } else {
+    if (groups != w.shape(0) || groups != x.shape(-1)) {
+      return std::nullopt;
+    }
+    const cpu::Window axes{
+        {window.stride.begin(), window.stride.end()},
+        {window.padding.begin(), window.padding.end()},
+        {window.dilation.begin(), window.dilation.end()}};
+    const auto y = cpu::depthwise_convolution(to_float32(x, c), to_float32(w, c), axes, shape, c.stream);
+    return y ? std::optional(mx::astype(*y, x.dtype(), c.stream)) : std::nullopt;
+  }
+}
+
 // A convolution over N spatial axes of x [B, ..., C] with the weights w [O, ..., C / groups].
 template <typename Node, size_t N, bool kTransposed>
 void conv(const Node& n, Context& c) {
@@ -134,6 +208,9 @@ void conv(const Node& n, Context& c) {
   }
   c.expect_product(shape, x.dtype(), static_cast<int64_t>(w.size()) / w.shape(0));
 
+  if (const auto y = conv_on_cpu<N, kTransposed>(x, w, window, groups, shape, c)) {
+    return c.set(n.out(), *y);
+  }
   const auto stride = std::vector<int>(window.stride.begin(), window.stride.end());
   const auto dilation = std::vector<int>(window.dilation.begin(), window.dilation.end());
   if (!kTransposed) {

@@ -232,6 +232,26 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_rms_norm(
     const void* x, executorch_mlx::FloatType type, const void* weight, executorch_mlx::FloatType weight_type, void* y,
     int64_t rows, int64_t width, float eps);
 
+// A spatial axis of a convolution.
+struct ExecutorchMlxWindowAxis {
+  int64_t size;    // of x
+  int64_t result;  // the number of positions of the window
+  int64_t window;  // the number of elements of the window
+  int64_t stride;
+  int64_t padding;  // zeros before x
+  int64_t dilation;
+};
+
+// y [batch, results..., channels] for x [batch, sizes..., channels] and w [channels, windows...]: each channel is
+// convolved with its own window.
+struct ExecutorchMlxDepthwise {
+  int64_t batch;
+  int32_t channels;
+  ExecutorchMlxWindowAxis axes[3];
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_depthwise(
+    const ExecutorchMlxDepthwise* d, const float* x, const float* w, float* y);
+
 // An array [batch, heads, tokens, width] of any type but pairs, with any strides.
 struct ExecutorchMlxHeads {
   const void* data;

@@ -5,6 +5,7 @@
 #include "kernels.h"
 
 #include "columns.h"
+#include "convolution.h"
 #include "dot.h"
 #include "entries.h"
 #include "integer_panels.h"
@@ -69,6 +70,7 @@ extern const Kernels kernels = {
     .selective_scan = selective_scan,
     .widen_logits = widen_logits,
     .sum_probability_weights = sum_probability_weights,
-    .random_words = random_words};
+    .random_words = random_words,
+    .depthwise_positions = depthwise_positions};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

@@ -115,6 +115,14 @@ struct SelectiveScan {
   float* scratch;  // 2 * (size + 16) floats
 };
 
+// The elements of the window of a depthwise convolution. Each has a source in x, and weights: one number for each
+// channel.
+struct WindowElements {
+  const float* const* sources;
+  const float* const* weights;
+  int count;
+};
+
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
 // in elements.
 struct Kernels {
@@ -241,6 +249,10 @@ struct Kernels {
   // Threefry-2x32: low[i] and high[i] are the output words of the counters (first + i, second + i), i < count.
   void (*random_words)(
       uint32_t key0, uint32_t key1, uint32_t first, uint32_t second, ptrdiff_t count, uint32_t* low, uint32_t* high);
+
+  // y [positions, channels]: y[p, c] is the sum of sources[i][p * step + c] * weights[i][c] over the elements i of the
+  // window, in ascending order.
+  void (*depthwise_positions)(const WindowElements& window, ptrdiff_t step, float* y, int positions, int channels);
 };
 
 namespace portable {

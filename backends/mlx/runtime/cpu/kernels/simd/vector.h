@@ -29,6 +29,10 @@ typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));  // the bits o
 template <int Value>
 struct Constant {
   static constexpr int value = Value;
+
+  constexpr operator int() const {
+    return value;
+  }
 };
 
 // Calls run(i) for the constants i = 0 ... Count - 1. Unlike a loop, it lets the compiler keep arrays that are indexed
