@@ -132,8 +132,8 @@ mx::array conv_by_phases(
   return mx::slice(y, start, stop, s);
 }
 
-// A convolution of one group as a matrix product: of the windows of x, copied to rows, by the kernels. MLX's CPU backend
-// does the same, but not if a dilation is above 1.
+// A convolution of one group as a matrix product: of the windows of x, copied to rows, and the weights. MLX's CPU
+// backend does the same, but not if a dilation is above 1.
 template <size_t N>
 mx::array conv_of_windows(
     const mx::array& x, const mx::array& w, const ConvWindow<N>& window, const mx::Shape& shape, Context& c) {
