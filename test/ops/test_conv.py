@@ -32,6 +32,14 @@ DEPTHWISE = [
         (1, 0, 2), (2, 1, 1), dtypes=F32_ONLY, loose=4),
 ]
 
+DILATED = [
+    row("convolution/dilated 1d", F.conv1d, floats(N, 4, L), floats(6, 4, 3), None, 2, 4, 3, dtypes=FLOATS, loose=6),
+    row("convolution/dilated 2d", F.conv2d, floats(N, 3, 7, L), floats(5, 3, 3, 2), None, (1, 2), (2, 1), (2, 3),
+        dtypes=F32_ONLY, loose=4),
+    row("convolution/dilated 3d", F.conv3d, floats(2, 2, 5, 6, 7), floats(3, 2, 2, 3, 2), None, (2, 1, 1), (1, 2, 0),
+        (2, 1, 3), dtypes=F32_ONLY, loose=4),
+]
+
 # Transposed convolutions that the runtime computes as plain ones.
 PHASES = [
     row("convolution/phases 1d", F.conv_transpose1d, cases=[
@@ -71,6 +79,6 @@ MODULES = [
         dtypes=F32_ONLY, loose=4),
 ]
 
-ROWS = [*NOT_TRANSPOSED, *DEPTHWISE, *TRANSPOSED, *PHASES, *MODULES]
+ROWS = [*NOT_TRANSPOSED, *DEPTHWISE, *DILATED, *TRANSPOSED, *PHASES, *MODULES]
 
 test_op_row = pytest_function(ROWS)

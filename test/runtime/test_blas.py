@@ -3,7 +3,6 @@
 import ctypes
 import subprocess
 import sys
-
 from pathlib import Path
 
 import numpy as np

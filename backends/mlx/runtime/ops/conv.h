@@ -132,6 +132,34 @@ mx::array conv_by_phases(
   return mx::slice(y, start, stop, s);
 }
 
+// A convolution of one group as a matrix product: of the windows of x, copied to rows, and the weights. MLX's CPU
+// backend does the same, but not if a dilation is above 1.
+template <size_t N>
+mx::array conv_of_windows(
+    const mx::array& x, const mx::array& w, const ConvWindow<N>& window, const mx::Shape& shape, Context& c) {
+  std::vector<int> axes(N);
+  std::iota(axes.begin(), axes.end(), 1);
+  const mx::Shape padding(window.padding.begin(), window.padding.end());
+  const auto padded = mx::contiguous(
+      mx::pad(x, axes, padding, padding, mx::array(0, x.dtype()), "constant", c.stream), false, c.stream);
+  mx::Strides steps(2 * N + 2, 1);
+  mx::Shape windows = shape;
+  windows.pop_back();
+  windows.insert(windows.end(), w.shape().begin() + 1, w.shape().end());
+  check_size(windows, x.dtype());
+  int64_t step = x.shape(-1);
+  for (size_t i = N; i-- > 0;) {
+    steps[i + 1] = step * window.stride[i];
+    steps[N + i + 1] = step * window.dilation[i];
+    step *= padded.shape(static_cast<int>(i) + 1);
+  }
+  steps[0] = step;
+  const int length = static_cast<int>(w.size()) / w.shape(0);
+  const auto rows = mx::reshape(mx::as_strided(padded, windows, steps, 0, c.stream), {-1, length}, c.stream);
+  const auto kernels = mx::reshape(w, {w.shape(0), length}, c.stream);
+  return mx::reshape(mx::matmul(rows, mx::transpose(kernels, c.stream), c.stream), shape, c.stream);
+}
+
 // Convolutions that MLX's CPU backend computes slowly, with the result of the given shape. nullopt for all others.
 template <size_t N, bool kTransposed>
 std::optional<mx::array> conv_on_cpu(
@@ -147,6 +175,12 @@ std::optional<mx::array> conv_on_cpu(
     return groups == 1 && is_dense && fits ? std::optional(conv_by_phases<N>(x, w, window, shape, c.stream))
                                            : std::nullopt;
   } else {
+    const auto& dilation = window.dilation;
+    const bool is_dilated = std::any_of(dilation.begin(), dilation.end(), [](int d) { return d > 1; });
+    if (groups == 1 && is_dilated && is_float(x.dtype())) {
+      const auto y = conv_of_windows<N>(to_float32(x, c), to_float32(w, c), window, shape, c);
+      return mx::astype(y, x.dtype(), c.stream);
+    }
     if (groups != w.shape(0) || groups != x.shape(-1)) {
       return std::nullopt;
     }
