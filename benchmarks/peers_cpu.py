@@ -121,34 +121,33 @@ def llama_cpp(weight_format: str, options: argparse.Namespace) -> list[object]:
     return peer_worker("llama_cpp", gguf_path(options.shape, weight_format), weight_format, options)
 
 
+def converted(name: str, file: str, shape: str, weights: str, source: str = "float32") -> Path:
+    """Return the folder of a checkpoint that a peer has converted. `file`: one that the folder has if it is complete."""
+    folder = BUILD / f"{shape}-{weights}-{name}"
+    convert = [peer_python(name), "-W", "ignore", PEERS / f"{name}_model.py"]
+    build(folder / file, *convert, checkpoint(shape, source), weights, folder)
+    return folder
+
+
 def openvino(weight_format: str, options: argparse.Namespace) -> list[object]:
     weights = weights_of(weight_format)
-    folder = BUILD / f"{options.shape}-{weights}-openvino"
-    source = checkpoint(options.shape, "bf16" if weights == "bf16" else "float32")
-    convert = [peer_python("openvino"), "-W", "ignore", PEERS / "openvino_model.py"]
-    build(folder / "openvino_model.xml", *convert, source, weights, folder)
+    source = "bf16" if weights == "bf16" else "float32"
+    folder = converted("openvino", "openvino_model.xml", options.shape, weights, source)
     return peer_worker("openvino", folder, weight_format, options)
 
 
 def onnxruntime(weight_format: str, options: argparse.Namespace) -> list[object]:
-    folder = BUILD / f"{options.shape}-{weight_format}-onnxruntime"
-    convert = [peer_python("onnxruntime"), "-W", "ignore", PEERS / "onnxruntime_model.py"]
-    build(folder / "genai_config.json", *convert, checkpoint(options.shape, "float32"), weight_format, folder)
+    folder = converted("onnxruntime", "genai_config.json", options.shape, weight_format)
     return peer_worker("onnxruntime", folder, weight_format, options)
 
 
 def mnn(weight_format: str, options: argparse.Namespace) -> list[object]:
-    weights = weights_of(weight_format)
-    folder = BUILD / f"{options.shape}-{weights}-mnn"
-    convert = [peer_python("mnn"), "-W", "ignore", PEERS / "mnn_model.py"]
-    build(folder / "config.json", *convert, checkpoint(options.shape, "float32"), weights, folder)
+    folder = converted("mnn", "config.json", options.shape, weights_of(weight_format))
     return peer_worker("mnn", folder, weight_format, options)
 
 
 def ctranslate2(weight_format: str, options: argparse.Namespace) -> list[object]:
-    folder = BUILD / f"{options.shape}-{weight_format}-ctranslate2"
-    convert = [peer_python("ctranslate2"), "-W", "ignore", PEERS / "ctranslate2_model.py"]
-    build(folder / "model.bin", *convert, checkpoint(options.shape, "float32"), weight_format, folder)
+    folder = converted("ctranslate2", "model.bin", options.shape, weight_format)
     return peer_worker("ctranslate2", folder, weight_format, options)
 
 

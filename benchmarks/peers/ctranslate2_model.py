@@ -8,19 +8,15 @@ int8 has a scale for each row and no zero points, for all matrices.
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 from pathlib import Path
 
+from conversion import links_to, main
 from ctranslate2.converters import TransformersConverter
 from onnxruntime_model import add_tokenizer
 
 
 def convert(checkpoint: Path, weight_format: str, folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        source = Path(temporary)
-        for file in checkpoint.iterdir():
-            (source / file.name).symlink_to(file.resolve())
+    with links_to(checkpoint) as source:
         add_tokenizer(source)
         special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "word0")  # CTranslate2 requires them
         settings = source / "tokenizer_config.json"
@@ -29,7 +25,4 @@ def convert(checkpoint: Path, weight_format: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    source, weight_format, target = sys.argv[1:]
-    unfinished = Path(f"{target}.part")
-    convert(Path(source), weight_format, unfinished)
-    unfinished.rename(target)
+    main(convert)

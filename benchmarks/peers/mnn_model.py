@@ -13,10 +13,10 @@ import importlib
 import importlib.util
 import json
 import sys
-import tempfile
 import types
 from pathlib import Path
 
+from conversion import links_to, main
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 BITS = {"float32": 16, "int8": 8, "int4": 4}
@@ -46,11 +46,7 @@ def convert(checkpoint: Path, weight_format: str, folder: Path) -> None:
     switch_off_log()
     # llmexport imports its modules by names that exist only in its own folder.
     package = Path(importlib.util.find_spec("llmexport").submodule_search_locations[0])
-    with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):  # for the converter's log
-        source = Path(temporary) / "checkpoint"
-        source.mkdir()
-        for file in checkpoint.iterdir():
-            (source / file.name).symlink_to(file)
+    with links_to(checkpoint) as source, contextlib.chdir(source.parent):  # for the converter's log
         add_tokenizer(source)
         sys.path.insert(0, str(package))
         importlib.import_module("llmexport").export(
@@ -64,7 +60,4 @@ def convert(checkpoint: Path, weight_format: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    source, weight_format, target = sys.argv[1:]
-    unfinished = Path(f"{target}.part").resolve()
-    convert(Path(source).resolve(), weight_format, unfinished)
-    unfinished.rename(target)
+    main(convert)

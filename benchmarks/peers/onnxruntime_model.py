@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from conversion import links_to, main
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -39,20 +40,13 @@ def add_tokenizer(folder: Path) -> None:
 
 def convert(checkpoint: Path, weight_format: str, folder: Path) -> None:
     precision, options = FORMATS[weight_format]
-    with tempfile.TemporaryDirectory() as temporary:
-        source = Path(temporary) / "checkpoint"
-        source.mkdir()
-        for file in checkpoint.iterdir():
-            (source / file.name).symlink_to(file.resolve())
+    with links_to(checkpoint) as source, tempfile.TemporaryDirectory() as cache:
         add_tokenizer(source)
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source, "-o", folder]
-        command += ["-p", precision, "-e", "cpu", "-c", Path(temporary) / "cache"]
+        command += ["-p", precision, "-e", "cpu", "-c", cache]
         command += ["--extra_options", *options, "prune_lm_head=true", "hf_token=false"]
         subprocess.run([*map(str, command)], check=True)
 
 
 if __name__ == "__main__":
-    source, weight_format, target = sys.argv[1:]
-    unfinished = Path(f"{target}.part")
-    convert(Path(source), weight_format, unfinished)
-    unfinished.rename(target)
+    main(convert)

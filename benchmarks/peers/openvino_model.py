@@ -8,10 +8,10 @@ CHECKPOINT has bfloat16 weights for bf16, and float32 weights otherwise. int4 ha
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
+from conversion import main
 from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
 QUANTIZED = {
@@ -34,7 +34,4 @@ def convert(checkpoint: Path, weight_format: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    source, weight_format, target = sys.argv[1:]
-    unfinished = Path(f"{target}.part")
-    convert(Path(source), weight_format, unfinished)
-    unfinished.rename(target)
+    main(convert)

@@ -4,6 +4,7 @@ import json
 from contextlib import contextmanager
 
 import numpy
+import pytest
 import served
 import small_llm
 from executorch_mlx.llm import LLM
@@ -67,6 +68,19 @@ def scripted(program, template: str, special: tuple[str, ...] = ()):
     settings = Settings(host="127.0.0.1", grace_seconds=0)
     with served.listening(create_app(llm, name=NAME, settings=settings), settings) as url:
         yield Scripted(llm, url)
+
+
+@pytest.fixture(scope="module", name="server")
+def scripted_server(chat_program):
+    """For modules that import it: their server, in place of the one of conftest.py."""
+    with scripted(chat_program, TEMPLATE) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def unscripted(server):
+    """For modules that import it: at the beginning of each test, the model writes what it draws."""
+    server.text = server.limit = None
 
 
 def with_tokens(llm, names: tuple[str, ...]) -> str:

@@ -6,8 +6,9 @@ import httpx
 import pytest
 import served
 import small_llm
+from scripted import scripted_server, unscripted  # noqa: F401 (fixtures)
+from scripted import CALL, CLOCK, TEMPLATE, WEATHER, scripted
 from served import NAME
-from test_serve_tools import CALL, CLOCK, TEMPLATE, WEATHER, scripted
 
 # A template that can turn reasoning off, and takes a system message only at the beginning.
 LATER = "{% if message.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
@@ -17,17 +18,6 @@ TOOLS = [{"name": f["name"], "input_schema": f["parameters"]} for f in (WEATHER,
 ARGUMENTS = {"city": "Oslo", "days": 2}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a.example"}}
 NOT = {"name": "bad", "input_schema": {"not": {}}}
-
-
-@pytest.fixture(scope="module")
-def server(chat_program):
-    with scripted(chat_program, TEMPLATE) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def unscripted(server):
-    server.text = server.limit = None
 
 
 def post(server, path="/v1/messages", headers=None, **fields):

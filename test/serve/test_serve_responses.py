@@ -4,23 +4,13 @@ import json
 
 import openai
 import pytest
+from scripted import scripted_server, unscripted  # noqa: F401 (fixtures)
 from scripted import CALL, TEMPLATE, WEATHER, scripted
 from served import NAME
 
 TOOL = {"type": "function", **WEATHER, "strict": False}
 HELLO = {"role": "user", "content": "Hi"}
 BAD_TOOL = {"name": "bad", "parameters": {"type": "object", "properties": {"function": {"not": {}}}}}
-
-
-@pytest.fixture(scope="module")
-def server(chat_program):
-    with scripted(chat_program, TEMPLATE) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def unscripted(server):
-    server.text = None
 
 
 def create(client, **fields):

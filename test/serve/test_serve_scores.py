@@ -6,14 +6,9 @@ import pytest
 import served
 import small_llm
 from executorch_mlx.serve.answer import Offsets
-from scripted import MESSAGES, TEMPLATE, chat, scripted
+from scripted import scripted_server  # noqa: F401 (fixture)
+from scripted import MESSAGES, chat
 from served import NAME
-
-
-@pytest.fixture(scope="module")
-def server(chat_program):
-    with scripted(chat_program, TEMPLATE) as server:
-        yield server
 
 
 def test_choices_draw_with_different_seeds(client):

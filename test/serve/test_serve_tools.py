@@ -10,14 +10,9 @@ import small_llm
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.tokenizer import Tokenizer
 from executorch_mlx.serve.chat_request import AssistantMessage, template_message
+from scripted import scripted_server  # noqa: F401 (fixture)
 from scripted import CALL, CLOCK, MESSAGES, TEMPLATE, WEATHER, chat, scripted, with_tokens
 from served import NAME
-
-
-@pytest.fixture(scope="module")
-def server(chat_program):
-    with scripted(chat_program, TEMPLATE) as server:
-        yield server
 
 
 def test_reasoning_of_other_servers():

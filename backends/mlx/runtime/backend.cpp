@@ -177,7 +177,7 @@ void run_call(
 }
 
 // Makes a call. If MLX lacks a kernel that the program needs, the first call fails in its evaluation. A backup keeps the
-// buffers from being lost. If memory lacks for the buffers a second time, the call is made again without a backup.
+// buffers from being lost. If there is no room for a copy of the buffers, the call is made again without a backup.
 void execute_call(
     Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
   check_argument(

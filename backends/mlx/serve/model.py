@@ -59,18 +59,19 @@ class ServedModel:
     @cached_property
     def takes_system_message(self) -> bool:
         """Whether the chat template shows a system message to the model. That of Gemma 2 rejects it."""
-        messages = [{"role": "system", "content": "<|instructions|>"}, {"role": "user", "content": "Hi"}]
-        try:
-            return messages[0]["content"] in self.llm.tokenizer.chat_text(messages)
-        except ValueError:
-            return False
+        return self._shows_system_message("system", "user")
 
     @cached_property
     def takes_later_system_messages(self) -> bool:
         """Whether the chat template shows a system message behind other messages. Many templates reject it."""
-        messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "<|instructions|>"}]
+        return self._shows_system_message("user", "system")
+
+    def _shows_system_message(self, *roles: str) -> bool:
+        """Whether the chat template shows the system message among messages with these roles."""
+        text = "<|instructions|>"
+        messages = [{"role": role, "content": text if role == "system" else "Hi"} for role in roles]
         try:
-            return messages[1]["content"] in self.llm.tokenizer.chat_text(messages)
+            return text in self.llm.tokenizer.chat_text(messages)
         except ValueError:
             return False
 

@@ -97,7 +97,7 @@ class Strict(RequestPart):
 
 
 class Caller(Strict):
-    """Who calls a function: the model itself. In the clouds, a program that the model wrote may do so, too."""
+    """Who calls a function: always the model. With OpenAI and Anthropic, a program that it has written may do so, too."""
 
     type: Literal["direct"]
 

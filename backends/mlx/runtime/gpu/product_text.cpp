@@ -197,7 +197,7 @@ const std::string kSumsOfWarp = R"(
   }
 )";
 
-// Adds up the products of the vectors with the rows of the tile. The matrix units multiply 16 rows of 16 elements by 8
+// Adds up the products of the vectors with the rows of the tile. The Tensor Cores multiply 16 rows of 16 elements by 8
 // vectors, and expect certain elements in each thread. Which elements of the rows these are does not matter, as long as
 // those of the vectors are the same: a thread has eight elements side by side, for two multiplications.
 const std::string kSumsOfTile = R"(

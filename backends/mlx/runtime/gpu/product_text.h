@@ -11,7 +11,7 @@ namespace executorch_mlx::gpu {
 enum class ProductMethod {
   single,   // one vector, which a block keeps in shared memory; a warp computes the products with one row
   few,      // up to kMostOfFew vectors, read from the cache; a warp computes the products with kRowsPerWarp rows
-  in_tiles  // up to kMostInTiles vectors in half precision; the matrix units of the GPU compute tiles of kTileRows rows
+  in_tiles  // up to kMostInTiles vectors in half precision; the Tensor Cores compute tiles of kTileRows rows
 };
 
 constexpr size_t kMostOfFew = 8;     // whose sums fit in the registers

@@ -26,7 +26,7 @@ constexpr int kManyColumns = 4096;  // from here on, blocks are larger, because 
 constexpr int64_t kMaxRowsOfProduct = 1 << 25;  // a launch counts its threads in 31 bits
 constexpr size_t kMaxRowBytes = 40 << 10;  // of shared memory, of which a block has 48 KiB
 constexpr int64_t kRowsForPairs = 2048;  // two warps for each sub-processor of an H100 or H200, approximately
-constexpr int kVersionOfMatrixUnits = 80;  // of the architecture, from which on they multiply bfloat16
+constexpr int kVersionOfTensorCores = 80;  // of the architecture, from which on they multiply bfloat16
 
 // How many loads of each row a thread issues before the row vector is ready. If the threads do not all fit on the GPU
 // at once, those that start late find it ready, and should not queue its loads behind those of the weights.
@@ -37,22 +37,14 @@ constexpr int kManyThreads = 132 * 2048;  // of an H100 or H200
 // The kernels of an operation, one for each method.
 class Kernels {
  public:
-  using Make = std::function<SequenceKernel(const std::function<std::string(const std::string& definitions)>& text)>;
-
-  explicit Kernels(const Make& make)
-      : kernels_{
-            kernel(make, ProductMethod::single), kernel(make, ProductMethod::few),
-            kernel(make, ProductMethod::in_tiles)} {}
+  explicit Kernels(const std::function<SequenceKernel(ProductMethod)>& make)
+      : kernels_{make(ProductMethod::single), make(ProductMethod::few), make(ProductMethod::in_tiles)} {}
 
   const SequenceKernel& operator()(ProductMethod method) const {
     return kernels_[static_cast<int>(method)];
   }
 
  private:
-  static SequenceKernel kernel(const Make& make, ProductMethod method) {
-    return make([=](const std::string& definitions) { return product_text(method, definitions); });
-  }
-
   SequenceKernel kernels_[3];
 };
 
@@ -64,8 +56,8 @@ const SequenceKernel& norms_kernel() {
 
 // silu(x . gate[row]) * (x . up[row])
 const Kernels& gated_products_kernels() {
-  static const Kernels kernels([](const auto& text) {
-    return SequenceKernel("gated_products", {"x", "norm"}, {"gate", "up"}, {"y"}, {}, text(R"(
+  static const Kernels kernels([](ProductMethod method) {
+    return SequenceKernel("gated_products", {"x", "norm"}, {"gate", "up"}, {"y"}, {}, product_text(method, R"(
   constexpr int kCount = 2;
   const auto rows_of = [&](uint32_t row, const T* (&w)[kCount]) {
     const uint64_t begin = uint64_t(min(row, uint32_t(kRows0 - 1))) * kDepth;
@@ -85,8 +77,8 @@ const Kernels& gated_products_kernels() {
 
 // x . matrix[row] + added[row]
 const Kernels& product_and_sum_kernels() {
-  static const Kernels kernels([](const auto& text) {
-    return SequenceKernel("product_and_sum", {"x", "norm", "added"}, {"matrix"}, {"y"}, {}, text(R"(
+  static const Kernels kernels([](ProductMethod method) {
+    return SequenceKernel("product_and_sum", {"x", "norm", "added"}, {"matrix"}, {"y"}, {}, product_text(method, R"(
   constexpr int kCount = 1;
   const auto rows_of = [&](uint32_t row, const T* (&w)[kCount]) {
     w[0] = matrix + uint64_t(min(row, uint32_t(kRows0 - 1))) * kDepth;
@@ -106,7 +98,7 @@ const Kernels& product_and_sum_kernels() {
 // whether there is a row, because NVIDIA's compiler removes a comparison of its address with null.
 const Kernels& products_kernels(size_t matrices) {
   const auto make = [](size_t count) {
-    return Kernels([count](const auto& text) {
+    return Kernels([count](ProductMethod method) {
       std::vector<std::string> weights, outputs;
       std::string find = R"(
   constexpr int kCount = 1;
@@ -136,7 +128,7 @@ const Kernels& products_kernels(size_t matrices) {
     }
   };
 )";
-      return SequenceKernel(str("products_of_row_", count), {"x", "norm"}, weights, outputs, {}, text(find));
+      return SequenceKernel(str("products_of_row_", count), {"x", "norm"}, weights, outputs, {}, product_text(method, find));
     });
   };
   static const Kernels kernels[kMaxMatrices] = {make(1), make(2), make(3), make(4)};
@@ -160,8 +152,8 @@ std::optional<ProductMethod> method_for(const mx::array& x, mx::Stream stream) {
   if (vectors <= kMostOfFew) {
     return ProductMethod::few;
   }
-  const bool has_matrix_units = x.dtype() != mx::float32 && architecture(stream) >= kVersionOfMatrixUnits;
-  return has_matrix_units && vectors <= kMostInTiles ? std::optional(ProductMethod::in_tiles) : std::nullopt;
+  const bool fits_tensor_cores = x.dtype() != mx::float32 && architecture(stream) >= kVersionOfTensorCores;
+  return fits_tensor_cores && vectors <= kMostInTiles ? std::optional(ProductMethod::in_tiles) : std::nullopt;
 }
 
 // Whether w is a matrix [n, depth] that a kernel can multiply by the valid vectors x.
