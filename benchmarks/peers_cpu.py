@@ -2,7 +2,7 @@
 
     make peers                                       # installs the engines; compiles llama.cpp, which takes minutes
     python benchmarks/peers_cpu.py                   # the architecture of Qwen3-0.6B, all formats
-    python benchmarks/peers_cpu.py --engines ours llama.cpp --formats int8 --rounds 5
+    python benchmarks/peers_cpu.py --engines ours llama.cpp --formats w8a8 --rounds 5
     python benchmarks/peers_cpu.py --shape demo      # a small model, to try the engines
 
 Engines: this delegate (`ours`), llama.cpp, OpenVINO GenAI, ONNX Runtime GenAI, MNN, CTranslate2, XNNPACK
@@ -10,26 +10,26 @@ Engines: this delegate (`ours`), llama.cpp, OpenVINO GenAI, ONNX Runtime GenAI, 
 install it. The weights are random, and the same for all engines.
 
 A format stands for weights and activations. In float32, int8 and int4, activations are float32, and KV caches too. In
-bf16, both are bfloat16. w4a8 has the weights of int4 and 8-bit activations in products. The other parts differ:
+bf16, both are bfloat16. w8a8 and w4a8 have the weights of int8 and int4, and 8-bit activations in products. The other
+parts differ:
 
 - Groups of quantized weights have 64 elements here and in mlx-lm, XNNPACK, ONNX Runtime, OpenVINO and MNN, and 32 in
-  llama.cpp (Q8_0 and Q4_0). In OpenVINO and CTranslate2, int8 has a scale for each row. In XNNPACK and CTranslate2,
-  weights have no zero points. The scales are float16 here, as in programs that `executorch-mlx export --quantize`
-  writes, and in llama.cpp.
+  llama.cpp (Q8_0 and Q4_0). With weights of 8 bits, OpenVINO and CTranslate2 have a scale for each row. In XNNPACK and
+  CTranslate2, weights have no zero points. The scales are float16 here, as in programs that
+  `executorch-mlx export --quantize` writes, and in llama.cpp.
 - MNN's file for float32 has float16 weights. They are float32 in memory.
-- The embedding is quantized like the other matrices, except in XNNPACK (8 bits) and in ONNX Runtime's int8 (float32).
-- llama.cpp and MNN round activations to 8 bits if they keep quantized weights. Their 4-bit weights are therefore in
-  w4a8. Their int8, and that of ONNX Runtime and CTranslate2, have a mark `*`, because activations of int8 are float32
-  here.
-- KV caches of w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in XNNPACK, ONNX Runtime and MNN. In
-  bf16, llama.cpp has float16 caches, its default. Apart from products, OpenVINO computes w4a8 in bfloat16 if the
+- The embedding is quantized like the other matrices, except in XNNPACK (8 bits) and in ONNX Runtime's w8a8 (float32).
+- llama.cpp, MNN and CTranslate2 round activations to 8 bits if they keep quantized weights, and ONNX Runtime has no
+  fast kernel for weights of 8 bits and float activations. They are therefore not in int8, nor in int4 except ONNX
+  Runtime.
+- KV caches of w8a8 and w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in the other engines. In bf16,
+  llama.cpp has float16 caches, its default. Apart from products, OpenVINO computes w8a8 and w4a8 in bfloat16 if the
   processor can, which is its default.
 
 Each measurement runs in its own process. The engines take turns in each round. The table has the medians over the
 rounds, the largest resident memory of a process, and the load of the machine. For each format, `ours / best` is this
-delegate relative to the best engine with the same activations, by column, and `ours / best *` relative to the best
-with a mark. mlx-lm prefills about two tokens per second on a CPU. It therefore gets a prompt of 8 tokens, and its speed
-is in the first prefill column.
+delegate relative to the best of the other engines, by column. mlx-lm prefills about two tokens per second on a CPU. It
+therefore gets a prompt of 8 tokens, and its speed is in the first prefill column.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def length_arguments(options: argparse.Namespace) -> list[object]:
 
 
 def weights_of(weight_format: str) -> str:
-    """The format of the weights: that of w4a8 is int4."""
+    """The format of the weights: that of w4a8 is int4, for example."""
     return models.INT8_ACTIVATIONS.get(weight_format, weight_format)
 
 
@@ -147,7 +147,7 @@ def mnn(weight_format: str, options: argparse.Namespace) -> list[object]:
 
 
 def ctranslate2(weight_format: str, options: argparse.Namespace) -> list[object]:
-    folder = converted("ctranslate2", "model.bin", options.shape, weight_format)
+    folder = converted("ctranslate2", "model.bin", options.shape, weights_of(weight_format))
     return peer_worker("ctranslate2", folder, weight_format, options)
 
 
@@ -168,7 +168,6 @@ class Engine:
     command: Callable[[str, argparse.Namespace], list[object]]
     modules: str  # `python` can import them if the engine is installed
     formats: tuple[str, ...]
-    rounding: tuple[str, ...] = ()  # formats with float activations that this engine rounds to 8 bits, marked `*`
     python: Path = Path(sys.executable)
     install: str = "make peers"
 
@@ -177,18 +176,17 @@ FLOAT_ACTIVATIONS = tuple(f for f in models.ALL_FORMATS if f not in models.INT8_
 ENGINES = {
     "ours": Engine(ours, "executorch_mlx", models.ALL_FORMATS, install="make build"),
     "llama.cpp": Engine(
-        llama_cpp, "llama_cpp, gguf", ("float32", "bf16", "int8", "w4a8"), ("int8",), peer_python("llama_cpp")
+        llama_cpp, "llama_cpp, gguf", ("float32", "bf16", "w8a8", "w4a8"), peer_python("llama_cpp")
     ),
     "OpenVINO": Engine(
-        openvino, "openvino_genai, optimum.intel", models.ALL_FORMATS, python=peer_python("openvino")
+        openvino, "openvino_genai, optimum.intel", models.ALL_FORMATS, peer_python("openvino")
     ),
     "ONNX Runtime": Engine(
-        onnxruntime, "onnxruntime_genai, onnx_ir", ("float32", "int8", "int4", "w4a8"), ("int8",),
-        peer_python("onnxruntime"),
+        onnxruntime, "onnxruntime_genai, onnx_ir", ("float32", "int4", "w8a8", "w4a8"), peer_python("onnxruntime")
     ),
-    "MNN": Engine(mnn, "MNN.llm, onnx, yaspin", ("float32", "int8", "w4a8"), ("int8",), peer_python("mnn")),
+    "MNN": Engine(mnn, "MNN.llm, onnx, yaspin", ("float32", "w8a8", "w4a8"), peer_python("mnn")),
     "CTranslate2": Engine(
-        ctranslate2, "ctranslate2, transformers, torch", ("float32", "int8"), ("int8",), peer_python("ctranslate2")
+        ctranslate2, "ctranslate2, transformers, torch", ("float32", "w8a8"), peer_python("ctranslate2")
     ),
     "XNNPACK": Engine(xnnpack, "executorch.backends.xnnpack", ("float32", "w4a8"), install="make build"),
     "mlx-lm": Engine(mlx_lm, "mlx_lm", FLOAT_ACTIVATIONS, install="pip install mlx-lm"),
@@ -284,17 +282,11 @@ def print_table(results: dict, loads: list[float], options: argparse.Namespace) 
 
     for weight_format in [f for f in models.ALL_FORMATS if f in options.formats]:
         rows = medians(results, weight_format, columns)
-        peers = {"": [], " *": []}
         for engine, row in rows.items():
-            mark = " *" if weight_format in ENGINES[engine].rounding else ""
-            print_row(weight_format, engine + mark, row)
-            if engine != "ours":
-                peers[mark].append(row)
-        for mark, others in peers.items():
-            if others and "ours" in rows:
-                print_row(weight_format, f"ours / best{mark}", ratios(rows["ours"], others), ".2f")
-    if any(weight_format in ENGINES[engine].rounding for engine, weight_format in results):
-        print("* 8-bit activations, where `ours` has float activations")
+            print_row(weight_format, engine, row)
+        others = [row for engine, row in rows.items() if engine != "ours"]
+        if others and "ours" in rows:
+            print_row(weight_format, "ours / best", ratios(rows["ours"], others), ".2f")
     load = f"{min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}"
     print(f"load of the machine before each run: {load}")
 

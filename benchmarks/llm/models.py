@@ -6,9 +6,9 @@
 
 writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
 FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same weights, except
-that the program has scales of 16 bits. The format w4a8 has 8-bit activations, KV caches of float16 and the checkpoint
-of int4. int4_bf16 has the quantized weights of a bfloat16 model, and so bfloat16 activations and KV caches. Existing
-files are kept.
+that the program has scales of 16 bits. The formats w8a8 and w4a8 have 8-bit activations, KV caches of float16 and the
+checkpoints of int8 and int4. int4_bf16 has the quantized weights of a bfloat16 model, and so bfloat16 activations and
+KV caches. Existing files are kept.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHAPES = ("qwen3-0.6b", "demo")
 FORMATS = ("float32", "int4")  # benchmarks/llm.py and benchmarks/engine.py measure these
-ALL_FORMATS = ("float32", "bf16", "int8", "int4", "w4a8")  # benchmarks/peers_cpu.py measures these
+ALL_FORMATS = ("float32", "bf16", "int8", "int4", "w8a8", "w4a8")  # benchmarks/peers_cpu.py measures these
 BFLOAT16 = "_bf16"  # the end of the name of a format that quantizes the bfloat16 model
-INT8_ACTIVATIONS = {"w4a8": "int4"}  # format with 8-bit activations → the format of its checkpoint
+INT8_ACTIVATIONS = {"w8a8": "int8", "w4a8": "int4"}  # format with 8-bit activations → the format of its checkpoint
 
 
 def _checkpoint(shape: str, form: str, root: Path) -> Path:

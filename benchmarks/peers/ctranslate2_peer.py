@@ -1,6 +1,6 @@
 """Measures CTranslate2. benchmarks/peers_cpu.py runs it in a Python environment of its own.
 
-    python benchmarks/peers/ctranslate2_peer.py FOLDER --format int8 --prefill 128 512 --context 128 2048 --steps 16
+    python benchmarks/peers/ctranslate2_peer.py FOLDER --format w8a8 --prefill 128 512 --context 128 2048 --steps 16
 
 ctranslate2_model.py writes FOLDER. KV caches are float32. Tokens are drawn greedily. The last line of the output is
 JSON: for `prefill` and `decode`, the seconds by length of the prompt.
@@ -20,8 +20,9 @@ from common import parse_arguments, prompt_of, report
 def main() -> None:
     options = parse_arguments(__doc__)
     vocabulary = json.loads((Path(options.model) / "vocabulary.json").read_text())
+    compute_type = "int8" if options.format == "w8a8" else options.format
     generator = ctranslate2.Generator(
-        options.model, compute_type=options.format, intra_threads=options.threads, inter_threads=1
+        options.model, compute_type=compute_type, intra_threads=options.threads, inter_threads=1
     )
 
     def times(length: int, count: int) -> list[float]:

@@ -14,12 +14,11 @@ from common import parse_arguments, positions, prompt_of, report
 from llama_cpp_model import Context
 
 CHUNK = 512  # tokens in one call
-FLOAT32_CACHES = ("float32", "int8")  # the formats whose KV caches are float32; the others have float16, the default
 
 
 def main() -> None:
     options = parse_arguments(__doc__)
-    cache = llama_cpp.GGML_TYPE_F32 if options.format in FLOAT32_CACHES else llama_cpp.GGML_TYPE_F16
+    cache = llama_cpp.GGML_TYPE_F32 if options.format == "float32" else llama_cpp.GGML_TYPE_F16
     context = Context(
         options.model, options.threads, n_ctx=positions(options), n_batch=CHUNK, n_ubatch=CHUNK,
         type_k=cache, type_v=cache,

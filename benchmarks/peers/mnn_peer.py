@@ -20,7 +20,7 @@ from common import parse_arguments, report
 # in memory, whatever the file has.
 FLOAT32 = {"memory": "normal", "precision": "high"}
 QUANTIZED = {"memory": "low", "precision": "normal"}
-SETTINGS = {"float32": FLOAT32, "int8": QUANTIZED, "w4a8": QUANTIZED}
+SETTINGS = {"float32": FLOAT32, "w8a8": QUANTIZED, "w4a8": QUANTIZED}
 FLOAT32_CACHES = 8  # the default of attention_mode
 PRINTABLE = range(ord("!"), ord("~") + 1)
 

@@ -1,10 +1,10 @@
 """Converts a checkpoint for ONNX Runtime GenAI, with its model builder. Needs the packages of the peer onnxruntime.
 
-    python benchmarks/peers/onnxruntime_model.py CHECKPOINT float32|int8|int4|w4a8 FOLDER
+    python benchmarks/peers/onnxruntime_model.py CHECKPOINT float32|int4|w8a8|w4a8 FOLDER
 
-int4 has float32 activations, and w4a8 and int8 round activations to 8 bits: the CPU kernels for 8-bit weights are made
+int4 has float32 activations, and w8a8 and w4a8 round activations to 8 bits: the CPU kernels for 8-bit weights are made
 for that, and otherwise convert all weights to float32 in each step. Weights have scales and zero points for groups of
-64, with one matrix for the embedding and the output projection. int8 is an exception: its embedding is a float32 matrix
+64, with one matrix for the embedding and the output projection. w8a8 is an exception: its embedding is a float32 matrix
 of its own, because the builder can share 4-bit matrices only. There is no bf16: the CPU provider lacks operators.
 """
 
@@ -24,8 +24,8 @@ QUANTIZED = ["block_size=64", "is_symmetric=false", "algo_config=rtn"]
 SHARED = [*QUANTIZED, "shared_embeddings=true"]
 FORMATS = {  # format → precision, options of the builder; accuracy level 1 is float32 activations, and 4 is int8
     "float32": ("fp32", []),
-    "int8": ("int8", [*QUANTIZED, "accuracy_level=4"]),
     "int4": ("int4", [*SHARED, "accuracy_level=1"]),
+    "w8a8": ("int8", [*QUANTIZED, "accuracy_level=4"]),
     "w4a8": ("int4", [*SHARED, "accuracy_level=4"]),
 }
 

@@ -24,6 +24,7 @@ PROPERTIES = {
     "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"},
     "int8": FLOAT32,
     "int4": FLOAT32,
+    "w8a8": {"KV_CACHE_PRECISION": "f16"},
     "w4a8": {"KV_CACHE_PRECISION": "f16"},
 }
 BLOCK = 32  # positions in a block of the paged KV cache
