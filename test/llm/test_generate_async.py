@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import small_llm
 from executorch_mlx.llm import LLM, BusyError, SettingError
-from executorch_mlx.llm.generation import _requests
+from executorch_mlx.llm.generation import RequestHandle, _requests
 
 PROMPTS = [[n, 300, 12] for n in range(5, 15)]
 
@@ -291,6 +292,27 @@ def test_stats(chat_program):
         stats = llm.stats
         assert (stats.requests, stats.failed, stats.generated_tokens) == (2, 1, 4)
         assert stats.prompt_tokens >= 3 and stats.busy_seconds > 0 and stats.steps >= 3
+
+
+def test_a_request_is_freed_once_when_both_parties_leave_it_at_the_same_time():
+    """At each bytecode instruction of the first call of `leave`, another thread may make the second call."""
+    for moment in range(40):
+        freed, handle, instructions = [], RequestHandle(), itertools.count()
+        handle._library = SimpleNamespace(request_free=freed.append)
+
+        def trace(frame, event, _, handle=handle, instructions=instructions, moment=moment):
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(instructions) == moment:
+                handle.leave()  # not traced
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        handle.leave()
+        sys.settrace(before)
+        if next(instructions) <= moment:  # the first call was over
+            handle.leave()
+        assert len(freed) == 1, moment
 
 
 def test_many_requests_leave_nothing_behind(chat_program):

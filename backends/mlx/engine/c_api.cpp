@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "call_limit.h"
 #include "check.h"
 #include "draft_model.h"
 #include "fork_check.h"
@@ -114,7 +115,7 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
 
 // The largest number of tokens in a call that scores. `verify` computes the logits of all its tokens, which take much
 // memory, and running answers wait for the call.
-constexpr size_t kScoredTokens = 64;
+constexpr int64_t kScoredTokens = 64;
 
 // Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call:
 // its arguments are the task, and the number of targets before it. `function` is the name for errors.
@@ -136,12 +137,13 @@ void verify_targets(
   check_argument(
       total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ", targets.size(),
       " targets, expected at most ", static_cast<uint64_t>(program.metadata().max_context_len) + 1, " together");
-  size_t done = 0;
-  size_t most = std::min(static_cast<size_t>(program.max_verify()), kScoredTokens);
-  engine.scheduler->run(std::move(prompt), [&](Row& row) {
-    const size_t count = std::min(inputs.size() - done, most);
+  const size_t prompt_inputs = prompt.size();
+  CallLimit limit(1, std::min(program.max_verify(), kScoredTokens));
+  engine.scheduler->run(std::move(prompt), [&](Row& row) { // the row holds the prompt
+    const size_t done = row.ids.size() - prompt_inputs;
+    const auto rest = std::span(inputs).subspan(done);
     const RowTask task = {
-        .tokens = std::span(inputs).subspan(done, count),
+        .tokens = rest.first(std::min(rest.size(), static_cast<size_t>(limit.value()))),
         .position = static_cast<int64_t>(row.ids.size()),
         .row = row.index,
         .wants_logprobs = true};
@@ -149,19 +151,14 @@ void verify_targets(
     try {
       call(task, done);
     } catch (const EngineError& error) {
-      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || count == 1) {
+      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !limit.lower(std::ssize(task.tokens))) {
         throw;
       }
-      most = count / 2;
-      if (!row.is_intact(program.metadata())) { // begins again, with the prompt
-        row.truncate(0);
-        done = 0;
-      }
+      row.go_back(program.metadata());
       return true;
     }
     row.append(task.tokens);
-    done += count;
-    return done < inputs.size();
+    return task.tokens.size() < rest.size();
   });
 }
 
@@ -484,8 +481,8 @@ void executorch_mlx_request_free(executorch_mlx_request* request) {
   if (request == nullptr || executorch_mlx_is_forked()) {
     return;
   }
-  request->request->cancel();
   if (!request->request->wait(0)) {
+    request->request->cancel();
     if (request->is_on_engine_thread()) {
       request->request->detach();
     } else {

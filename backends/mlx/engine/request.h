@@ -39,7 +39,12 @@ class Request {
   // -- for any thread --------------------------------------------------------------
 
   void cancel() noexcept {
-    cancelled_.store(true, std::memory_order_relaxed);
+    cancelled_ = true;
+    ++cancel_calls_;
+  }
+  // The number of calls of cancel() for all requests so far. If it has not changed, no request was cancelled.
+  static uint64_t cancel_calls() {
+    return cancel_calls_;
   }
   bool wait(double seconds);
   executorch_mlx_request_info info() const;
@@ -49,7 +54,7 @@ class Request {
   // -- for the thread of the engine ------------------------------------------------
 
   bool is_cancelled() const {
-    return cancelled_.load(std::memory_order_relaxed);
+    return cancelled_;
   }
   bool is_over() const {
     return is_over_;
@@ -115,9 +120,10 @@ class Request {
   bool is_over_ = false;
   Clock::time_point submitted_ = Clock::now(), began_, first_token_;
 
-  // Lock-free, so that a signal handler may set it.
+  // Lock-free, so that a signal handler may set them.
   std::atomic<bool> cancelled_ = false;
-  static_assert(std::atomic<bool>::is_always_lock_free);
+  inline static std::atomic<uint64_t> cancel_calls_ = 0;
+  static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
   mutable std::mutex mutex_; // guards the members below
   std::condition_variable ended_;

@@ -17,6 +17,12 @@ void Row::expect(const RowTask& task) {
   written = std::max(written, task.position + static_cast<int64_t>(task.tokens.size()));
 }
 
+void Row::go_back(const LlmMetadata& meta) {
+  if (written - static_cast<int64_t>(ids.size()) > meta.max_rewind) {
+    truncate(0);
+  }
+}
+
 void Row::append(std::span<const int64_t> tokens) {
   ids.insert(ids.end(), tokens.begin(), tokens.end());
   written = std::max(written, static_cast<int64_t>(ids.size()));

@@ -23,10 +23,9 @@ struct Row {
 
   // Records that a call will write the tokens of `task`. To be called before the call, which may write some and fail.
   void expect(const RowTask& task);
-  // Whether the row still holds its tokens after a call that failed. If not, it has to forget them.
-  bool is_intact(const LlmMetadata& meta) const {
-    return written - static_cast<int64_t>(ids.size()) <= meta.max_rewind;
-  }
+  // After a call that failed: forgets all tokens, unless the row can go back behind those that the call may have
+  // written.
+  void go_back(const LlmMetadata& meta);
   // Records that `tokens` were written at the positions from ids.size() on.
   void append(std::span<const int64_t> tokens);
   // Whether the sound of this row is equal to `other`. Null stands for no sound.

@@ -64,7 +64,11 @@ void Scheduler::submit(std::shared_ptr<Request> request) {
     const bool has_room = options_.queue_limit == 0 || request->work ||
         static_cast<int64_t>(queue_.size()) - free < options_.queue_limit;
     check(has_room, EXECUTORCH_MLX_BUSY, "the queue is full: ", options_.queue_limit, " requests are waiting");
-    queue_.push_back(std::move(request));
+    const int32_t priority = request->options.priority;
+    queue_.emplace(priority, request);
+  }
+  if (request->is_cancelled()) {
+    request->cancel(); // again: end_cancelled() may have looked at the queue before
   }
   changed_.notify_one();
 }
@@ -104,8 +108,8 @@ void Scheduler::loop() {
   finish_pending();
   std::unique_lock lock(mutex_);
   while (!queue_.empty()) {
-    const auto request = std::move(queue_.front());
-    queue_.pop_front();
+    const auto request = std::move(queue_.begin()->second);
+    queue_.erase(queue_.begin());
     lock.unlock();
     end(request, EXECUTORCH_MLX_CANCELLED);
     lock.lock();
@@ -119,7 +123,12 @@ bool Scheduler::wait_for_work() {
   return !is_closing_;
 }
 
+// Looks at the requests only after a call of cancel(): thousands may be waiting.
 void Scheduler::end_cancelled() {
+  const uint64_t calls = Request::cancel_calls();
+  if (calls == seen_cancel_calls_) {
+    return;
+  }
   Requests cancelled;
   // Each flag is read once, because other threads may set it at any time.
   const auto take_cancelled = [&](const auto& request) {
@@ -129,8 +138,9 @@ void Scheduler::end_cancelled() {
     std::lock_guard lock(mutex_);
     cancelled.reserve(running_.size() + queue_.size()); // a request that has left the queue must not get lost
     std::for_each(running_.begin(), running_.end(), take_cancelled);
-    std::erase_if(queue_, take_cancelled);
+    std::erase_if(queue_, [&](const auto& entry) { return take_cancelled(entry.second); });
   }
+  seen_cancel_calls_ = calls;
   for (const auto& request : cancelled) {
     end(request, EXECUTORCH_MLX_CANCELLED);
   }
@@ -166,14 +176,11 @@ void Scheduler::begin_next() {
   std::shared_ptr<Request> request;
   {
     std::lock_guard lock(mutex_);
-    const auto next = std::max_element(queue_.begin(), queue_.end(), [](const auto& a, const auto& b) {
-      return a->options.priority < b->options.priority;
-    });
-    if (next == queue_.end()) {
+    if (queue_.empty()) {
       return;
     }
-    request = std::move(*next);
-    queue_.erase(next);
+    request = std::move(queue_.begin()->second);
+    queue_.erase(queue_.begin());
     ++stats_.running;
   }
   finish_pending(); // rows may be copied
@@ -319,17 +326,12 @@ bool Scheduler::free_memory() {
   return program_.unload_optional_methods();
 }
 
-// After a call that did not fit into memory: if the row cannot go back behind the tokens that it may have read in the
-// call, it reads prompt and answer again.
+// After a call that did not fit into memory: a row that has forgotten its tokens reads prompt and answer again.
 void Scheduler::prepare_retry(Request& request) {
-  if (request.row == nullptr) {
-    return;
+  if (request.row != nullptr) {
+    request.row->go_back(program_.metadata());
+    request.is_decoding = request.is_decoding && request.row->ids.size() + 1 == request.ids.size();
   }
-  Row& row = *request.row;
-  if (!row.is_intact(program_.metadata())) {
-    row.truncate(0);
-  }
-  request.is_decoding = request.is_decoding && row.ids.size() + 1 == request.ids.size();
 }
 
 // Draws the next token of each request, in one call.

@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -136,11 +136,13 @@ class Scheduler {
   CallLimit max_rows_;
   CallLimit max_chunk_; // tokens of a prompt
   CallLimit max_draft_{0, StepCosts::kMaxDraft}; // draft tokens
+  uint64_t seen_cancel_calls_ = 0; // Request::cancel_calls() when end_cancelled() last looked at the requests
   int64_t steps_since_limit_ = 0; // since a limit was changed, without those while a prompt was read
 
   mutable std::mutex mutex_; // guards the members below up to is_closing_
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Request>> queue_;
+  // By priority, the highest first. Requests of the same priority are in the order in which they were submitted.
+  std::multimap<int32_t, std::shared_ptr<Request>, std::greater<>> queue_;
   executorch_mlx_engine_stats stats_ = {};
   bool is_closing_ = false;
 

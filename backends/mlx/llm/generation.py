@@ -250,20 +250,20 @@ class RequestHandle:
     def __init__(self):
         self.pointer = ctypes.c_void_p()
         self._library = binding.library()
-        self._parties = [None, None]
+        self._is_last = [True, False]  # whether the next call of leave() is the last one, from the end
 
     def cancel(self) -> None:
         self._library.request_cancel(self.pointer)
 
     def release(self) -> None:
-        """Cancel the request, and free it if the engine has sent the last event."""
-        self.cancel()
+        """Cancel the request, or free it if the engine has sent the last event."""
+        if len(self._is_last) == 2:
+            self.cancel()
         self.leave()
 
     def leave(self) -> None:
-        """Record that one of the two parties no longer needs the request. The second call frees it. pop() is atomic."""
-        self._parties.pop()
-        if not self._parties:
+        """Record that one of the two parties no longer needs the request. The second call frees it."""
+        if self._is_last.pop():  # atomic: the two calls may be on two threads
             self._library.request_free(self.pointer)
 
 

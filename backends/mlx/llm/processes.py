@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,6 +31,8 @@ _FIRST_PORT = 32323  # if there are several machines, process r listens on the p
 _SECONDS_TO_END = 10  # how long `close` waits for a process
 # The environment variables in which launchers pass a process its rank.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+# What a process gets of its machine. The runtime reads these variables at the first call, or later.
+_SHARE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 def part_path(path: str | Path, rank: int, size: int) -> Path:
@@ -118,7 +121,7 @@ class Processes:
             _start(host, environment, arguments) for host, environment in zip(hosts[1:], environments[1:])
         ]
         Processes.running.extend(self._processes)
-        os.environ.update(environments[0])
+        self._environment = environments[0]
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, hosts[rank], process), daemon=True).start()
 
@@ -131,6 +134,24 @@ class Processes:
             for other in self._processes:
                 other.kill()
             os._exit(1)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Set the environment variables of process 0 for the time in which it loads its part and joins the group.
+
+        Its share of the machine stays set. A program that this process starts later must not take itself for a process
+        of the group.
+        """
+        before = {name: os.environ.get(name) for name in self._environment if name not in _SHARE_VARIABLES}
+        os.environ.update(self._environment)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
     def close(self) -> None:
         """Wait until the processes have ended, which they do when process 0 frees the model. Kill those that do not."""

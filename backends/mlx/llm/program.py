@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -260,7 +261,8 @@ class _Handles:
         self._users = 0
         self._changed = threading.Condition()  # notified when `_users` becomes 0
         self._processes = processes
-        binding.check(self.library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self.model)))
+        with nullcontext() if processes is None else processes.joined():
+            binding.check(self.library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self.model)))
 
     def __enter__(self) -> _Handles:
         with self._changed:
