@@ -48,7 +48,7 @@ def _block(kind: str, call: Call | None) -> dict[str, Any]:
         return {"type": kind, "thinking": "", "signature": ""}
     if kind == "tool_use":
         return {"type": kind, "id": call.id, "name": call.name, "input": {}}
-    return {"type": kind, "text": "", "citations": None}
+    return {"type": kind, "text": ""}  # without `citations`: the AI SDK refuses null
 
 
 def _input(call: Call) -> dict[str, Any]:
