@@ -28,7 +28,8 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     """Start the answers to the prompts of a request. Raises ApiError."""
     body.check_fields()
     count, wants_logprobs = body.n or 1, body.logprobs is not None
-    ids = [_prompt_ids(model, prompt, "prompt") for prompt in body.prompts]
+    special = body.add_special_tokens is not False
+    ids = [_prompt_ids(model, prompt, "prompt", special) for prompt in body.prompts]
     if wants_logprobs:
         _text(model, [], "logprobs")  # raises if the tokens have no text
     echoes = [_echo(model, body, *prompt) if body.echo else None for prompt in zip(body.prompts, ids)]
