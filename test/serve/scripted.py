@@ -61,10 +61,10 @@ def one_bit(token: int) -> numpy.ndarray:
 
 
 @contextmanager
-def scripted(program, template: str, special: tuple[str, ...] = ()):
+def scripted(program, template: str, special: tuple[str, ...] = (), tool_template: str | None = None):
     llm = LLM.load(program)
     config = {"eos_token": "</s>", "additional_special_tokens": list(special)}
-    llm.tokenizer = Tokenizer(with_tokens(llm, special), config, template)
+    llm.tokenizer = Tokenizer(with_tokens(llm, special), config, template, tool_template)
     settings = Settings(host="127.0.0.1", grace_seconds=0)
     with served.listening(create_app(llm, name=NAME, settings=settings), settings) as url:
         yield Scripted(llm, url)

@@ -139,6 +139,8 @@ def test_fields_may_have_values_without_effect(client, llm):
     fields |= {"store": True, "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "flex"}
     fields["extra_body"] |= {"prompt_cache_options": {"mode": "implicit"}, "add_generation_prompt": True}
     fields["extra_body"] |= {"length_penalty": 1, "min_tokens": 0, "skip_special_tokens": True, "stop_token_ids": []}
+    fields["extra_body"] |= {"bad_words": [], "echo": False, "add_special_tokens": False, "request_id": "r"}
+    fields["extra_body"] |= {"cache_prompt": True, "typical_p": 1, "separate_reasoning": True}
     fields["messages"] = [message | {"cache_control": None, "type": "text"} for message in MESSAGES]
     (choice,) = chat(client, metadata={"a": "b"}, parallel_tool_calls=True, **fields).choices
     expected = llm.chat(MESSAGES, max_new_tokens=12).result()
@@ -151,6 +153,23 @@ def test_load_generators_set_the_length_of_an_answer(client):
     assert chat(client, extra_body=body).usage.completion_tokens == 12
     answer = client.completions.create(model=NAME, prompt="Return", max_tokens=12, extra_body=body)
     assert answer.usage.completion_tokens == 12
+
+
+def test_minus_one_is_no_limit(client):
+    """LM Studio and llama.cpp know it so."""
+    limits = [chat(client, max_tokens=tokens, seed=4, temperature=1, stop="a").usage for tokens in (None, -1)]
+    assert limits[0].completion_tokens == limits[1].completion_tokens
+    answer = client.completions.create(model=NAME, prompt="Return", max_tokens=-1, seed=5, stop=" ")
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_prompts_without_special_tokens(client, llm):
+    for special in (True, False):
+        answer = client.completions.create(
+            model=NAME, prompt="Return", max_tokens=1, extra_body={"add_special_tokens": special}
+        )
+        assert answer.usage.prompt_tokens == len(llm.encode("Return", special))
+    assert len(llm.encode("Return", True)) > len(llm.encode("Return", False))
 
 
 def test_whole_numbers_are_integers(client):
@@ -184,6 +203,8 @@ INVALID = [
     ({"stop": "a", "extra_body": {"min_tokens": 4, "ignore_eos": True}}, "min_tokens", "or together with stop"),
     ({"extra_body": {"min_tokens": 13, "ignore_eos": True}}, "min_tokens", "got 13, expected at most the maximum length"),
     ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs", "is not supported by this server: expected null"),
+    ({"extra_body": {"bad_words": ["a"]}}, "bad_words", "is not supported by this server: expected [] or null"),
+    ({"extra_body": {"logit_bias": [1]}}, "logit_bias", "logit_bias: got a list, expected an object"),
     ({"extra_body": {"user": 4}}, "user", "user: got int, expected a string"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),
     ({"temperature": "hot"}, "temperature", 'temperature: got "hot", expected a valid number'),
@@ -281,12 +302,15 @@ def test_errors_have_the_openai_format(server):
     with httpx.Client(base_url=server.url) as http:
         for response, status, message in (
             (http.post("/v1/completions", json={"prompt": "x"}), 400, "model: Field required"),
-            (http.get("/v1/completions"), 405, "GET /v1/completions: Method Not Allowed"),
-            (http.post("/v1/embeddings", json={}), 404, "POST /v1/embeddings: Not Found"),
+            (http.get("/v1/completions"), 405, "GET /v1/completions: Method Not Allowed, expected POST"),
+            (http.post("/completions"), 404, "POST /completions: Not Found, expected /v1/completions"),
+            (http.post("/v1/v1/messages"), 404, "POST /v1/v1/messages: Not Found, expected /v1/messages"),
         ):
             error = response.json()["error"]
             assert (response.status_code, error["message"], error["type"]) == (status, message, "invalid_request_error")
             assert set(error) == {"message", "type", "param", "code"}
+        message = http.post("/v1/embeddings", json={}).json()["error"]["message"]
+        assert message.startswith("POST /v1/embeddings: Not Found, expected /v1/chat/completions, /v1/completions, ")
 
 
 def test_invalid_json_returns_400(server):

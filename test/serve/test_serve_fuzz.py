@@ -30,7 +30,7 @@ COMMON = {
     "temperature": 1.0, "top_p": 0.9, "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1.0}, "user": "u", "stream_options": None,
     "store": True, "prompt_cache_options": {"mode": "implicit"}, "structured_outputs": None, "min_tokens": 0,
-    "stop_token_ids": [7],
+    "stop_token_ids": [7], "guided_json": None, "guided_regex": "a", "guided_choice": None, "guided_grammar": None,
 }  # fmt: skip
 BODIES = {
     "/v1/chat/completions": COMMON | {
@@ -48,6 +48,7 @@ BODIES = {
     },
     "/v1/completions": COMMON | {
         "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None,
+        "add_special_tokens": True,
         "structured_outputs": {"json": SCHEMA, "regex": None, "choice": ["a"], "grammar": 'root ::= "a"'}},
     "/v1/responses": {
         "model": NAME, "input": [
@@ -120,7 +121,7 @@ def damaged(path: str, draw: random.Random) -> dict:
         elif isinstance(target, dict):
             target[draw.choice(("extra", "type", "name", "content", "x" * 300))] = copy.deepcopy(draw.choice(VALUES))
     for key in LENGTHS:  # answers stay short
-        is_long = body.get(key) is None or (isinstance(body[key], (int, float)) and body[key] > 4)
+        is_long = body.get(key) in (None, -1) or (isinstance(body[key], (int, float)) and body[key] > 4)
         if key in BODIES[path] and is_long:
             body[key] = 2
     return body

@@ -72,7 +72,7 @@ def without_ids(message):
 def test_text(server):
     server.text = "Hello."
     message = create(server, system="Be kind.", metadata={"user_id": "u"}, service_tier="auto")
-    assert message["content"] == [{"type": "text", "text": "Hello.", "citations": None}]
+    assert message["content"] == [{"type": "text", "text": "Hello."}]
     assert (message["type"], message["role"], message["model"]) == ("message", "assistant", NAME)
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
     assert server.prompts[-1] == "[system]Be kind.[user]Hi[assistant]"

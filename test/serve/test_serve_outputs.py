@@ -30,6 +30,15 @@ def texts(client, *, count=6, chat, **form):
     return [choice.message.content if chat else choice.text for choice in choices]
 
 
+def text_of(client, chat, field, form):
+    """Return an answer whose form a field of the request sets."""
+    options = {"model": NAME, "seed": 1, "max_tokens": 60, "extra_body": {field: form}}
+    if not chat:
+        return client.completions.create(prompt="Return", **options).choices[0].text
+    answer = client.chat.completions.create(messages=[{"role": "user", "content": "Return"}], **options)
+    return answer.choices[0].message.content
+
+
 @pytest.mark.parametrize("chat", [True, False], ids=["chat", "completion"])
 @pytest.mark.parametrize(
     "form, pattern",
@@ -54,6 +63,15 @@ def test_json(client, chat):
         for text in texts(client, chat=chat, json=schema, disable_any_whitespace=True):
             jsonschema.validate(json.loads(text), CITY)
     assert all(isinstance(json.loads(text), dict) for text in texts(client, chat=chat, json_object=True))
+
+
+def test_older_names_of_the_forms(client):
+    guided = {"guided_choice": ["yes", "no"], "guided_regex": "[ab]{3}", "guided_grammar": 'root ::= "x" | "yy"'}
+    for field, pattern in zip(guided, ("yes|no", "[ab]{3}", "x|yy")):
+        for chat in (True, False):
+            assert re.fullmatch(pattern, text_of(client, chat, field, guided[field]))
+    for schema in (CITY, json.dumps(CITY)):
+        jsonschema.validate(json.loads(text_of(client, True, "guided_json", schema)), CITY)
 
 
 def test_answers_near_the_limit_are_completed(client):
@@ -98,7 +116,7 @@ def test_answers_may_be_calls_instead(client):
         ({"json": '{"const": NaN}'}, "structured_outputs.json", "const: expected a finite number"),
         ({"json": r'{"const": "\ud800"}'}, "structured_outputs.json", "lone surrogate"),
         ({"json": "[" * 5000}, "structured_outputs.json", "nested too deeply"),
-        ({"json": "[]"}, "structured_outputs.json", "valid dict"),
+        ({"json": "[]"}, "structured_outputs.json", "got a list, expected an object"),
         ({"json": {"type": "thing"}}, "structured_outputs.json", "$.type: got 'thing', expected"),
     ],
 )  # fmt: skip
@@ -110,7 +128,12 @@ def test_wrong_form_returns_400(client, form, param, message):
 
 @pytest.mark.parametrize(
     "fields, param",
-    [({"response_format": {"type": "json_object"}}, "structured_outputs"), ({"ignore_eos": True}, "ignore_eos")],
+    [
+        ({"response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": None, "guided_json": {"type": "thing"}}, "guided_json"),
+    ],
 )
 def test_form_beside_fields_that_contradict_it_returns_400(client, fields, param):
     body = {"structured_outputs": {"regex": "a"}} | fields

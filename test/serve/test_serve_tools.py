@@ -200,7 +200,7 @@ def test_effort_of_no_reasoning():
 
     def options(template: str, effort: str, has_reasoning: bool = True) -> dict:
         format = SimpleNamespace(reasoning=("<think>",) if has_reasoning else ())
-        return _effort_options(SimpleNamespace(template=template, format=format, name="m"), effort)
+        return _effort_options(SimpleNamespace(format=format, name="m"), template, effort)
 
     assert options("{{ reasoning_effort }}{{ enable_thinking }}", "none") == {"reasoning_effort": "none"}
     assert options("{{ enable_thinking }}", "none") == {"enable_thinking": False}
@@ -429,6 +429,24 @@ def test_template_without_tools_gets_instructions(chat_program):
     assert '<tools>\n{"type": "function"' in server.prompts[0]
     assert server.prompts[1].startswith("Hi\n\nYou can call functions.")
     assert "<tool_response>\nrain\n</tool_response>" in server.prompts[1] and CALL in server.prompts[1]
+
+
+def test_template_for_tools(chat_program):
+    """As those of Hermes 2 Pro: chats without tools have another template, which knows no calls."""
+    with scripted(chat_program, small_llm.TEMPLATE, tool_template="{# </think> #}" + TEMPLATE) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = f"<think>It may rain.</think>{CALL}"
+            message = chat(client, reasoning_effort="low").choices[0].message
+            assert message.tool_calls[0].function.name == "get_weather" and message.reasoning_content == "It may rain."
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+            messages = [*MESSAGES, message.model_dump(), result]
+            server.text = "It rains."
+            assert chat(client, messages=messages).choices[0].message.content == "It rains."
+            assert chat(client, messages=messages, tool_choice="none").choices[0].message.content == "It rains."
+    with_tools, after_result, without_tools = server.prompts
+    assert with_tools.startswith('<tools>{"type": "function"') and "[effort low]" in with_tools
+    assert "[tool]rain" in after_result and "You can call functions" not in with_tools + after_result
+    assert "<tool_response>\nrain\n</tool_response>" in without_tools and "<tools>" not in without_tools
 
 
 def test_template_without_system_messages_gets_instructions(chat_program):

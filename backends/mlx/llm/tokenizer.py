@@ -142,13 +142,15 @@ class Tokenizer:
             raise ValueError("the tokenizer has no chat template; pass the prompt as text")
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
             raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
-        template = self.chat_template
-        if options.get("tools") and self.tool_template is not None:
-            template = self.tool_template
+        template = self.template_for(bool(options.get("tools")))
         variables = {**self.special_tokens, **options}
         if continue_final_message:
             return chat_template.render_unfinished(template, messages, variables)
         return chat_template.render(template, messages, variables, add_generation_prompt)
+
+    def template_for(self, has_tools: bool) -> str | None:
+        """Return the chat template for chats with tools or without, or None."""
+        return self.tool_template if has_tools and self.tool_template is not None else self.chat_template
 
     def _special_texts(self) -> list[str]:
         lists = [tokens for key in EXTRA_TOKENS if isinstance(tokens := self._config.get(key), list)]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .request import Form, GenerationRequest, Several, Strict
+from .request import Form, GenerationRequest, Several, Strict, limit
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,256}$"  # OpenAI allows 64 characters; those of MCP servers can be longer
@@ -250,7 +250,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def max_new_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return limit(self.max_tokens) if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def argument_fields(self) -> dict[str, str]:
@@ -309,9 +309,9 @@ class ChatRequest(GenerationRequest):
         super().check_fields()
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
-        if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
-            message = "structured_outputs: got it together with response_format, expected one of them"
-            raise ApiError(message, param="structured_outputs")
+        if self.forms and not isinstance(self.response_format, TextFormat | None):
+            field = self.forms[0].param
+            raise ApiError(f"{field}: got it together with response_format, expected one of them", param=field)
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message: got true together with add_generation_prompt, expected one of them"
             raise ApiError(message, param="continue_final_message")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,7 +179,7 @@ def _shown(value: Any) -> str:
 _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
 # The messages of errors, and what errors expect, where pydantic's words are about Python.
 _MESSAGES = {"extra_forbidden": "unknown field", "union_tag_not_found": "Field required"}
-_EXPECTED = dict.fromkeys(("model_attributes_type", "model_type"), "an object")
+_EXPECTED = dict.fromkeys(("dict_type", "model_attributes_type", "model_type"), "an object")
 
 
 # Pydantic's errors about the length of a value: what is counted, and the bound with its name in the error.
@@ -215,8 +216,18 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+        message = f"{request.method} {request.url.path[:100]}: {error.detail}{_expected_route(request, error)}"
         return ApiError(message, status=error.status_code, headers=error.headers).response(request.scope["path"])
+
+
+def _expected_route(request: Request, error: HTTPException) -> str:
+    """Return the end of the message of an error about the path or the method of a request."""
+    if error.status_code == 405:
+        return f", expected {error.headers['Allow']}"
+    paths = [*request.app.openapi()["paths"]]
+    # Clients add /chat/completions to an address to which their user has not, or has already, added /v1.
+    similar = difflib.get_close_matches(request.url.path, paths, n=1, cutoff=0.8)
+    return f", expected {similar[0] if similar else ', '.join(paths)}" if error.status_code == 404 else ""
 
 
 class InternalErrors:

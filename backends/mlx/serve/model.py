@@ -25,13 +25,13 @@ class ServedModel:
 
     def __init__(self, llm: LLM, name: str, tool_format: str | None = None):
         self.llm, self.name = llm, name
-        self.format: AnswerFormat = detect(self.template, lambda text: self.token_id(text) is not None, tool_format)
+        templates = self.template_for(has_tools=False) + self.template_for(has_tools=True)
+        self.format: AnswerFormat = detect(templates, lambda text: self.token_id(text) is not None, tool_format)
         self.grammars = Grammars(self)
 
-    @property
-    def template(self) -> str:
-        """The source of the chat template, or ""."""
-        return (self.llm.tokenizer.chat_template if self.llm.tokenizer is not None else None) or ""
+    def template_for(self, has_tools: bool) -> str:
+        """Return the source of the chat template for chats with tools or without, or ""."""
+        return (self.llm.tokenizer.template_for(has_tools) if self.llm.tokenizer is not None else None) or ""
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token whose name is `text`, or None."""
@@ -58,22 +58,24 @@ class ServedModel:
 
     @cached_property
     def takes_system_message(self) -> bool:
-        """Whether the chat template shows a system message to the model. That of Gemma 2 rejects it."""
+        """Whether the chat templates show a system message to the model. That of Gemma 2 rejects it."""
         return self._shows_system_message("system", "user")
 
     @cached_property
     def takes_later_system_messages(self) -> bool:
-        """Whether the chat template shows a system message behind other messages. Many templates reject it."""
+        """Whether the chat templates show a system message behind other messages. Many templates reject it."""
         return self._shows_system_message("user", "system")
 
     def _shows_system_message(self, *roles: str) -> bool:
-        """Whether the chat template shows the system message among messages with these roles."""
+        """Whether the chat templates show the system message among messages with these roles."""
         text = "<|instructions|>"
         messages = [{"role": role, "content": text if role == "system" else "Hi"} for role in roles]
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
         try:
-            return text in self.llm.tokenizer.chat_text(messages)
+            texts = [self.llm.tokenizer.chat_text(messages, options) for options in ({}, {"tools": [tool]})]
         except ValueError:
             return False
+        return all(text in shown for shown in texts)
 
     @cached_property
     def scoring_threads(self) -> ThreadPoolExecutor:

@@ -40,18 +40,46 @@ UNSUPPORTED: dict[str, tuple] = {
     "web_search_options": (),
     # Fields of vLLM's API, which its clients send with their defaults.
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),  # in a chat, whose template writes them
+    "allowed_token_ids": (),
+    "bad_words": ([],),
     "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
     "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
+    "logits_processors": ([],),
     "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    # Fields of SGLang and llama.cpp.
+    "cache_prompt": (True,),
+    "dry_multiplier": (0.0,),
+    "dynatemp_range": (0.0,),
+    "ebnf": (),
+    "id_slot": (-1,),
+    "mirostat": (0,),
+    "n_predict": (-1,),
+    "no_stop_trim": (False,),
+    "regex": (),
+    "repeat_penalty": (1.0,),
+    "return_progress": (False,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "tfs_z": (1.0,),
+    "timings_per_token": (False,),
+    "top_a": (0.0,),
+    "typical_p": (1.0,),
+    "xtc_probability": (0.0,),
 }
 # Fields that identify the client or the request, or guide OpenAI's cache. They have no effect on the answer.
-IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "request_id", "rid"}
 
 
 T = TypeVar("T")
@@ -177,14 +205,28 @@ class Form:
     value: Any
     field: str
 
+    @property
+    def param(self) -> str:
+        """The field of the request that has `field`, or is it."""
+        return self.field.partition(".")[0]
+
+
+Schema = Annotated[dict[str, Any], BeforeValidator(_parsed_schema)]
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+
+
+def _forms(prefix: str, values: dict[str, Any]) -> list[Form]:
+    """Return the forms of the values that are given, by kind. The names of their fields begin with `prefix`."""
+    return [Form(kind, value, prefix + kind) for kind, value in values.items() if value is not None]
+
 
 class StructuredOutputs(Strict):
     """vLLM's way to set the form of an answer: one of the first five fields."""
 
-    json_: Annotated[dict[str, Any], BeforeValidator(_parsed_schema)] | None = Field(None, alias="json")
+    json_: Schema | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: Several[str] | None = Field(None, min_length=1)
+    choice: Texts | None = None
     grammar: str | None = None
     disable_any_whitespace: bool | None = None  # no effect: the JSON of answers is in one line
 
@@ -192,9 +234,7 @@ class StructuredOutputs(Strict):
     def forms(self) -> list[Form]:
         """The forms that are given: one, or the request is wrong."""
         given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        forms = [
-            Form(kind, value, f"structured_outputs.{kind}") for kind, value in given.items() if value is not None
-        ]
+        forms = _forms("structured_outputs.", given)
         any_object = Form("json", {"type": "object"}, "structured_outputs.json_object")
         return [*forms, any_object] if self.json_object else forms
 
@@ -217,6 +257,11 @@ class GenerationRequest(SamplingFields):
     min_tokens: int | None = Field(0, ge=0, lt=2**31)
     priority: int | None = Field(0, ge=-(2**31), lt=2**31)
     structured_outputs: StructuredOutputs | None = None
+    # Their names in older versions of vLLM.
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
 
     def generate_arguments(self) -> dict[str, Any]:
         """Return the arguments of `LLM.generate`, without the prompt."""
@@ -253,7 +298,14 @@ class GenerationRequest(SamplingFields):
     @property
     def form(self) -> Form | None:
         """The form that the answers have, or None for any text."""
-        return None if self.structured_outputs is None else self.structured_outputs.forms[0]
+        return next(iter(self.forms), None)
+
+    @property
+    def forms(self) -> list[Form]:
+        """The forms that vLLM's fields give: one or none, or the request is wrong."""
+        guided = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
+        structured = [] if self.structured_outputs is None else self.structured_outputs.forms
+        return [*structured, *_forms("guided_", guided)]
 
     @property
     def include_usage(self) -> bool:
@@ -281,6 +333,9 @@ class GenerationRequest(SamplingFields):
             got = ", ".join(form.field.partition(".")[2] for form in self.structured_outputs.forms) or "none"
             message = f"structured_outputs: got {got}, expected one of json, json_object, regex, choice and grammar"
             raise ApiError(message, param="structured_outputs")
+        if len(self.forms) > 1:
+            first, second, *_ = (form.field for form in self.forms)
+            raise ApiError(f"{second}: got it together with {first}, expected one of them", param=second)
         if self.min_tokens and (self.stop or self.stop_token_ids or not self.ignore_eos):
             message = (
                 "min_tokens is not supported by this server without ignore_eos, or together with stop or stop_token_ids"
@@ -294,6 +349,11 @@ class GenerationRequest(SamplingFields):
             raise ApiError("stream_options: got options without stream", param="stream_options")
 
 
+def limit(max_tokens: int | None) -> int | None:
+    """Return the limit of a field `max_tokens`, or None. In LM Studio and llama.cpp, -1 stands for no limit."""
+    return None if max_tokens == -1 else max_tokens
+
+
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
@@ -305,10 +365,11 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool | None = False
+    add_special_tokens: bool | None = True  # vLLM's field
 
     @property
-    def max_new_tokens(self) -> int:
-        return 16 if self.max_tokens is None else self.max_tokens  # OpenAI's default
+    def max_new_tokens(self) -> int | None:
+        return 16 if self.max_tokens is None else limit(self.max_tokens)  # OpenAI's default
 
     @property
     def logprob_count(self) -> int | None:

@@ -28,7 +28,8 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     """Start the answers to the prompts of a request. Raises ApiError."""
     body.check_fields()
     count, wants_logprobs = body.n or 1, body.logprobs is not None
-    ids = [_prompt_ids(model, prompt, "prompt") for prompt in body.prompts]
+    special = body.add_special_tokens is not False
+    ids = [_prompt_ids(model, prompt, "prompt", special) for prompt in body.prompts]
     if wants_logprobs:
         _text(model, [], "logprobs")  # raises if the tokens have no text
     echoes = [_echo(model, body, *prompt) if body.echo else None for prompt in zip(body.prompts, ids)]
@@ -170,13 +171,14 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     if not model.llm.chats:
         message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
+    template = model.template_for(bool(body.functions))
     messages = [template_message(message) for message in body.messages]
-    if "message.thinking" in model.template:  # gpt-oss's name for it
+    if "message.thinking" in template:  # gpt-oss's name for it
         messages = [_with_thinking(message) for message in messages]
     shown = {"name", "description", "parameters"}
     functions = [function.model_dump(exclude_none=True, include=shown) for function in body.functions]
     options = dict(body.chat_template_kwargs or {})
-    if "tools" in model.template:
+    if "tools" in template:
         if functions:
             options["tools"] = [{"type": "function", "function": {"parameters": {}, **f}} for f in functions]
     else:
@@ -184,8 +186,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         if functions:
             messages = _with_instructions(model, messages, model.format.instructions(functions))
     if body.reasoning_effort is not None:
-        options = _effort_options(model, body.reasoning_effort) | options
-    if "developer" not in model.template:
+        options = _effort_options(model, template, body.reasoning_effort) | options
+    if "developer" not in template:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     if any(m["role"] == "system" for m in messages[1:]) and not model.takes_later_system_messages:
         messages = _without_later_system_messages(messages)
@@ -202,11 +204,11 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         raise ApiError(str(error), param=field) from error
 
 
-def _effort_options(model: ServedModel, effort: str) -> dict[str, Any]:
+def _effort_options(model: ServedModel, template: str, effort: str) -> dict[str, Any]:
     """Return the options of the chat template for an effort of reasoning. Raises ApiError if it has no such options."""
-    if "reasoning_effort" in model.template:
+    if "reasoning_effort" in template:
         return {"reasoning_effort": effort}
-    if effort == "none" and "enable_thinking" in model.template:
+    if effort == "none" and "enable_thinking" in template:
         return {"enable_thinking": False}
     if effort == "none" and not model.format.reasoning:
         return {}

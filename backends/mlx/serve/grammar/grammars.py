@@ -50,8 +50,8 @@ class Grammars:
         """Return the constraint that a request sets for its answers, or None if it sets none. Raises GrammarError."""
         if body.form is None:
             return None
-        self._check_support("structured_outputs")
-        return self._constraint(body, self._form(body.form), "structured_outputs", (None, None, False))
+        self._check_support(body.form.param)
+        return self._constraint(body, self._form(body.form), body.form.param, (None, None, False))
 
     def for_chat(self, body: ChatRequest, opening: str) -> Constraint | None:
         """Return the constraint that a request's form or functions set for its answers, or None if they set none.
@@ -64,7 +64,7 @@ class Grammars:
         parallel = not (body.wants_one_call or self._model.format.has_one_call)
         is_text = False
         if body.form is not None or forced:
-            param = "tool_choice" if body.form is None else body.form.field.partition(".")[0]
+            param = "tool_choice" if body.form is None else body.form.param
             self._check_support(param)
             structure = self._calls(body, forced or body.functions, parallel)
             if body.form is not None and not forced:
@@ -232,7 +232,7 @@ class Grammars:
             _fill(xgrammar.GrammarMatcher(compiled), _empty_mask(self._model.llm.program.vocab_size))
             self.end_finder.end(xgrammar.GrammarMatcher(of_symbols), CHECKED_SYMBOLS)
         except (RuntimeError, ValueError) as error:
-            code = "invalid_value" if param == "structured_outputs" else "invalid_json_schema"
+            code = "invalid_json_schema" if param in ("response_format", "tools", "tool_choice") else "invalid_value"
             raise GrammarError(f"{param}: {reason(error)}", param, code) from error
         return compiled, of_symbols
 
