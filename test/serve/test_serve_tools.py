@@ -449,6 +449,16 @@ def test_template_for_tools(chat_program):
     assert "<tool_response>\nrain\n</tool_response>" in without_tools and "<tools>" not in without_tools
 
 
+def test_template_for_tools_with_an_unknown_format_of_calls_is_not_used(chat_program):
+    """As that of Cohere's Command R, which asks for a list of JSON objects behind `Action:`."""
+    unknown = "{{ tools }} Write 'Action:' and a list of calls." + small_llm.TEMPLATE
+    with scripted(chat_program, small_llm.TEMPLATE, tool_template=unknown) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = CALL
+            assert chat(client).choices[0].message.tool_calls[0].function.name == "get_weather"
+    assert "You can call functions" in server.prompts[0] and "Action:" not in server.prompts[0]
+
+
 def test_template_without_system_messages_gets_instructions(chat_program):
     """As that of Gemma 2."""
     reject = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ..llm import LLM
-from .formats import AnswerFormat, detect
+from .formats import AnswerFormat, detect, format_name
 from .grammar import Grammars
 
 
@@ -25,13 +25,28 @@ class ServedModel:
 
     def __init__(self, llm: LLM, name: str, tool_format: str | None = None):
         self.llm, self.name = llm, name
-        templates = self.template_for(has_tools=False) + self.template_for(has_tools=True)
-        self.format: AnswerFormat = detect(templates, lambda text: self.token_id(text) is not None, tool_format)
+        self._templates = self._find_templates(tool_format)
+        self.format: AnswerFormat = detect("".join(self._templates), self._has_token, tool_format)
         self.grammars = Grammars(self)
 
     def template_for(self, has_tools: bool) -> str:
         """Return the source of the chat template for chats with tools or without, or ""."""
-        return (self.llm.tokenizer.template_for(has_tools) if self.llm.tokenizer is not None else None) or ""
+        return self._templates[has_tools]
+
+    def _find_templates(self, tool_format: str | None) -> tuple[str, str]:
+        """Return the chat templates for chats without tools and with tools.
+
+        A template for tools is left out if it asks for calls in an unknown format, such as Cohere's. The server then
+        writes its own instructions.
+        """
+        if self.llm.tokenizer is None:
+            return "", ""
+        plain, with_tools = (self.llm.tokenizer.template_for(has_tools) or "" for has_tools in (False, True))
+        is_known = tool_format is not None or format_name(with_tools, self._has_token) is not None
+        return plain, with_tools if is_known else plain
+
+    def _has_token(self, text: str) -> bool:
+        return self.token_id(text) is not None
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token whose name is `text`, or None."""

@@ -38,7 +38,7 @@ def detect(template: str, has_token: Callable[[str], bool], name: str | None = N
     - `name`: the name of the format, if the caller knows it. Raises KeyError for an unknown name.
     """
     reasoning = [section for text, section in THINK.items() if text in template]
-    name = name or _name(template, has_token)
+    name = name or format_name(template, has_token)
     if name is None and "tools" in template:
         log.warning("the format of calls in the chat template is unknown: calls are read as in the format hermes")
     format = FORMATS[name or Hermes.name](reasoning)
@@ -46,7 +46,7 @@ def detect(template: str, has_token: Callable[[str], bool], name: str | None = N
     return format
 
 
-def _name(template: str, has_token: Callable[[str], bool]) -> str | None:
+def format_name(template: str, has_token: Callable[[str], bool]) -> str | None:
     """Return the name of the format, or None if nothing tells."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Harmony.name
