@@ -228,7 +228,7 @@ def _prepare_copies(program: ExportedProgram) -> None:
         expected = target.meta["val"]
         if source.meta["val"].dtype != expected.dtype:
             source = _insert(node, aten._to_copy.default, source, dtype=expected.dtype)
-        if target.op == "placeholder" and not is_same_shape(source.meta["val"].shape, expected.shape):
+        if not is_same_shape(source.meta["val"].shape, expected.shape):
             source = _insert(node, aten.expand.default, source, list(expected.shape))
         elif _origin(source).op == "placeholder":
             source = _insert(node, aten.clone.default, source)

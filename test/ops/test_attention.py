@@ -53,6 +53,7 @@ ROWS = [
     attention("/wider values", sdpa, Q, K, floats(2, 4, 5, 6), dtypes=F32_ONLY),
     attention("/dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
               floats(1, 2, N, 8), floats(1, 2, N, 8), floats(1, 2, N, 8), dtypes=F32_ONLY),
+    attention("/dynamic head dimension", sdpa, *[floats(1, 2, 4, N)] * 3),
     attention("/causal, dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
               floats(1, 2, N, 8), floats(1, 2, KEYS, 8), floats(1, 2, KEYS, 8), dtypes=F32_ONLY),
 ]

@@ -18,6 +18,15 @@ def shifts(name, scalar_overload, operator):
               data([0, 1, 5, 31, 32, 9], i32), dtypes=F32_ONLY)
 
 
+def shifts_of_numbers(name):
+    shift = getattr(torch, name)
+    yield row(f"{name}.Scalar_Tensor", lambda distance: [shift(k, distance) for k in (3, -77, 300)],
+              data([0, 1, 5, 8, -1], None), dtypes=(i64, i32, I8))
+    yield row(f"{name}.Tensor_Scalar/bool", lambda x: shift(x, 3), data([True, False]), dtypes=F32_ONLY)
+    yield row(f"{name}.Tensor_Scalar/beyond the range of the dtype", lambda x: shift(x, 257),
+              data([1, 2, -3, 100], I8), dtypes=F32_ONLY)
+
+
 def searchsorted(name, *inputs, **options):
     return row(name, lambda steps, x: torch.searchsorted(steps, x, **options), *inputs, dtypes=F32_ONLY)
 
@@ -57,6 +66,8 @@ BY_HANDLERS = [
     *shifts("__rshift__", "Scalar", lambda x, k: x >> k),
     *shifts("bitwise_left_shift", "Tensor_Scalar", torch.bitwise_left_shift),
     *shifts("bitwise_right_shift", "Tensor_Scalar", torch.bitwise_right_shift),
+    *shifts_of_numbers("bitwise_left_shift"),
+    *shifts_of_numbers("bitwise_right_shift"),
     row("bucketize.Tensor", lambda x, steps: torch.bucketize(x, steps), floats(3, 4), BOUNDARIES, dtypes=F32_ONLY),
     row("bucketize.Tensor/right", lambda x, steps: torch.bucketize(x, steps, right=True, out_int32=True),
         edges(), BOUNDARIES, dtypes=F32_ONLY),

@@ -65,6 +65,8 @@ H, W = Dyn("h", 8, also=(4, 11), min=4, max=64), Dyn("w", 6, also=(17, 5), min=4
 DYNAMIC = [
     row("max_pool2d_with_indices/dynamic", lambda x: (F.max_pool2d(x, 3, 2, 1, return_indices=True), F.max_pool2d(
         x, 2, 1, 1, dilation=2)), floats(1, 2, H, W), dtypes=F32_ONLY),
+    row("max_pool2d_with_indices/no element in a window", lambda x: F.max_pool2d(x, 2, 1, 1, dilation=2),
+        cases=[(floats(1, 2, 4, Dyn("w", 6, also=(1, 2), min=1, max=64)),), (floats(1, 2, 1, 4),)], dtypes=F32_ONLY),
     row("avg_pool2d/dynamic",
         lambda x: (F.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, (3, 2), 2, 1, count_include_pad=False)),
         floats(1, 2, H, W), dtypes=F32_ONLY),

@@ -42,6 +42,7 @@ ROWS = [
     row("upsample_bilinear2d.vec", interpolated("bilinear", scale_factor=2), floats(1, 2, 3, 4), loose=10),
     row("upsample_bilinear2d.vec/scales", interpolated("bilinear", scale_factor=(1.7, 0.6)), floats(1, 2, 5, 7),
         loose=10),
+    row("upsample_bilinear2d.vec/same size", interpolated("bilinear", scale_factor=1.3), floats(1, 2, 3, 4), loose=10),
     row("upsample_bilinear2d.vec/infinite", interpolated("bilinear", scale_factor=2), with_infinities(1, 2, 5, 7),
         dtypes=(f32,), loose=10),
     row("upsample_bilinear2d", lambda x: torch.ops.aten.upsample_bilinear2d(x, [5, 6], True), floats(1, 2, 3, 4),

@@ -178,6 +178,21 @@ class Counter(torch.nn.Module):
         return (self.count.double() * 2).float() + 1
 
 
+def test_broadcast_into_a_buffer_that_was_written_before(delegate):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("state", torch.ones(3, 4))
+
+        def forward(self, x):
+            self.state.mul_(2)
+            self.state.copy_(x[:1])
+            return self.state + 1
+
+    lowered = Lowered(Model(), (torch.randn(3, 4),))
+    lowered.assert_matches_eager((torch.randn(3, 4),), (torch.randn(3, 4),))
+
+
 def test_shared_buffer_stays_with_executorch(delegate):
     x = torch.ones(3)
     lowered = Lowered(Counter(), (x,))

@@ -43,6 +43,8 @@ def scaled_dot_product_attention(
         attn_mask, causal = _upper_left_mask(P, query, key), False
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = P.cast(attn_mask, query.dtype)
+    if scale is None and not isinstance(query.shape[-1], int):  # a square root at export would make the size static
+        (query,), scale = P.trace(_scaled_query, query), 1.0
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     q, k, v = query, key, value
     if query.ndim == 3:
@@ -53,6 +55,10 @@ def scaled_dot_product_attention(
     if has_mask:
         out = _zero_masked_queries(P, out, attn_mask)
     return P.emit(ir.SqueezeNode, x=out, dims=[0]) if query.ndim == 3 else out
+
+
+def _scaled_query(query):
+    return query * torch.rsqrt(torch.full((), query.shape[-1], dtype=torch.float32)).to(query.dtype)
 
 
 def _broadcast(P, axis, *tensors):

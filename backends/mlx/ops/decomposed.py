@@ -93,10 +93,10 @@ def _shift(shift_by):
     """
 
     def function(x, distance):
-        if not isinstance(distance, torch.Tensor):
-            distance = torch.full((), distance, dtype=x.dtype)
         dtype = torch.result_type(x, distance)
-        x, distance = x.to(dtype), distance.to(torch.int64)
+        operands = (v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=torch.int64) for v in (x, distance))
+        x, distance = (v.to(dtype) for v in operands)
+        distance = distance.to(torch.int64)
         bits = torch.iinfo(dtype).bits
         all_bits = (distance < 0) | (distance >= bits)
         return shift_by(x, torch.where(all_bits, bits, distance), dtype)
@@ -236,8 +236,10 @@ DECOMPOSITIONS = {
     aten.__rshift__.Tensor: _shift(_right),
     aten.bitwise_left_shift.Tensor: _shift(_left),
     aten.bitwise_left_shift.Tensor_Scalar: _shift(_left),
+    aten.bitwise_left_shift.Scalar_Tensor: _shift(_left),
     aten.bitwise_right_shift.Tensor: _shift(_right),
     aten.bitwise_right_shift.Tensor_Scalar: _shift(_right),
+    aten.bitwise_right_shift.Scalar_Tensor: _shift(_right),
     aten.bucketize.Tensor: _bucketize,
     aten.searchsorted.Tensor: _searchsorted,
     aten.kthvalue.default: _kthvalue,

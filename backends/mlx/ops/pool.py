@@ -40,6 +40,11 @@ class Strided:
         """The distance from the first element of a window to its last."""
         return self.dilation * (self.size - 1)
 
+    @property
+    def can_miss(self) -> bool:
+        """Whether all indices of a window can be outside of an axis that is shorter than the dilation."""
+        return self.dilation > 1 and self.padding > 0
+
     def windows(self, extent: int, count: int) -> list[range]:
         """Return the indices that each window covers, including indices in the padding, which lie outside the axis."""
         starts = range(-self.padding, count * self.stride - self.padding, self.stride)
@@ -86,6 +91,7 @@ class Adaptive:
     """
 
     count: int
+    can_miss = False
 
     def windows(self, extent: int, count: int) -> list[range]:
         return [range(w * extent // count, -(-(w + 1) * extent // count)) for w in range(count)]
@@ -117,10 +123,11 @@ def _strided_axes(x, rank, kernel_size, stride, padding, dilation, ceil_mode, co
     for axis, extent in zip(axes, x.shape[-rank:]):
         # torch drops a last window that starts in the padding after the axis. Such a window is possible only if
         # stride + padding exceeds the length of a window.
-        if not isinstance(extent, int) and ceil_mode and axis.stride + axis.padding > axis.span + 1:
+        is_known = isinstance(extent, int) and extent >= axis.dilation
+        if not is_known and ceil_mode and axis.stride + axis.padding > axis.span + 1:
             raise Unsupported(
-                "ceil_mode over a dynamic dimension is unsupported if stride + padding exceeds the window; "
-                "use ceil_mode=False"
+                "ceil_mode over a dimension that is dynamic, or shorter than the dilation, is unsupported if stride + "
+                "padding exceeds the window; use ceil_mode=False"
             )
     return axes
 
@@ -143,7 +150,8 @@ def _is_static(extents: tuple) -> bool:
 class PooledAxis:
     """The windows of an axis, as far as they are known at export.
 
-    `count` is the number of windows, or None if the MLX program computes the windows. `table` is a constant with the
+    `count` is the number of windows, or None if the MLX program computes the windows, because the extent is dynamic or
+    because a window may have no element. `table` is a constant with the
     `count * size` indices of the windows. There is no table (None) if these indices are 0, 1, 2, …, so that a reshape
     gathers the windows, or if `count` is None.
     """
@@ -160,7 +168,7 @@ def _pooled_axes(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis
     """
     result = []
     for axis, (extent, count) in zip(axes, extents):
-        if _is_static((extent, count)):
+        if _is_static((extent, count)) and not (axis.can_miss and extent < axis.dilation):
             table = _table(P, axis.windows(extent, count), extent, substitute)
             result.append(PooledAxis(axis, count, table))
         elif axis == Adaptive(1):
@@ -206,13 +214,19 @@ def _max_pool(x, tables, pooled_axes):
     plane = x.shape[-len(pooled_axes):]
     index = torch.arange(math.prod(plane), device=x.device).reshape(plane).expand(x.shape)
     for axis in range(-1, -len(pooled_axes) - 1, -1):
-        table, count = tables[axis], pooled_axes[axis].count
+        pooling, table, count, inside = pooled_axes[axis].pooling, tables[axis], pooled_axes[axis].count, None
         if count is None:
-            indices, inside, first = pooled_axes[axis].pooling.dynamic_windows(x.shape[axis])
-            table = torch.where(inside, indices, first)
+            indices, inside, first = pooling.dynamic_windows(x.shape[axis])
+            table = torch.where(inside, indices, first.clamp(max=x.shape[axis] - 1) if pooling.can_miss else first)
         x, which = _gather(x, axis, table, count).max(axis)
+        if inside is not None and pooling.can_miss:
+            x = torch.where(inside.any(1).reshape(-1, *[1] * (-axis - 1)), x, _lowest(x.dtype))
         index = _gather(index, axis, table, count).gather(axis, which.unsqueeze(axis)).squeeze(axis)
     return x, index
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def _first_inside(window: range, extent: int) -> int:

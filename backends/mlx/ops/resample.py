@@ -30,6 +30,8 @@ def _interpolate(x, output_size, align_corners, *scales):
     axes = range(x.ndim - len(output_size), x.ndim)
     for axis, size, scale in reversed(list(zip(axes, output_size, scales, strict=True))):
         extent = x.shape[axis]
+        if isinstance(size, int) and size == extent:
+            continue  # torch ignores the scale if it keeps the extent
         target = torch.arange(size).to(torch.float32)
         if align_corners:
             source = target * (_ratio(extent - 1, size - 1) if size > 1 else 0.0)
