@@ -189,6 +189,30 @@ def test_older_names_of_tensors(tmp_path):
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), expected)
 
 
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model.text_model."])
+def test_a_folder_of_a_language_model_with_the_names_of_a_whole_model(prefix, tmp_path):
+    """Tools that leave the other media out of a checkpoint often keep the names of the tensors."""
+    write_language_model(prefix, tmp_path)
+    expected = logits(load_causal_lm(tmp_path / "expected"))
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), expected)
+
+
+def test_an_error_about_missing_tensors_names_those_of_the_files(tmp_path):
+    write_language_model("unknown.model.", tmp_path)
+    with pytest.raises(ValueError, match="missing tensors for LlamaForCausalLM: .* the files have others: unknown.model"):
+        load_causal_lm(tmp_path)
+
+
+def write_language_model(prefix, folder):
+    """Write a Llama to the folder, with `prefix` in place of `model.`, and to its subfolder `expected`."""
+    torch.manual_seed(0)
+    hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT)).save_pretrained(folder / "expected")
+    hf.LlamaConfig(**TEXT).save_pretrained(folder)
+    tensors = load_file(folder / "expected" / "model.safetensors")
+    tensors = {re.sub(r"^model\.", prefix, name): tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def test_a_model_without_a_causal_language_model_is_refused(tmp_path):
     hf.CLIPConfig().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="got a model of kind clip, expected one for which transformers has a causal"):

@@ -198,6 +198,11 @@ def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
         export_llm(folder)
 
 
+def test_a_survey_of_a_model_without_a_kv_cache(tmp_path):
+    hf.XLNetConfig(d_model=32, n_head=2, n_layer=1, d_inner=32, vocab_size=64).save_pretrained(tmp_path)
+    assert "XLNetLMHeadModel" in survey(tmp_path).obstacle
+
+
 def test_a_survey_names_what_transformers_cannot_read(folder):
     set_a_padding_id_outside_the_vocabulary(folder)
     assert "Padding_idx must be within num_embeddings" in survey(folder).obstacle

@@ -75,7 +75,7 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
     """
     config = _writer(config)
     text = _text_config(config)
-    if text is config or not always and (_is_language_only(config) or not _is_causal(text)):
+    if text is config or not always and (is_language_only(config) or not _is_causal(text)):
         return config
     # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
     text.tie_word_embeddings = is_tied(text) or is_tied(config)
@@ -107,7 +107,7 @@ def _is_causal(config: PretrainedConfig) -> bool:
     return type(config) in AutoModelForCausalLM._model_mapping
 
 
-def _is_language_only(config: PretrainedConfig) -> bool:
+def is_language_only(config: PretrainedConfig) -> bool:
     """Whether the causal language model for `config` has no parts for other media. A ForConditionalGeneration has some."""
     return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
 
