@@ -199,7 +199,7 @@ def test_a_folder_of_a_language_model_with_the_names_of_a_whole_model(prefix, tm
 
 def test_an_error_about_missing_tensors_names_those_of_the_files(tmp_path):
     write_language_model("unknown.model.", tmp_path)
-    with pytest.raises(ValueError, match="missing tensors for LlamaForCausalLM: .* the files have others: unknown.model"):
+    with pytest.raises(ValueError, match="missing tensors for Llama.*; the files have others: unknown.model"):
         load_causal_lm(tmp_path)
 
 
@@ -213,7 +213,13 @@ def write_language_model(prefix, folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_model_without_a_causal_language_model_is_refused(tmp_path):
-    hf.CLIPConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="got a model of kind clip, expected one for which transformers has a causal"):
+@pytest.mark.parametrize("config, got", [
+    (hf.CLIPConfig, "a model of kind clip"),
+    # transformers has a causal language model of this kind: the decoder without the encoder.
+    (hf.BartConfig, "an encoder with a decoder of kind bart"),
+])  # fmt: skip
+def test_a_model_without_a_causal_language_model_is_refused(config, got, tmp_path):
+    config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"got {got}, expected one for which transformers has a causal"):
         load_causal_lm(tmp_path)
+    assert got in survey(tmp_path).obstacle

@@ -46,6 +46,15 @@ MODELS = {
         ),
         "DeepseekV4ForCausalLM: got layers of kind heavily_compressed_attention",
     ),
+    # Its results depend on how a prompt is divided into calls.
+    "keys of a call that are not cached": (
+        hf.DoryForCausalLM,
+        hf.DoryConfig(
+            **SMALL | dict(num_hidden_layers=3), num_key_value_heads=2, head_dim=16, layer_types=["full_attention"] * 3,
+            n_input_layers=1, n_output_layers=1, recurrent_kv_cache_mode="last_loop",
+        ),
+        "DoryAttention of layer 1 attends to keys that it does not write to its cache",
+    ),
 }
 
 

@@ -108,7 +108,7 @@ def _is_causal(config: PretrainedConfig) -> bool:
 
 
 def is_language_only(config: PretrainedConfig) -> bool:
-    """Whether the causal language model for `config` has no parts for other media. A ForConditionalGeneration has some."""
+    """Whether the causal language model for `config` has no parts for other media, unlike a ForConditionalGeneration."""
     return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
 
 
@@ -130,20 +130,23 @@ def language_class(config: PretrainedConfig) -> type | None:
     """Return the class of transformers that builds a language model for `config`, or None if there is none.
 
     If transformers has no causal language model for `config`, the class builds a model for text and other media, of
-    which `remove_other_media` leaves the language model.
+    which `remove_other_media` leaves the language model. There is no class for an encoder with a decoder: transformers
+    would build a decoder alone, for which the weights were not trained.
     """
+    if config.is_encoder_decoder:
+        return None
     if _is_causal(config):
         return AutoModelForCausalLM
-    is_multimodal = type(config) in AutoModelForMultimodalLM._model_mapping and not config.is_encoder_decoder
-    return AutoModelForMultimodalLM if is_multimodal else None
+    return AutoModelForMultimodalLM if type(config) in AutoModelForMultimodalLM._model_mapping else None
 
 
 def existing_class(config: PretrainedConfig, folder: Path) -> type:
     """Return `language_class(config)`. Raises ValueError if there is none."""
     language = language_class(config)
     if language is None:
+        kind = "an encoder with a decoder" if config.is_encoder_decoder else "a model"
         raise ValueError(
-            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers "
+            f"load_causal_lm: {folder}: got {kind} of kind {config.model_type}, expected one for which transformers "
             "has a causal language model"
         )
     return language

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 from torch.distributions import Distribution
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .attention.all_keys import all_keys_limit
 from .attention.cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .language_part import CONFIG_ERRORS, language_class, language_config, remove_other_media, runnable_config
+from .language_part import CONFIG_ERRORS, existing_class, language_config, remove_other_media, runnable_config
 
 _DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
 
@@ -53,8 +53,7 @@ def survey(folder: str | Path) -> Survey:
     try:
         config = language_config(runnable_config(folder))
         with torch.device("meta"):
-            language = language_class(config) or AutoModelForCausalLM  # the error of the latter names the config
-            model = language.from_config(config).eval().requires_grad_(False)
+            model = existing_class(config, Path(folder)).from_config(config).eval().requires_grad_(False)
     except (*CONFIG_ERRORS, OSError, ValueError) as error:
         return Survey(names[0], obstacle=f"transformers cannot build a causal language model from this config: {error}")
     remove_other_media(model)
