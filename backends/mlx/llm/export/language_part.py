@@ -108,7 +108,7 @@ def _is_causal(config: PretrainedConfig) -> bool:
 
 
 def is_language_only(config: PretrainedConfig) -> bool:
-    """Whether the causal language model for `config` has no parts for other media, unlike a ForConditionalGeneration."""
+    """Whether the causal language model for `config`, unlike ForConditionalGeneration, has no parts for other media."""
     return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
 
 
