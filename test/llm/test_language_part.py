@@ -165,6 +165,17 @@ def test_experts_of_a_language_model(tmp_path):
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
 
 
+def test_names_that_transformers_changes_in_the_whole_model(tmp_path):
+    """In the files, the layers of the language model are `layers`, and those for images are `blocks`."""
+    config = hf.Cosmos3OmniConfig(
+        text_config=TEXT | ROPE, vision_config=BLOCKS | dict(deepstack_visual_indexes=[0]), **TOKENS
+    )
+    write(config, tmp_path)
+    assert any(name.startswith("layers.") for name in load_file(tmp_path / "model.safetensors"))
+    expected = whole_class(config).from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
+
+
 def test_the_part_of_a_speaking_model_that_writes(tmp_path):
     audio = dict(d_model=32, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=32, output_dim=64)
     config = hf.Qwen2_5OmniThinkerConfig(text_config=TEXT | ROPE, vision_config=BLOCKS, audio_config=audio)

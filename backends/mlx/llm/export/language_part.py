@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightConverter
+from transformers.core_model_loading import WeightConverter, WeightRenaming
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
@@ -124,6 +124,21 @@ def config_to_load(config: PretrainedConfig, *, text_only: bool = False) -> Pret
     is_converted = any(isinstance(conversion, WeightConverter) for conversion in conversions)
     is_whole = is_converted and not of_text and type(text).__module__ == type(config).__module__
     return config if is_whole and not text_only else text
+
+
+def names_in_language_model(whole: PretrainedConfig, config: PretrainedConfig) -> dict[str, str]:
+    """Return a mapping from patterns in the names of tensors to replacements, as transformers takes it.
+
+    It is for a checkpoint of `whole`, of which the model of `config` is a part. transformers renames some tensors of
+    `whole` first.
+    """
+    conversions = () if config is whole else get_checkpoint_conversion_mapping(whole.model_type) or ()
+    renamings = {
+        source: conversion.target_patterns[0]
+        for conversion in conversions if type(conversion) is WeightRenaming
+        for source in conversion.source_patterns
+    }  # fmt: skip
+    return renamings | LANGUAGE_MODEL_NAMES
 
 
 def language_class(config: PretrainedConfig) -> type | None:

@@ -15,7 +15,8 @@ from ...custom_ops.packing import FLOAT_MODES
 from .checkpoints.load_checks import check_loaded, check_quantization, shortened
 from .experts import use_gathered_experts
 from .language_part import (
-    LANGUAGE_MODEL_NAMES, config_to_load, existing_class, is_language_only, is_tied, load_config, remove_other_media,
+    config_to_load, existing_class, is_language_only, is_tied, load_config, names_in_language_model,
+    remove_other_media,
 )  # fmt: skip
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
@@ -191,11 +192,12 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
     check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
-    config = config_to_load(load_config(folder))
+    whole = load_config(folder)
+    config = config_to_load(whole)
     language = existing_class(config, folder)
     options = {"config": config}
-    if is_language_only(config):
-        options["key_mapping"] = LANGUAGE_MODEL_NAMES  # also folders of a language model may have the names of a whole
+    if is_language_only(config):  # its folder, too, may have the names of a model for text and other media
+        options["key_mapping"] = names_in_language_model(whole, config)
     model, info = language.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
