@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize, quantize
+from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
@@ -234,3 +235,13 @@ def test_a_model_without_a_causal_language_model_is_refused(config, got, tmp_pat
     with pytest.raises(ValueError, match=f"got {got}, expected one for which transformers has a causal"):
         load_causal_lm(tmp_path)
     assert got in survey(tmp_path).obstacle
+
+
+def test_a_model_that_writes_blocks_of_text_by_diffusion_is_refused(tmp_path):
+    """Its decoder reads the results of its encoder."""
+    text = TEXT | EXPERTS | dict(layer_types=["full_attention"], global_head_dim=16, top_k_experts=2, pad_token_id=0)
+    vision = VISION | dict(num_key_value_heads=2, global_head_dim=16)
+    config = hf.DiffusionGemmaConfig(text_config=text, vision_config=vision)
+    write(config, tmp_path)
+    with pytest.raises(ValueError, match="DiffusionGemmaForBlockDiffusion cannot run over the tokens of a text alone"):
+        export_llm(tmp_path)

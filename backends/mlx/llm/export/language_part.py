@@ -75,7 +75,7 @@ def language_config(config: PretrainedConfig, *, always: bool = False) -> Pretra
     """
     config = _writer(config)
     text = _text_config(config)
-    if text is config or not always and (is_language_only(config) or not _is_causal(text)):
+    if text is config or not always and (_is_language_only(config) or not _is_causal(text)):
         return config
     # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
     text.tie_word_embeddings = is_tied(text) or is_tied(config)
@@ -107,7 +107,7 @@ def _is_causal(config: PretrainedConfig) -> bool:
     return type(config) in AutoModelForCausalLM._model_mapping
 
 
-def is_language_only(config: PretrainedConfig) -> bool:
+def _is_language_only(config: PretrainedConfig) -> bool:
     """Whether the causal language model for `config`, unlike ForConditionalGeneration, has no parts for other media."""
     return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
 
@@ -168,11 +168,11 @@ def existing_class(config: PretrainedConfig, folder: Path) -> type:
 
 
 def remove_other_media(model: PreTrainedModel) -> None:
-    """Remove from a model for text and other media what is not in its decoder or its output projection, in place.
+    """Remove from a model for text and other media all but its decoder, embedding and output projection, in place.
 
     A causal language model stays as it is.
     """
-    parts = {model.get_decoder(), model.get_output_embeddings()}
+    parts = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}
     if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and None not in parts:
         _remove_all_but(parts, model)
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
 from .checkpoints.load_checks import check_loaded, check_quantization, shortened
 from .experts import use_gathered_experts
 from .language_part import (
-    config_to_load, existing_class, is_language_only, is_tied, load_config, names_in_language_model,
-    remove_other_media,
+    config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
 )  # fmt: skip
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
@@ -196,7 +195,8 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     config = config_to_load(whole)
     language = existing_class(config, folder)
     options = {"config": config}
-    if is_language_only(config):  # its folder, too, may have the names of a model for text and other media
+    is_text = config is not whole or config.get_text_config() is config
+    if is_text and language is AutoModelForCausalLM:  # also its own folder may have the names of a whole model
         options["key_mapping"] = names_in_language_model(whole, config)
     model, info = language.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
