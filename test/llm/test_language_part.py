@@ -166,6 +166,14 @@ def test_experts_of_a_language_model(tmp_path):
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
 
 
+def test_a_causal_language_model_that_has_parts_for_images(tmp_path):
+    """Its own tensors have the names of a whole model."""
+    config = hf.FuyuConfig(text_config=TEXT | dict(model_type="persimmon"), patch_size=4)
+    write(config, tmp_path)
+    expected = hf.FuyuForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
+
+
 def test_names_that_transformers_changes_in_the_whole_model(tmp_path):
     """In the files, the layers of the language model are `layers`, and those for images are `blocks`."""
     config = hf.Cosmos3OmniConfig(
