@@ -6,10 +6,11 @@ import transformers as hf
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.packed import MLXExperts
+from executorch_mlx.llm.export.packed import MLXExperts, packable_weights
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.serialization.read import read_payload
 from loaded_method import LoadedMethod
+from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 SMALL = dict(
     hidden_size=64,
@@ -57,6 +58,22 @@ def test_eager_equals_transformers(name, dtype):
         actual = use_gathered_experts(model)(TOKENS).logits
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_experts_that_run_in_a_loop_keep_their_own_gate():
+    torch.manual_seed(0)
+    config = hf.Step3p7TextConfig(hidden_size=16, moe_intermediate_size=24)
+    config.num_local_experts = 4
+    mixture = torch.nn.Module()
+    mixture.experts = Step3p7Experts(config, swiglu_limit=0.1)
+    for parameter in mixture.parameters():
+        torch.nn.init.normal_(parameter)
+    x, index, weights = torch.randn(5, 16), torch.randint(4, (5, 2)), torch.rand(5, 2)
+    with torch.no_grad():
+        expected = mixture.experts(x, index, weights)
+        use_gathered_experts(mixture)
+        assert len(packable_weights(mixture.experts)) == 2
+        torch.testing.assert_close(mixture.experts(x, index, weights), expected)
 
 
 def test_a_model_without_experts_stays_unchanged():

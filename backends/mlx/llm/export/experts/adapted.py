@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -29,6 +31,9 @@ def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
             _adapt_scaled_inputs(module, function)
         elif hasattr(experts, "identity_expert") and hasattr(experts, "num_routed_experts"):
             _adapt_identities(experts, function)
+        elif [*inspect.signature(experts.forward).parameters] == ["hidden_states", "top_k_index", "top_k_weights"]:
+            _add_experts_attributes(experts, is_transposed=False)
+            experts.forward = functools.partial(function, experts)
 
 
 def _has_stacked_weights(experts) -> bool:
@@ -45,7 +50,8 @@ def _add_experts_attributes(experts: torch.nn.Module, *, is_transposed: bool) ->
         gate, up = x.chunk(2, -1)
         return experts.act_fn(gate) * up
 
-    experts._apply_gate = apply_gate
+    if not hasattr(experts, "_apply_gate"):
+        experts._apply_gate = apply_gate
 
 
 def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) -> None:
