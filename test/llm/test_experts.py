@@ -1,17 +1,16 @@
 """Mixtures of experts that read only the chosen experts, against transformers."""
 
-import copy
-
 import pytest
 import torch
 import transformers as hf
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.packed import MLXExperts
+from executorch_mlx.llm.export.packed import MLXExperts, packable_weights
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.serialization.read import read_payload
 from loaded_method import LoadedMethod
+from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 SMALL = dict(
     hidden_size=64,
@@ -30,6 +29,12 @@ FAMILIES = {
     "longcat": (hf.LongcatFlashForCausalLM, hf.LongcatFlashConfig, dict(
         num_layers=1, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10,
         head_dim=8, n_routed_experts=4, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=32, ffn_hidden_size=64)),
+    # These do not use the experts interface of transformers.
+    "jetmoe": (hf.JetMoeForCausalLM, hf.JetMoeConfig, dict(kv_channels=16, num_local_experts=4)),
+    "dbrx": (hf.DbrxForCausalLM, hf.DbrxConfig, dict(
+        d_model=64, head_dim=32, n_heads=2, n_layers=1, max_seq_len=64,
+        attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
+        ffn_config=dict(ffn_hidden_size=96, moe_num_experts=4, moe_top_k=2))),
 }
 TOKENS = torch.tensor([[5, 17, 99, 3, 77, 9, 8, 1, 5]])
 
@@ -55,6 +60,22 @@ def test_eager_equals_transformers(name, dtype):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+def test_experts_that_run_in_a_loop_keep_their_own_gate():
+    torch.manual_seed(0)
+    config = hf.Step3p7TextConfig(hidden_size=16, moe_intermediate_size=24)
+    config.num_local_experts = 4
+    mixture = torch.nn.Module()
+    mixture.experts = Step3p7Experts(config, swiglu_limit=0.1)
+    for parameter in mixture.parameters():
+        torch.nn.init.normal_(parameter)
+    x, index, weights = torch.randn(5, 16), torch.randint(4, (5, 2)), torch.rand(5, 2)
+    with torch.no_grad():
+        expected = mixture.experts(x, index, weights)
+        use_gathered_experts(mixture)
+        assert len(packable_weights(mixture.experts)) == 2
+        torch.testing.assert_close(mixture.experts(x, index, weights), expected)
+
+
 def test_a_model_without_experts_stays_unchanged():
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**SMALL, "num_experts_per_tok": None}))
     before = model.config._experts_implementation
@@ -62,12 +83,11 @@ def test_a_model_without_experts_stays_unchanged():
     assert model.config._experts_implementation == before
 
 
-def test_quantized_experts_compute_with_the_dequantized_weights():
-    model = small_model("mixtral")
-    dequantized = copy.deepcopy(model)
-    quantize_model(model, 4, 32)
-    experts = model.model.layers[0].mlp.experts
-    assert isinstance(experts.gate_up_proj, MLXExperts) and isinstance(experts.down_proj, MLXExperts)
+@pytest.mark.parametrize("name, count", [("mixtral", 2), ("jetmoe", 4), ("dbrx", 3)])
+def test_quantized_experts_compute_with_the_dequantized_weights(name, count):
+    model, dequantized = use_gathered_experts(small_model(name)), use_gathered_experts(small_model(name))
+    assert quantize_model(model, 4, 32) == []
+    assert sum(isinstance(module, MLXExperts) for module in model.modules()) == count
     for path, module in model.named_modules():
         if hasattr(module, "dequantized"):
             weight = dequantized.get_parameter(path if isinstance(module, MLXExperts) else f"{path}.weight")

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize, quantize
+from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
@@ -165,6 +166,25 @@ def test_experts_of_a_language_model(tmp_path):
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
 
 
+def test_a_causal_language_model_that_has_parts_for_images(tmp_path):
+    """Its own tensors have the names of a whole model."""
+    config = hf.FuyuConfig(text_config=TEXT | dict(model_type="persimmon"), patch_size=4)
+    write(config, tmp_path)
+    expected = hf.FuyuForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
+
+
+def test_names_that_transformers_changes_in_the_whole_model(tmp_path):
+    """In the files, the layers of the language model are `layers`, and those for images are `blocks`."""
+    config = hf.Cosmos3OmniConfig(
+        text_config=TEXT | ROPE, vision_config=BLOCKS | dict(deepstack_visual_indexes=[0]), **TOKENS
+    )
+    write(config, tmp_path)
+    assert any(name.startswith("layers.") for name in load_file(tmp_path / "model.safetensors"))
+    expected = whole_class(config).from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), logits(expected))
+
+
 def test_the_part_of_a_speaking_model_that_writes(tmp_path):
     audio = dict(d_model=32, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=32, output_dim=64)
     config = hf.Qwen2_5OmniThinkerConfig(text_config=TEXT | ROPE, vision_config=BLOCKS, audio_config=audio)
@@ -189,7 +209,47 @@ def test_older_names_of_tensors(tmp_path):
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), expected)
 
 
-def test_a_model_without_a_causal_language_model_is_refused(tmp_path):
-    hf.CLIPConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="got a model of kind clip, expected one for which transformers has a causal"):
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model.text_model."])
+def test_a_folder_of_a_language_model_with_the_names_of_a_whole_model(prefix, tmp_path):
+    """Tools that leave the other media out of a checkpoint often keep the names of the tensors."""
+    write_language_model(prefix, tmp_path)
+    expected = logits(load_causal_lm(tmp_path / "expected"))
+    torch.testing.assert_close(logits(load_causal_lm(tmp_path)), expected)
+
+
+def test_an_error_about_missing_tensors_names_those_of_the_files(tmp_path):
+    write_language_model("unknown.model.", tmp_path)
+    with pytest.raises(ValueError, match="missing tensors for Llama.*; the files have others: unknown.model"):
         load_causal_lm(tmp_path)
+
+
+def write_language_model(prefix, folder):
+    """Write a Llama to the folder, with `prefix` in place of `model.`, and to its subfolder `expected`."""
+    torch.manual_seed(0)
+    hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT)).save_pretrained(folder / "expected")
+    hf.LlamaConfig(**TEXT).save_pretrained(folder)
+    tensors = load_file(folder / "expected" / "model.safetensors")
+    tensors = {re.sub(r"^model\.", prefix, name): tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("config, got", [
+    (hf.CLIPConfig, "a model of kind clip"),
+    # transformers has a causal language model of this kind: the decoder without the encoder.
+    (hf.BartConfig, "an encoder with a decoder of kind bart"),
+])  # fmt: skip
+def test_a_model_without_a_causal_language_model_is_refused(config, got, tmp_path):
+    config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"got {got}, expected one for which transformers has a causal"):
+        load_causal_lm(tmp_path)
+    assert got in survey(tmp_path).obstacle
+
+
+def test_a_model_that_writes_blocks_of_text_by_diffusion_is_refused(tmp_path):
+    """Its decoder reads the results of its encoder."""
+    text = TEXT | EXPERTS | dict(layer_types=["full_attention"], global_head_dim=16, top_k_experts=2, pad_token_id=0)
+    vision = VISION | dict(num_key_value_heads=2, global_head_dim=16)
+    config = hf.DiffusionGemmaConfig(text_config=text, vision_config=vision)
+    write(config, tmp_path)
+    with pytest.raises(ValueError, match="DiffusionGemmaForBlockDiffusion cannot run over the tokens of a text alone"):
+        export_llm(tmp_path)

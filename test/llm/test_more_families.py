@@ -15,7 +15,7 @@ from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.reference import Reference
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import cast_parameters
-from test_families import ALTERNATING, SMALL, greedy, random_model
+from test_families import ALTERNATING, FAMILIES, SMALL, greedy, random_model
 
 LATENT = dict(
     num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10
@@ -138,10 +138,16 @@ def test_greedy_in_eager_torch_equals_transformers(name):
     assert tokens_of(decoder, PROMPT) == expected
 
 
-@pytest.mark.parametrize("name", EXPORTED | IN_EAGER_TORCH)
+@pytest.mark.parametrize("name", FAMILIES | EXPORTED | IN_EAGER_TORCH)
 def test_a_survey_without_weights_finds_no_obstacle(name, tmp_path):
-    config_class, _, changes, *_ = (EXPORTED | IN_EAGER_TORCH)[name]
+    config_class, _, changes, *_ = (FAMILIES | EXPORTED | IN_EAGER_TORCH)[name]
     config_class(**SMALL | changes).save_pretrained(tmp_path)
+    assert survey(tmp_path).obstacle is None
+
+
+def test_a_survey_of_a_model_that_looks_for_padding(tmp_path):
+    """GPT-2 compares its first and last token with `pad_token_id`."""
+    hf.GPT2Config(**GPT, vocab_size=256, bos_token_id=0, eos_token_id=1, pad_token_id=1).save_pretrained(tmp_path)
     assert survey(tmp_path).obstacle is None
 
 

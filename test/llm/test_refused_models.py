@@ -46,6 +46,15 @@ MODELS = {
         ),
         "DeepseekV4ForCausalLM: got layers of kind heavily_compressed_attention",
     ),
+    # Its results depend on how a prompt is divided into calls.
+    "keys of a call that are not cached": (
+        hf.DoryForCausalLM,
+        hf.DoryConfig(
+            **SMALL | dict(num_hidden_layers=3), num_key_value_heads=2, head_dim=16, layer_types=["full_attention"] * 3,
+            n_input_layers=1, n_output_layers=1, recurrent_kv_cache_mode="last_loop",
+        ),
+        "DoryAttention of layer 1 attends to keys that it does not write to its cache",
+    ),
 }
 
 
@@ -196,6 +205,11 @@ def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
     damage(folder)
     with pytest.raises(ValueError, match=DAMAGES[damage]):
         export_llm(folder)
+
+
+def test_a_survey_of_a_model_without_a_kv_cache(tmp_path):
+    hf.XLNetConfig(d_model=32, n_head=2, n_layer=1, d_inner=32, vocab_size=64).save_pretrained(tmp_path)
+    assert "XLNetLMHeadModel" in survey(tmp_path).obstacle
 
 
 def test_a_survey_names_what_transformers_cannot_read(folder):

@@ -331,7 +331,8 @@ def _position_limit(config) -> int:
     Some configs have the scaled number in `max_position_embeddings`, others the number before scaling. The result is
     then the larger one of the two possible numbers.
     """
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or _UNLIMITED
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 0
+    limit = limit if limit > 0 else _UNLIMITED  # XLNet has -1
     rope = getattr(config, "rope_parameters", None) or {}
     factor = rope.get("factor") or 1
     match rope.get("rope_type"):

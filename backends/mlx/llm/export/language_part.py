@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightConverter
+from transformers.core_model_loading import WeightConverter, WeightRenaming
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
@@ -108,7 +108,7 @@ def _is_causal(config: PretrainedConfig) -> bool:
 
 
 def _is_language_only(config: PretrainedConfig) -> bool:
-    """Whether the causal language model for `config` has no parts for other media. A ForConditionalGeneration has some."""
+    """Whether the causal language model for `config`, unlike ForConditionalGeneration, has no parts for other media."""
     return _is_causal(config) and AutoModelForCausalLM._model_mapping[type(config)].__name__.endswith("ForCausalLM")
 
 
@@ -126,35 +126,53 @@ def config_to_load(config: PretrainedConfig, *, text_only: bool = False) -> Pret
     return config if is_whole and not text_only else text
 
 
+def names_in_language_model(whole: PretrainedConfig, config: PretrainedConfig) -> dict[str, str]:
+    """Return a mapping from patterns in the names of tensors to replacements, as transformers takes it.
+
+    It is for a checkpoint of `whole`, of which the model of `config` is a part. transformers renames some tensors of
+    `whole` first.
+    """
+    conversions = () if config is whole else get_checkpoint_conversion_mapping(whole.model_type) or ()
+    renamings = {
+        source: conversion.target_patterns[0]
+        for conversion in conversions if type(conversion) is WeightRenaming
+        for source in conversion.source_patterns
+    }  # fmt: skip
+    return renamings | LANGUAGE_MODEL_NAMES
+
+
 def language_class(config: PretrainedConfig) -> type | None:
     """Return the class of transformers that builds a language model for `config`, or None if there is none.
 
     If transformers has no causal language model for `config`, the class builds a model for text and other media, of
-    which `remove_other_media` leaves the language model.
+    which `remove_other_media` leaves the language model. There is no class for an encoder with a decoder: transformers
+    would build a decoder alone, for which the weights were not trained.
     """
+    if config.is_encoder_decoder:
+        return None
     if _is_causal(config):
         return AutoModelForCausalLM
-    is_multimodal = type(config) in AutoModelForMultimodalLM._model_mapping and not config.is_encoder_decoder
-    return AutoModelForMultimodalLM if is_multimodal else None
+    return AutoModelForMultimodalLM if type(config) in AutoModelForMultimodalLM._model_mapping else None
 
 
 def existing_class(config: PretrainedConfig, folder: Path) -> type:
     """Return `language_class(config)`. Raises ValueError if there is none."""
     language = language_class(config)
     if language is None:
+        kind = "an encoder with a decoder" if config.is_encoder_decoder else "a model"
         raise ValueError(
-            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers "
+            f"load_causal_lm: {folder}: got {kind} of kind {config.model_type}, expected one for which transformers "
             "has a causal language model"
         )
     return language
 
 
 def remove_other_media(model: PreTrainedModel) -> None:
-    """Remove from a model for text and other media what is not in its decoder or its output projection, in place.
+    """Remove from a model for text and other media all but its decoder, embedding and output projection, in place.
 
     A causal language model stays as it is.
     """
-    parts = {model.get_decoder(), model.get_output_embeddings()}
+    parts = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}
     if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and None not in parts:
         _remove_all_but(parts, model)
 

@@ -178,6 +178,11 @@ class MLXExperts(Packed):
         return quantized.gathered_quantized_matmul(x, index, *self.packed_arguments())
 
 
+def gathered_product(x: torch.Tensor, weight: torch.Tensor | MLXExperts, index: torch.Tensor) -> torch.Tensor:
+    """Multiply `x` by the transposes of weights [E, N, K], which may be packed, as `MLXExperts` does."""
+    return weight(x, index) if isinstance(weight, MLXExperts) else quantized.gathered_matmul(x, weight, index)
+
+
 def set_int8_activations(model: torch.nn.Module, enabled: bool) -> int:
     """Set whether the packed linear layers of `model` round their inputs to 8 bits. Return the number of layers set.
 
@@ -255,25 +260,30 @@ def packable_weights(module: torch.nn.Module) -> tuple[str, ...]:
     """Return the names of the weights of `module` that `install` can replace.
 
     To quantize such a weight, group its values along its last axis, or along its second to last if
-    `module.is_transposed`.
+    `module.is_transposed`. A module whose attribute `stacked_weights` names weights [E, N, K] of experts is not
+    transposed.
     """
     if is_linear(module) or is_embedding(module):
         return ("weight",)
+    return tuple(name for name in stacked_weights(module) if isinstance(getattr(module, name), torch.Tensor))
+
+
+def stacked_weights(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the weights of `module` that have the matrices of all experts."""
     if is_experts(module):
-        names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
-        return tuple(n for n in names if isinstance(getattr(module, n), torch.Tensor))
-    return ()
+        return ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    return getattr(module, "stacked_weights", ())
 
 
 def install(model: torch.nn.Module, path: str, name: str, *operands, **quantization) -> Packed:
     """Replace a weight of `model`, in place, by a packed layer, and return that layer.
 
     `path` is the path of the submodule, and `name` one of its `packable_weights`. A linear layer or
-    embedding is replaced as a whole. Of an experts module, only the weight is replaced. `operands` and
+    embedding is replaced as a whole. Of a module with experts, only the weight is replaced. `operands` and
     `quantization` are the arguments of `Packed`.
     """
     module = model.get_submodule(path)
-    if is_experts(module):
+    if name in stacked_weights(module):
         delattr(module, name)
         packed = MLXExperts(*operands, **quantization)
         module.add_module(name, packed)

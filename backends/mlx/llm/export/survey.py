@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 from torch.distributions import Distribution
-from transformers import AutoModelForCausalLM
+from transformers import PreTrainedModel
 
 from .attention.all_keys import all_keys_limit
 from .attention.cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .language_part import CONFIG_ERRORS, language_class, language_config, remove_other_media, runnable_config
+from .language_part import CONFIG_ERRORS, existing_class, language_config, remove_other_media, runnable_config
 
 _DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
 
@@ -53,15 +53,14 @@ def survey(folder: str | Path) -> Survey:
     try:
         config = language_config(runnable_config(folder))
         with torch.device("meta"):
-            language = language_class(config) or AutoModelForCausalLM  # the error of the latter names the config
-            model = language.from_config(config).eval().requires_grad_(False)
+            model = existing_class(config, Path(folder)).from_config(config).eval().requires_grad_(False)
     except (*CONFIG_ERRORS, OSError, ValueError) as error:
         return Survey(names[0], obstacle=f"transformers cannot build a causal language model from this config: {error}")
     remove_other_media(model)
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
     try:
         use_gathered_experts(model)
-        with torch.device("meta"), _unchecked_distributions():
+        with torch.device("meta"), _without_checks_of_values():
             decoder = CachedDecoder(model, max_context_len=_context_len(config, model), chunk=2)
     except ValueError as error:
         return Survey(known.architecture, known.parameters, obstacle=str(error))
@@ -71,18 +70,24 @@ def survey(folder: str | Path) -> Survey:
 
 
 @contextmanager
-def _unchecked_distributions() -> Iterator[None]:
-    """Within the context, distributions do not check their arguments, as those of Gemma 3n have no values on `meta`."""
-    checks = Distribution._validate_args
+def _without_checks_of_values() -> Iterator[None]:
+    """Within the context, models check no values, because tensors on `meta` have none.
+
+    Gemma 3n has distributions, which check their arguments, and GPT-2 looks for padding in its tokens.
+    """
+    checks, warn = Distribution._validate_args, PreTrainedModel.warn_if_padding_and_no_attention_mask
     Distribution.set_default_validate_args(False)
+    PreTrainedModel.warn_if_padding_and_no_attention_mask = lambda *arguments: None
     try:
         yield
     finally:
         Distribution.set_default_validate_args(checks)
+        PreTrainedModel.warn_if_padding_and_no_attention_mask = warn
 
 
 def _context_len(config, model: torch.nn.Module) -> int:
-    length = getattr(config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT_LEN
+    length = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
+    length = length if length > 0 else _DEFAULT_CONTEXT_LEN  # XLNet has -1
     return min(length, all_keys_limit(model) or length)
 
 

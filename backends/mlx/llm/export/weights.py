@@ -15,7 +15,7 @@ from ...custom_ops.packing import FLOAT_MODES
 from .checkpoints.load_checks import check_loaded, check_quantization, shortened
 from .experts import use_gathered_experts
 from .language_part import (
-    LANGUAGE_MODEL_NAMES, config_to_load, existing_class, is_tied, load_config, remove_other_media,
+    config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
 )  # fmt: skip
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
@@ -195,8 +195,9 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     config = config_to_load(whole)
     language = existing_class(config, folder)
     options = {"config": config}
-    if config is not whole and language is AutoModelForCausalLM:
-        options["key_mapping"] = LANGUAGE_MODEL_NAMES
+    is_text = config is not whole or config.get_text_config() is config
+    if is_text and language is AutoModelForCausalLM:  # also its own folder may have the names of a whole model
+        options["key_mapping"] = names_in_language_model(whole, config)
     model, info = language.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )

@@ -243,6 +243,11 @@ class _Layer(_NoCache):
         elements of the keys.
         """
         self.cache.attended.add(self.name)
+        if keys is not None and keys.shape[2] != self.buffers()[0].shape[2]:
+            raise ValueError(
+                f"export_llm: model: {self.name} attends to keys that it does not write to its cache, expected "
+                "attention over the whole cache"
+            )
         keys = self.updated[0] if keys is None else keys
         values = self.updated[-1] if values is None else values
         values = values if value_size is None else values[..., :value_size]

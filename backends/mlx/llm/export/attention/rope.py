@@ -47,7 +47,8 @@ class StatelessRotary(torch.nn.Module):
     def _frequencies(self, layer_type: str | None, length) -> torch.Tensor:
         """Return the frequencies for a context of `length` positions. A tensor `[B, S, 1]` gives `[B, S, D / 2]`."""
         init = ROPE_INIT_FUNCTIONS[_kinds(self.rotary)[layer_type]]
-        return init(self.rotary.config, torch.device("cpu"), seq_len=length, layer_type=layer_type)[0]
+        device = getattr(self.rotary, f"{_prefix(layer_type)}inv_freq").device
+        return init(self.rotary.config, device, seq_len=length, layer_type=layer_type)[0]
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None):
         kind, prefix = _kinds(self.rotary)[layer_type], _prefix(layer_type)

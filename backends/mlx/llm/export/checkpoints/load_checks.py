@@ -36,7 +36,9 @@ def check_loaded(model: PreTrainedModel, info: dict, where: str) -> None:
     problems = {"wrong shapes": shapes, "missing tensors": info["missing_keys"], "unexpected tensors": unexpected}
     for problem, items in problems.items():
         if items:
-            raise ValueError(f"{where}: {problem} for {type(model).__name__}: {shortened(items)}")
+            others = info["unexpected_keys"] if problem == "missing tensors" else ()
+            note = f"; the files have others: {shortened(others)}" if others else ""
+            raise ValueError(f"{where}: {problem} for {type(model).__name__}: {shortened(items)}{note}")
 
 
 def _is_left_over(name: str, modules: dict[str, torch.nn.Module]) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 
 import torch
 
-from ....custom_ops import quantized
-from ..packed import is_experts
+from ..packed import gathered_product, is_experts
 
 # (experts, hidden_states [T, H], index [T, K], weights [T, K]) → [T, H], as in the experts interface
 ExpertsFunction = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -16,7 +17,7 @@ ExpertsFunction = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.T
 def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
     """Change each mixture of a known kind in `model`, in place, so that it calls `function` for the chosen experts.
 
-    `is_experts` is then true for the module that has the weights, so that they can be quantized.
+    `stacked_weights` then names the weights of the experts, so that they can be quantized.
     """
     for module in list(model.modules()):
         if type(module).__name__ in ("JetMoeMoE", "JetMoeMoA"):
@@ -30,6 +31,9 @@ def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
             _adapt_scaled_inputs(module, function)
         elif hasattr(experts, "identity_expert") and hasattr(experts, "num_routed_experts"):
             _adapt_identities(experts, function)
+        elif [*inspect.signature(experts.forward).parameters] == ["hidden_states", "top_k_index", "top_k_weights"]:
+            _add_experts_attributes(experts, is_transposed=False)
+            experts.forward = functools.partial(function, experts)
 
 
 def _has_stacked_weights(experts) -> bool:
@@ -46,7 +50,8 @@ def _add_experts_attributes(experts: torch.nn.Module, *, is_transposed: bool) ->
         gate, up = x.chunk(2, -1)
         return experts.act_fn(gate) * up
 
-    experts._apply_gate = apply_gate
+    if not hasattr(experts, "_apply_gate"):
+        experts._apply_gate = apply_gate
 
 
 def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) -> None:
@@ -75,28 +80,28 @@ def _adapt_sorted_tokens(mixture: torch.nn.Module) -> None:
     A mixture of attention heads has two steps: `map` computes queries, and `reduce` computes the output.
     """
     router = mixture.router
+    for linear in (mixture.input_linear, mixture.output_linear):
+        linear.stacked_weights = ("weight",)
 
     def route(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits = router.layer(tokens).float()
         values, index = logits.topk(router.top_k, -1)
         return index, values.softmax(-1).to(tokens.dtype), logits
 
-    def project(linear: torch.nn.Module, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return quantized.gathered_matmul(x, linear.weight, index)
-
     def merge(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return (project(mixture.output_linear, x, index).squeeze(2) * weights[..., None]).sum(1) + mixture.bias
+        out = gathered_product(x, mixture.output_linear.weight, index)
+        return (out.squeeze(2) * weights[..., None]).sum(1) + mixture.bias
 
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:
         tokens = hidden_states.flatten(0, 1)
         index, weights, _ = route(tokens)
-        gate, up = project(mixture.input_linear, tokens[:, None, None], index).chunk(2, -1)
+        gate, up = gathered_product(tokens[:, None, None], mixture.input_linear.weight, index).chunk(2, -1)
         return merge(mixture.activation(gate) * up, index, weights).view_as(hidden_states)
 
     def map_(hidden_states: torch.Tensor):
         tokens = hidden_states.flatten(0, 1)
         index, weights, logits = route(tokens)
-        queries = project(mixture.input_linear, tokens[:, None, None], index)
+        queries = gathered_product(tokens[:, None, None], mixture.input_linear.weight, index)
         return queries.reshape(*hidden_states.shape[:2], router.top_k, -1), logits, (index, weights)
 
     def reduce(heads: torch.Tensor, choice: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -111,11 +116,17 @@ def _adapt_sorted_tokens(mixture: torch.nn.Module) -> None:
 def _adapt_rows(experts: torch.nn.Module) -> None:
     """Change the experts of DBRX, whose weights are stacked along their rows, and which run one after the other."""
     mlp, shape = experts.mlp, (experts.num_experts, experts.ffn_hidden_size, experts.hidden_size)
+    mlp.stacked_weights = ("w1", "v1", "w2")
+    for name in mlp.stacked_weights:
+        weight = getattr(mlp, name)
+        if isinstance(weight, torch.nn.Parameter) and weight.dim() == 2:
+            rows = weight.data.view(shape)
+            setattr(mlp, name, torch.nn.Parameter(rows.mT if name == "w2" else rows, weight.requires_grad))
 
     def forward(hidden_states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         tokens = hidden_states.flatten(0, -2)[:, None, None]
-        gate, up = (quantized.gathered_matmul(tokens, weight.view(shape), index) for weight in (mlp.w1, mlp.v1))
-        x = quantized.gathered_matmul(mlp.activation_fn(gate) * up, mlp.w2.view(shape).mT, index)
+        gate, up = (gathered_product(tokens, weight, index) for weight in (mlp.w1, mlp.v1))
+        x = gathered_product(mlp.activation_fn(gate) * up, mlp.w2, index)
         return (x.squeeze(2) * weights[..., None]).sum(1).view_as(hidden_states)
 
     experts.forward = forward

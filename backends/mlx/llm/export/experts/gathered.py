@@ -6,8 +6,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from ....custom_ops import quantized
-from ..packed import MLXExperts, is_experts
+from ..packed import MLXExperts, gathered_product, is_experts
 from .adapted import adapt
 
 _INTERFACE_NAME = "mlx"
@@ -55,11 +54,8 @@ def _project(experts, name: str, x: torch.Tensor, index: torch.Tensor) -> torch.
     Returns [T, K, 1, N].
     """
     weight = getattr(experts, name)
-    if isinstance(weight, MLXExperts):
-        y = weight(x, index)
-    else:
-        weight = weight.mT if experts.is_transposed else weight
-        y = quantized.gathered_matmul(x, weight, index)
+    is_transposed = experts.is_transposed and not isinstance(weight, MLXExperts)
+    y = gathered_product(x, weight.mT if is_transposed else weight, index)
     if experts.has_bias:
         y = y + getattr(experts, f"{name}_bias")[index].unsqueeze(2)
     return y

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..packed import is_experts, is_linear
+from ..packed import is_linear, stacked_weights
 
 _WINDOW_TOKENS = 512  # the largest size of a window: a piece of the text that one forward pass takes
 _CALIBRATION_WINDOWS, _HELD_OUT_WINDOWS = 4, 2  # the largest numbers of windows to calibrate and to measure on
@@ -124,7 +124,7 @@ def linear_layers_in_float32(model: torch.nn.Module) -> Iterator[None]:
     reject float32 inputs if their weights are in half precision.
     """
     changed = []
-    if not any(is_experts(module) or isinstance(module, torch.nn.LayerNorm) for module in model.modules()):
+    if not any(stacked_weights(module) or isinstance(module, torch.nn.LayerNorm) for module in model.modules()):
         for module in model.modules():
             if is_linear(module) and module.weight.dtype in (torch.float16, torch.bfloat16):
                 module.forward = _Float32Linear(module)
