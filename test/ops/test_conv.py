@@ -32,6 +32,25 @@ DEPTHWISE = [
         (1, 0, 2), (2, 1, 1), dtypes=F32_ONLY, loose=4),
 ]
 
+# Groups of which several fit in a vector, and groups that are products of their own.
+GROUPS = [
+    row("convolution/small groups 1d", F.conv1d, floats(N, 20, 30), floats(20, 4, 5), None, 2, 7, 3, 5, dtypes=FLOATS,
+        loose=6),
+    row("convolution/small groups 2d", F.conv2d, floats(2, 9, 4, L), floats(24, 3, 3, 2), None, (2, 1), (1, 2), (1, 2),
+        3, dtypes=FLOATS, loose=6),
+    row("convolution/several results of a channel", F.conv2d, floats(N, 6, 5, L), floats(12, 1, 3, 3), None, 1, 1, 1, 6,
+        dtypes=F32_ONLY, loose=4),
+    row("convolution/groups 2d", F.conv2d, floats(N, 40, 5, L), floats(34, 20, 3, 3), None, 1, (1, 3), (1, 3), 2,
+        dtypes=FLOATS, loose=30),
+]
+
+# Products of rows that are longer, and of matrices that are wider, than what a kernel computes at once.
+WIDE = [
+    row("convolution/wide 1d", F.conv1d, floats(N, 70, L), floats(67, 70, 9), floats(67), 1, 5, dtypes=F32_ONLY,
+        loose=30),
+    row("convolution/wide, 1x1", F.conv2d, floats(N, 530, 3, L), floats(70, 530, 1, 1), None, dtypes=FLOATS, loose=30),
+]
+
 DILATED = [
     row("convolution/dilated 1d", F.conv1d, floats(N, 4, L), floats(6, 4, 3), None, 2, 4, 3, dtypes=FLOATS, loose=6),
     row("convolution/dilated 2d", F.conv2d, floats(N, 3, 7, L), floats(5, 3, 3, 2), None, (1, 2), (2, 1), (2, 3),
@@ -47,6 +66,8 @@ PHASES = [
         (floats(2, 4, 5), floats(4, 3, 4), floats(3), 1, 3)], dtypes=F32_ONLY, loose=4),
     row("convolution/phases 2d", F.conv_transpose2d, floats(2, 4, 5, 6), floats(4, 3, 4, 5), floats(3), (2, 3), (1, 4),
         (1, 2), dtypes=F32_ONLY, loose=4),
+    row("convolution/phases of groups", F.conv_transpose2d, floats(N, 6, L, 6), floats(6, 4, 4, 3), floats(12), (2, 3),
+        (1, 2), (1, 0), 3, dtypes=F32_ONLY, loose=4),
     row("convolution/phases 3d", F.conv_transpose3d, floats(1, 2, 3, 4, 2), floats(2, 3, 2, 3, 2), floats(3), (2, 3, 1),
         (0, 1, 1), (1, 2, 0), dtypes=F32_ONLY, loose=4),
 ]
@@ -79,6 +100,6 @@ MODULES = [
         dtypes=F32_ONLY, loose=4),
 ]
 
-ROWS = [*NOT_TRANSPOSED, *DEPTHWISE, *DILATED, *TRANSPOSED, *PHASES, *MODULES]
+ROWS = [*NOT_TRANSPOSED, *DEPTHWISE, *GROUPS, *WIDE, *DILATED, *TRANSPOSED, *PHASES, *MODULES]
 
 test_op_row = pytest_function(ROWS)

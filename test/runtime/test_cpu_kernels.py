@@ -209,38 +209,50 @@ def test_rms_norm(library, rows, width, has_weight):
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
 
 
-# -- depthwise convolution --------------------------------------------------------------------------
+# -- convolution ------------------------------------------------------------------------------------
 
 
 class WindowAxis(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("size", "result", "window", "stride", "padding", "dilation")]
 
 
-class Depthwise(ctypes.Structure):
-    _fields_ = [("batch", ctypes.c_int64), ("channels", ctypes.c_int32), ("axes", WindowAxis * 3)]
+class Convolution(ctypes.Structure):
+    _fields_ = [
+        ("batch", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("groups", "inputs", "outputs")),
+        ("axes", WindowAxis * 3),
+    ]
 
 
-@pytest.mark.parametrize("channels", [1, 16, 37])
+@pytest.mark.parametrize(
+    "groups, inputs, outputs",
+    [(1, 1, 1), (16, 1, 1), (37, 1, 1), (5, 4, 4), (3, 3, 8), (6, 1, 2), (1, 3, 70), (3, 5, 17), (2, 9, 4), (2, 130, 64)],
+)
 @pytest.mark.parametrize(
     "size, window, stride, padding, dilation",
     [
         ((1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+        ((1, 10, 11), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)),  # the windows are rows of x
         ((1, 1, 40), (1, 1, 4), (1, 1, 1), (0, 0, 3), (1, 1, 1)),
         ((1, 9, 30), (1, 3, 5), (1, 2, 1), (0, 1, 4), (1, 1, 2)),
         ((4, 5, 6), (2, 3, 2), (2, 1, 3), (1, 0, 5), (2, 1, 3)),
         ((1, 1, 2), (1, 1, 3), (1, 1, 4), (0, 0, 9), (1, 1, 7)),  # each position has at most one element inside of x
     ],
 )
-def test_depthwise_convolution(library, channels, size, window, stride, padding, dilation):
-    generator = torch.Generator().manual_seed(channels)
-    x = torch.randn(2, *size, channels, generator=generator)
-    w = torch.randn(channels, *window, generator=generator)
-    expected = torch.nn.functional.conv3d(x.movedim(-1, 1), w[:, None], None, stride, padding, dilation, channels)
+def test_convolution(library, groups, inputs, outputs, size, window, stride, padding, dilation):
+    generator = torch.Generator().manual_seed(groups)
+    x = torch.randn(2, *size, groups * inputs, generator=generator)
+    w = torch.randn(groups * outputs, *window, inputs, generator=generator)
+    w /= w[0].numel() ** 0.5
+    expected = torch.nn.functional.conv3d(x.movedim(-1, 1), w.movedim(-1, 1), None, stride, padding, dilation, groups)
     expected = expected.movedim(1, -1).contiguous()
-    y = torch.full_like(expected, torch.nan)
     axes = (WindowAxis * 3)(*zip(size, expected.shape[1:4], window, stride, padding, dilation, strict=True))
-    arguments = Depthwise(len(x), channels, axes)
-    library.executorch_mlx_depthwise(ctypes.byref(arguments), address(x), address(w), address(y))
+    arguments = ctypes.byref(Convolution(len(x), groups, inputs, outputs, axes))
+    library.executorch_mlx_convolution_weights.restype = ctypes.c_int64
+    packed = torch.full([library.executorch_mlx_convolution_weights(arguments)], torch.nan)
+    y = torch.full_like(expected, torch.nan)
+    library.executorch_mlx_pack_convolution(arguments, address(w), address(packed))
+    library.executorch_mlx_convolution(arguments, address(x), address(packed), address(y))
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
 
 

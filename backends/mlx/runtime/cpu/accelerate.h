@@ -272,10 +272,11 @@ struct Window {
   std::vector<int> dilation;
 };
 
-// The depthwise convolution of x [batch, ..., channels] with w [channels, ..., 1], both float32, over up to three
-// spatial axes. Each channel has its own window. The result has the given shape.
-std::optional<mx::array> depthwise_convolution(
-    const mx::array& x, const mx::array& w, const Window& window, const mx::Shape& shape, mx::Stream stream);
+// The convolution of x [batch, ..., channels] with w [outputs, ..., channels / groups], both float32, over up to three
+// spatial axes. The result has the given shape.
+std::optional<mx::array> convolution(
+    const mx::array& x, const mx::array& w, const Window& window, int groups, const mx::Shape& shape,
+    mx::Stream stream);
 
 // Like mx::fast::rope with traditional=false, computed in float32. x [batch, heads, tokens, width] is float32, float16
 // or bfloat16, and so is the result. offset contains one integer, or `batch` integers. freqs [dims / 2] is float32; if

@@ -150,8 +150,8 @@ std::optional<mx::array> rms_norm(const mx::array&, const std::optional<mx::arra
   return std::nullopt;
 }
 
-std::optional<mx::array> depthwise_convolution(
-    const mx::array&, const mx::array&, const Window&, const mx::Shape&, mx::Stream) {
+std::optional<mx::array> convolution(
+    const mx::array&, const mx::array&, const Window&, int, const mx::Shape&, mx::Stream) {
   return std::nullopt;
 }
 

@@ -89,108 +89,81 @@ inline bool avoids_transposed(mx::Stream stream) {
   return stream.device == mx::Device::gpu && mx::cu::is_available();
 }
 
-// Splits the kernel w [O, ..., C] of a transposed convolution on one axis. The result has `stride` times as many
-// channels O: one kernel for each phase, in the order in which a plain convolution reads it. An element of a phase is
-// `stride` elements after the one before.
+// Splits the kernel w [groups, O, ..., C] of a transposed convolution on one axis. The result has `stride`
+// times as many channels O: one kernel for each phase, in the order in which a plain convolution reads it. An element
+// of a phase is `stride` elements after the one before.
 inline mx::array split_phases(mx::array w, int axis, int stride, mx::Stream s) {
   const int size = (w.shape(axis) + stride - 1) / stride;
   const int missing = size * stride - w.shape(axis);
   w = mx::pad(w, {axis}, {0}, {missing}, mx::array(0, w.dtype()), "constant", s);
   w = mx::flip(mx::unflatten(w, axis, {size, stride}, s), {axis}, s);
-  return mx::flatten(mx::moveaxis(w, axis + 1, 0, s), 0, 1, s);
+  return mx::flatten(mx::moveaxis(w, axis + 1, 1, s), 1, 2, s);
 }
 
-// Moves the phases of an axis from the channels of y [B, ..., O] to the axis: the reverse of split_phases().
+// Moves the phases of an axis from the channels of y [B, ..., groups, O] to the axis: the reverse of split_phases().
 inline mx::array interleave_phases(mx::array y, int axis, int stride, mx::Stream s) {
   y = mx::unflatten(y, -1, {stride, y.shape(-1) / stride}, s);
   return mx::flatten(mx::moveaxis(y, -2, axis + 1, s), axis, axis + 1, s);
 }
 
-// A transposed convolution of one group, with the result of the given shape, as a plain convolution of the elements of
-// x. MLX's CPU backend computes it in a slow loop over the elements of x and the zeros between them.
+// A transposed convolution in float32, with the result of the given shape, as a plain convolution of the elements of x.
+// MLX's CPU backend computes it in a slow loop over the elements of x and the zeros between them.
 template <size_t N>
-mx::array conv_by_phases(
-    const mx::array& x, mx::array w, const ConvWindow<N>& window, const mx::Shape& shape, mx::Stream s) {
-  mx::Shape start(N + 2, 0), stop = shape;
-  std::vector<int> low, high;
+std::optional<mx::array> conv_by_phases(
+    const mx::array& x, mx::array w, const ConvWindow<N>& window, int groups, const mx::Shape& shape, mx::Stream s) {
+  mx::Shape start(N + 2, 0), stop = shape, plain{x.shape(0)};
+  std::vector<int> padding;
+  w = mx::unflatten(w, 0, {groups, w.shape(0) / groups}, s);
   for (int axis = 1; axis <= static_cast<int>(N); ++axis) {
-    const int stride = window.stride[axis - 1], padding = window.padding[axis - 1];
-    w = split_phases(w, axis, stride, s);
-    const int reach = w.shape(axis) - 1;
-    const int first = std::min(padding / stride, reach);  // the first element of each phase that is computed
-    const int last = (padding + shape[axis] - 1) / stride;
-    low.push_back(reach - first);
-    high.push_back(std::max(0, last + 1 - x.shape(axis)));
-    start[axis] = padding - first * stride;
+    const int stride = window.stride[axis - 1], cropped = window.padding[axis - 1];
+    w = split_phases(w, axis + 1, stride, s);
+    const int reach = w.shape(axis + 1) - 1;
+    const int first = std::min(cropped / stride, reach);  // the first element of each phase that is computed
+    const int last = (cropped + shape[axis] - 1) / stride;
+    padding.push_back(reach - first);
+    plain.push_back(last + 1 - first);
+    start[axis] = cropped - first * stride;
     stop[axis] += start[axis];
   }
+  w = mx::flatten(w, 0, 1, s);
+  plain.push_back(w.shape(0));
+  check_size(plain, x.dtype());
   const std::vector<int> ones(N, 1);
-  auto y = mx::conv_general(x, w, ones, low, high, ones, ones, /*groups=*/1, /*flip=*/false, s);
+  auto y = cpu::convolution(x, w, {ones, padding, ones}, groups, plain, s);
+  if (!y) {
+    return std::nullopt;
+  }
+  y = mx::unflatten(*y, -1, {groups, plain.back() / groups}, s);
   for (int axis = N; axis >= 1; --axis) {
-    y = interleave_phases(y, axis, window.stride[axis - 1], s);
+    y = interleave_phases(*y, axis, window.stride[axis - 1], s);
   }
-  return mx::slice(y, start, stop, s);
+  return mx::slice(mx::flatten(*y, -2, -1, s), start, stop, s);
 }
 
-// A convolution of one group as a matrix product: of the windows of x, copied to rows, and the weights. MLX's CPU
-// backend does the same, but not if a dilation is above 1.
-template <size_t N>
-mx::array conv_of_windows(
-    const mx::array& x, const mx::array& w, const ConvWindow<N>& window, const mx::Shape& shape, Context& c) {
-  std::vector<int> axes(N);
-  std::iota(axes.begin(), axes.end(), 1);
-  const mx::Shape padding(window.padding.begin(), window.padding.end());
-  const auto padded = mx::contiguous(
-      mx::pad(x, axes, padding, padding, mx::array(0, x.dtype()), "constant", c.stream), false, c.stream);
-  mx::Strides steps(2 * N + 2, 1);
-  mx::Shape windows = shape;
-  windows.pop_back();
-  windows.insert(windows.end(), w.shape().begin() + 1, w.shape().end());
-  check_size(windows, x.dtype());
-  int64_t step = x.shape(-1);
-  for (size_t i = N; i-- > 0;) {
-    steps[i + 1] = step * window.stride[i];
-    steps[N + i + 1] = step * window.dilation[i];
-    step *= padded.shape(static_cast<int>(i) + 1);
-  }
-  steps[0] = step;
-  const int length = static_cast<int>(w.size()) / w.shape(0);
-  const auto rows = mx::reshape(mx::as_strided(padded, windows, steps, 0, c.stream), {-1, length}, c.stream);
-  const auto kernels = mx::reshape(w, {w.shape(0), length}, c.stream);
-  return mx::reshape(mx::matmul(rows, mx::transpose(kernels, c.stream), c.stream), shape, c.stream);
-}
-
-// Convolutions that MLX's CPU backend computes slowly, with the result of the given shape. nullopt for all others.
+// A convolution on a CPU, with the result of the given shape. nullopt if there is no kernel.
 template <size_t N, bool kTransposed>
 std::optional<mx::array> conv_on_cpu(
     const mx::array& x, const mx::array& w, const ConvWindow<N>& window, int groups, const mx::Shape& shape,
     Context& c) {
-  if (c.stream.device != mx::Device::cpu || x.dtype() != w.dtype()) {
+  if (c.stream.device != mx::Device::cpu || !is_float(x.dtype()) || x.dtype() != w.dtype()) {
     return std::nullopt;
   }
+  std::optional<mx::array> y;
   if constexpr (kTransposed) {
     const auto& stride = window.stride;
     const bool is_dense = std::all_of(window.dilation.begin(), window.dilation.end(), [](int d) { return d == 1; });
     const bool fits = std::equal(stride.begin(), stride.end(), w.shape().begin() + 1, std::less_equal<int>());
-    return groups == 1 && is_dense && fits ? std::optional(conv_by_phases<N>(x, w, window, shape, c.stream))
-                                           : std::nullopt;
+    if (is_dense && fits) {
+      y = conv_by_phases<N>(to_float32(x, c), to_float32(w, c), window, groups, shape, c.stream);
+    }
   } else {
-    const auto& dilation = window.dilation;
-    const bool is_dilated = std::any_of(dilation.begin(), dilation.end(), [](int d) { return d > 1; });
-    if (groups == 1 && is_dilated && is_float(x.dtype())) {
-      const auto y = conv_of_windows<N>(to_float32(x, c), to_float32(w, c), window, shape, c);
-      return mx::astype(y, x.dtype(), c.stream);
-    }
-    if (groups != w.shape(0) || groups != x.shape(-1)) {
-      return std::nullopt;
-    }
     const cpu::Window axes{
         {window.stride.begin(), window.stride.end()},
         {window.padding.begin(), window.padding.end()},
         {window.dilation.begin(), window.dilation.end()}};
-    const auto y = cpu::depthwise_convolution(to_float32(x, c), to_float32(w, c), axes, shape, c.stream);
-    return y ? std::optional(mx::astype(*y, x.dtype(), c.stream)) : std::nullopt;
+    y = cpu::convolution(to_float32(x, c), to_float32(w, c), axes, groups, shape, c.stream);
   }
+  return y ? std::optional(mx::astype(*y, x.dtype(), c.stream)) : std::nullopt;
 }
 
 // A convolution over N spatial axes of x [B, ..., C] with the weights w [O, ..., C / groups].

@@ -242,15 +242,22 @@ struct ExecutorchMlxWindowAxis {
   int64_t dilation;
 };
 
-// y [batch, results..., channels] for x [batch, sizes..., channels] and w [channels, windows...]: each channel is
-// convolved with its own window.
-struct ExecutorchMlxDepthwise {
+// The convolution y [batch, results..., groups * outputs] of x [batch, sizes..., groups * inputs] with w [groups *
+// outputs, windows..., inputs], in two steps: executorch_mlx_pack_convolution() writes the weights in the order in which
+// executorch_mlx_convolution() reads them, as executorch_mlx_convolution_weights() floats. Both steps must use the same
+// kernels.
+struct ExecutorchMlxConvolution {
   int64_t batch;
-  int32_t channels;
+  int32_t groups;
+  int32_t inputs;   // channels of x in a group
+  int32_t outputs;  // channels of y in a group
   ExecutorchMlxWindowAxis axes[3];
 };
-EXECUTORCH_MLX_BLAS_API void executorch_mlx_depthwise(
-    const ExecutorchMlxDepthwise* d, const float* x, const float* w, float* y);
+EXECUTORCH_MLX_BLAS_API int64_t executorch_mlx_convolution_weights(const ExecutorchMlxConvolution* c);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_convolution(
+    const ExecutorchMlxConvolution* c, const float* w, float* packed);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_convolution(
+    const ExecutorchMlxConvolution* c, const float* x, const float* packed, float* y);
 
 // An array [batch, heads, tokens, width] of any type but pairs, with any strides.
 struct ExecutorchMlxHeads {
@@ -437,8 +444,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_sample(const ExecutorchMlxSample* sa
 
 // -- tests ---------------------------------------------------------------------------------------
 
-// Returns the number of calls so far of the functions for matrix products above. Several products at once count as one
-// call.
+// Returns the number of calls so far of the functions for matrix products and convolutions above. Several products at
+// once count as one call.
 EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_product_calls();
 
 // Selects the kernels for an instruction set from now on. Returns false and changes nothing if this processor does not

@@ -71,6 +71,6 @@ extern const Kernels kernels = {
     .widen_logits = widen_logits,
     .sum_probability_weights = sum_probability_weights,
     .random_words = random_words,
-    .depthwise_positions = depthwise_positions};
+    .convolve_small_groups = convolve_small_groups};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

@@ -115,12 +115,13 @@ struct SelectiveScan {
   float* scratch;  // 2 * (size + 16) floats
 };
 
-// The elements of the window of a depthwise convolution. Each has a source in x, and weights: one number for each
-// channel.
+// The elements of the window of a convolution in groups. Each has a source in x, and weights [inputs, channels of y].
 struct WindowElements {
   const float* const* sources;
   const float* const* weights;
   int count;
+  int inputs;   // channels of x in a group, at most `outputs`
+  int outputs;  // channels of y in a group: a divisor of the number of lanes
 };
 
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
@@ -250,9 +251,9 @@ struct Kernels {
   void (*random_words)(
       uint32_t key0, uint32_t key1, uint32_t first, uint32_t second, ptrdiff_t count, uint32_t* low, uint32_t* high);
 
-  // y [positions, channels]: y[p, c] is the sum of sources[i][p * step + c] * weights[i][c] over the elements i of the
-  // window, in ascending order.
-  void (*depthwise_positions)(const WindowElements& window, ptrdiff_t step, float* y, int positions, int channels);
+  // y [positions, channels]: y[p, c] is the sum of sources[e][p * step + c / outputs * inputs + i] * weights[e][i, c]
+  // over the elements e of the window and the inputs i of a group, in ascending order.
+  void (*convolve_small_groups)(const WindowElements& window, ptrdiff_t step, float* y, int positions, int channels);
 };
 
 namespace portable {
