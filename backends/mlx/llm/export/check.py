@@ -15,7 +15,7 @@ from ...verification.load import load, load_methods
 from ...verification.locate import CannotLocate, locate_in_file
 from ...verification.node_output import NodeOutput
 from ...verification.noise import RoundingNoise
-from ...verification.rounding import agree, compare
+from ...verification.rounding import Comparison, agree, compare
 from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
@@ -111,20 +111,20 @@ def check_program(
     tokens of `decoder` after a prompt.
     """
     cost = Cost()
-    calls = _eager_calls(decoder, _first_run(decoder), noisy_call=_NOISY_CALL)
+    steps = _first_run(decoder), _second_run(decoder, kinds)
+    calls = _eager_calls(decoder, steps[0], noisy_call=_NOISY_CALL)
     noise = calls[0].noisy[0] - calls[0].logits
-    others = _eager_calls(decoder, _second_run(decoder, kinds))
+    others = _eager_calls(decoder, steps[1])
     runtime = _Runtime(path, program, decoder, kinds, head)
     tokens, logits, note = runtime.run(calls)
     other_tokens, other_logits = runtime.run_several_methods(others)
     others = [replace(call, noisy=[call.logits + noise]) for call in others if call.form != "rewind"]
-    matches = [agree(t, call.logits, call.noisy) for t, call in zip(tokens + other_tokens, calls + others, strict=True)]
-    pairs = [*zip(logits or [], calls), *zip(other_logits, others)]
-    comparisons = [compare(a, call.logits, call.noisy) for a, call in pairs if a is not None]
-    worst = max(comparisons, key=lambda comparison: comparison.excess, default=None)
-    wrong = next((call for a, call in zip(matches, calls + others) if not a.all()), None)
-    if wrong is None and worst is not None and not worst.ok:
-        wrong = pairs[comparisons.index(worst)][1]
+    results = tokens + other_tokens, (logits or [None] * len(calls)) + other_logits
+    outcome = _compared(*results, calls + others)
+    if outcome.wrong is not None:  # noise may change the logits of other calls more
+        noisy = [call for part in steps for call in _eager_calls(decoder, part, every_call_noisy=True)]
+        outcome = _compared(*results, [call for call in noisy if call.form != "rewind"])
+    matches, worst, wrong = outcome.matches, outcome.worst, outcome.wrong
     return ProgramCheck(
         tokens=sum(a.numel() for a in matches),
         agreeing=sum(int(a.sum()) for a in matches),
@@ -137,6 +137,29 @@ def check_program(
         added_memory=cost.added_memory,
         peak_before=cost.peak_before,
     )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Whether each token of each call agrees, the worst comparison of logits, and a call that is wrong, or None."""
+
+    matches: list[torch.Tensor]
+    worst: Comparison | None
+    wrong: _Call | None
+
+
+def _compared(
+    tokens: Sequence[torch.Tensor], logits: Sequence[torch.Tensor | None], calls: Sequence[_Call]
+) -> _Outcome:
+    """Compare the tokens and logits of the file with the eager `calls`. Logits that are None are left out."""
+    matches = [agree(t, call.logits, call.noisy) for t, call in zip(tokens, calls, strict=True)]
+    pairs = [(a, call) for a, call in zip(logits, calls, strict=True) if a is not None]
+    comparisons = [compare(a, call.logits, call.noisy) for a, call in pairs]
+    worst = max(comparisons, key=lambda comparison: comparison.excess, default=None)
+    wrong = next((call for a, call in zip(matches, calls) if not a.all()), None)
+    if wrong is None and worst is not None and not worst.ok:
+        wrong = pairs[comparisons.index(worst)][1]
+    return _Outcome(matches, worst, wrong)
 
 
 @dataclass(frozen=True)
@@ -155,7 +178,7 @@ class _Step:
 class _Call:
     """The inputs of a call, and the logits `[B, V]` of the eager model.
 
-    `noisy` has these logits plus the change that rounding noise causes, or is empty if no call ran with noise. A call
+    `noisy` has these logits plus the changes that rounding noise causes, or is empty if no call ran with noise. A call
     of the form "rewind" has no logits.
     """
 
@@ -221,13 +244,15 @@ def _fitting(steps: Sequence[_Step], decoder: CachedDecoder) -> list[_Step]:
     return fitting
 
 
-def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int | None = None) -> list[_Call]:
+def _eager_calls(
+    decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int | None = None, every_call_noisy: bool = False
+) -> list[_Call]:
     """Run the eager model in one call for each of `steps`, and return the calls.
 
     The tokens are random. There is one exception: a call with one token of a row takes the greedy token of the last
-    call of that row. The call with the index `noisy_call` also runs with rounding noise. The change of its logits is
-    added to the logits of every call to get `noisy`. The noise does not affect later calls, because the caches are
-    restored.
+    call of that row. The call with the index `noisy_call`, or every call, also runs with rounding noise. The changes of
+    the logits are added to the logits of every call to get `noisy`. The noise does not affect later calls, because the
+    caches are restored.
     """
     if not steps:
         return []
@@ -237,7 +262,7 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
     vocab_size = decoder.model.config.get_text_config().vocab_size
     held, greedy = dict.fromkeys(range(decoder.rows), 0), {}
     calls: list[_Call] = []
-    delta = None
+    changes: list[torch.Tensor] = []  # of the logits by noise
     for number, step in enumerate(steps):
         tokens = torch.randint(vocab_size, (len(step.rows), step.length), generator=generator)
         if step.length == 1 and step.form != "verify" and set(step.rows) <= set(greedy):
@@ -255,7 +280,7 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
             calls.append(_Call(step.form, inputs, None, []))
             continue
         noisy = None
-        if noisy_call is not None and number == min(noisy_call, len(steps) - 1):
+        if every_call_noisy or (noisy_call is not None and number == min(noisy_call, len(steps) - 1)):
             held_state = {name: buffer.clone() for name, buffer in eager.named_buffers(recurse=False)}
             with RoundingNoise(number):
                 noisy = _logits(eager, step.form, eager_inputs)
@@ -263,14 +288,14 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
                 getattr(eager, name).copy_(buffer)
         logits = _logits(eager, step.form, eager_inputs)
         if noisy is not None:
-            delta = noisy - logits
+            changes.append((noisy - logits)[-1:])
         calls.append(_Call(step.form, inputs, logits, []))
         held |= {row: held[row] + step.length for row in step.rows}
         best = logits.argmax(-1).tolist()
         greedy |= dict(zip(step.rows, best)) if step.form == "decode" else {step.rows[0]: best[-1]}
     use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches, which are freed
     for call in calls:
-        call.noisy = [] if delta is None or call.logits is None else [call.logits + delta]
+        call.noisy = [] if call.logits is None else [call.logits + change for change in changes]
     return calls
 
 

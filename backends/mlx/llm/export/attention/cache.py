@@ -243,16 +243,19 @@ class _Layer(_NoCache):
         elements of the keys.
         """
         self.cache.attended.add(self.name)
-        if keys is not None and keys.shape[2] != self.buffers()[0].shape[2]:
-            raise ValueError(
-                f"export_llm: model: {self.name} attends to keys that it does not write to its cache, expected "
-                "attention over the whole cache"
-            )
         keys = self.updated[0] if keys is None else keys
         values = self.updated[-1] if values is None else values
         values = values if value_size is None else values[..., :value_size]
         before, after = self._arguments(query, scale, softcap, sinks, slopes)
-        return torch.ops.mlx.cached_attention(query, keys, values, *before, *after)
+        try:
+            return torch.ops.mlx.cached_attention(query, keys, values, *before, *after)
+        except ValueError as error:
+            if keys.shape[2] == self.buffers()[0].shape[2]:
+                raise
+            raise ValueError(
+                f"export_llm: model: {self.name} attends to keys that it does not write to its cache, expected "
+                "attention over the whole cache"
+            ) from error
 
     def _arguments(self, query, scale, softcap, sinks, slopes) -> tuple[tuple, tuple]:
         """Return the arguments of the attention operator in two tuples.
