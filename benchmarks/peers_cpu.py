@@ -19,9 +19,9 @@ parts differ:
   `executorch-mlx export --quantize` writes, and in llama.cpp.
 - MNN's file for float32 has float16 weights. They are float32 in memory.
 - The embedding is quantized like the other matrices, except in XNNPACK (8 bits) and in ONNX Runtime's w8a8 (float32).
-- llama.cpp, MNN and CTranslate2 round activations to 8 bits if they keep quantized weights, and ONNX Runtime has no
-  fast kernel for weights of 8 bits and float activations. They are therefore not in int8, nor in int4 except ONNX
-  Runtime.
+- llama.cpp, MNN and CTranslate2 round activations to 8 bits if they keep quantized weights. They are therefore in w8a8
+  and w4a8, as far as they have such weights, and not in int8 and int4. ONNX Runtime is not in int8, because it has no
+  fast kernel for weights of 8 bits with float activations.
 - KV caches of w8a8 and w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in the other engines. In bf16,
   llama.cpp has float16 caches, its default. Apart from products, OpenVINO computes w8a8 and w4a8 in bfloat16 if the
   processor can, which is its default.
@@ -122,7 +122,7 @@ def llama_cpp(weight_format: str, options: argparse.Namespace) -> list[object]:
 
 
 def converted(name: str, file: str, shape: str, weights: str, source: str = "float32") -> Path:
-    """Return the folder of a checkpoint that a peer has converted. `file`: one that the folder has if it is complete."""
+    """Return the folder of a checkpoint that a peer has converted. A complete folder has the file `file`."""
     folder = BUILD / f"{shape}-{weights}-{name}"
     convert = [peer_python(name), "-W", "ignore", PEERS / f"{name}_model.py"]
     build(folder / file, *convert, checkpoint(shape, source), weights, folder)

@@ -250,14 +250,14 @@ class RequestHandle:
     def __init__(self):
         self.pointer = ctypes.c_void_p()
         self._library = binding.library()
-        self._is_last = [True, False]  # whether the next call of leave() is the last one, from the end
+        self._is_last = [True, False]  # what leave() pops: False in its first call, True in its second
 
     def cancel(self) -> None:
         self._library.request_cancel(self.pointer)
 
     def release(self) -> None:
         """Cancel the request, or free it if the engine has sent the last event."""
-        if len(self._is_last) == 2:
+        if len(self._is_last) == 2:  # the engine has not left
             self.cancel()
         self.leave()
 

@@ -151,9 +151,8 @@ class PooledAxis:
     """The windows of an axis, as far as they are known at export.
 
     `count` is the number of windows, or None if the MLX program computes the windows, because the extent is dynamic or
-    because a window may have no element. `table` is a constant with the
-    `count * size` indices of the windows. There is no table (None) if these indices are 0, 1, 2, …, so that a reshape
-    gathers the windows, or if `count` is None.
+    because a window may have no element. `table` is a constant with the `count * size` indices of the windows. There is
+    no table (None) if these indices are 0, 1, 2, …, so that a reshape gathers the windows, or if `count` is None.
     """
 
     pooling: Pooling

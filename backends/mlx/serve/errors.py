@@ -224,10 +224,12 @@ def _expected_route(request: Request, error: HTTPException) -> str:
     """Return the end of the message of an error about the path or the method of a request."""
     if error.status_code == 405:
         return f", expected {error.headers['Allow']}"
+    if error.status_code != 404:
+        return ""
     paths = [*request.app.openapi()["paths"]]
     # Clients add /chat/completions to an address to which their user has not, or has already, added /v1.
     similar = difflib.get_close_matches(request.url.path, paths, n=1, cutoff=0.8)
-    return f", expected {similar[0] if similar else ', '.join(paths)}" if error.status_code == 404 else ""
+    return f", expected {', '.join(similar or paths)}"
 
 
 class InternalErrors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def check_program(
     """
     cost = Cost()
     steps = _first_run(decoder), _second_run(decoder, kinds)
-    calls = _eager_calls(decoder, steps[0], noisy_call=_NOISY_CALL)
+    calls = _eager_calls(decoder, steps[0], noisy_calls={min(_NOISY_CALL, len(steps[0]) - 1)})
     noise = calls[0].noisy[0] - calls[0].logits
     others = _eager_calls(decoder, steps[1])
     runtime = _Runtime(path, program, decoder, kinds, head)
@@ -122,12 +122,12 @@ def check_program(
     results = tokens + other_tokens, (logits or [None] * len(calls)) + other_logits
     outcome = _compared(*results, calls + others)
     if outcome.wrong is not None:  # noise may change the logits of other calls more
-        noisy = [call for part in steps for call in _eager_calls(decoder, part, every_call_noisy=True)]
+        noisy = [call for run in steps for call in _eager_calls(decoder, run, noisy_calls=range(len(run)))]
         outcome = _compared(*results, [call for call in noisy if call.form != "rewind"])
-    matches, worst, wrong = outcome.matches, outcome.worst, outcome.wrong
+    worst, wrong = outcome.worst, outcome.wrong
     return ProgramCheck(
-        tokens=sum(a.numel() for a in matches),
-        agreeing=sum(int(a.sum()) for a in matches),
+        tokens=sum(a.numel() for a in outcome.matches),
+        agreeing=sum(int(a.sum()) for a in outcome.matches),
         difference=None if worst is None else worst.difference,
         tolerance=None if worst is None else worst.tolerance,
         values_ok=worst is None or worst.ok,
@@ -244,15 +244,13 @@ def _fitting(steps: Sequence[_Step], decoder: CachedDecoder) -> list[_Step]:
     return fitting
 
 
-def _eager_calls(
-    decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int | None = None, every_call_noisy: bool = False
-) -> list[_Call]:
+def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_calls: Container[int] = ()) -> list[_Call]:
     """Run the eager model in one call for each of `steps`, and return the calls.
 
     The tokens are random. There is one exception: a call with one token of a row takes the greedy token of the last
-    call of that row. The call with the index `noisy_call`, or every call, also runs with rounding noise. The changes of
-    the logits are added to the logits of every call to get `noisy`. The noise does not affect later calls, because the
-    caches are restored.
+    call of that row. The calls with the indices `noisy_calls` also run with rounding noise. The changes of their logits
+    are added to the logits of every call to get `noisy`. The noise does not affect later calls, because the caches are
+    restored.
     """
     if not steps:
         return []
@@ -262,7 +260,7 @@ def _eager_calls(
     vocab_size = decoder.model.config.get_text_config().vocab_size
     held, greedy = dict.fromkeys(range(decoder.rows), 0), {}
     calls: list[_Call] = []
-    changes: list[torch.Tensor] = []  # of the logits by noise
+    changes: list[torch.Tensor] = []  # what noise adds to the logits of the last token, for each noisy call
     for number, step in enumerate(steps):
         tokens = torch.randint(vocab_size, (len(step.rows), step.length), generator=generator)
         if step.length == 1 and step.form != "verify" and set(step.rows) <= set(greedy):
@@ -280,7 +278,7 @@ def _eager_calls(
             calls.append(_Call(step.form, inputs, None, []))
             continue
         noisy = None
-        if every_call_noisy or (noisy_call is not None and number == min(noisy_call, len(steps) - 1)):
+        if number in noisy_calls:
             held_state = {name: buffer.clone() for name, buffer in eager.named_buffers(recurse=False)}
             with RoundingNoise(number):
                 noisy = _logits(eager, step.form, eager_inputs)
