@@ -90,16 +90,23 @@ std::optional<std::vector<mx::array>> int8_quantized_matmuls(
 // The same for x [..., k] @ w.T + bias in float32, where w [n, k] is row-major.
 struct RowMatrix {
   mx::array w;
-  std::optional<mx::array> bias;  // [n]
+  std::optional<mx::array> bias = std::nullopt;    // [n]
+  std::optional<mx::array> panels = std::nullopt;  // what pack_panels() wrote
 };
 std::optional<std::vector<mx::array>> matmuls(
     const mx::array& x, const std::vector<RowMatrix>& matrices, mx::Stream stream);
 
-// The same for matmul_half() with w.T in place of b. The matrices w [n, k] are row-major, of the same dtype. `dtypes`
-// has those of the results.
+// The same for matmul_half() with w.T in place of b. The matrices w [n, k] are row-major, of the same dtype, and have no
+// bias. `dtypes` has those of the results.
 std::optional<std::vector<mx::array>> matmuls_half(
-    const mx::array& x, const std::vector<mx::array>& matrices, const std::vector<mx::Dtype>& dtypes,
+    const mx::array& x, const std::vector<RowMatrix>& matrices, const std::vector<mx::Dtype>& dtypes,
     mx::Stream stream);
+
+// Packs an available matrix w [n, k] for the products with RowMatrix, which get faster and keep their bits. `panels` has
+// the size in bytes that panels_size() returns, and should begin at a multiple of 64. panels_size() returns nullopt if
+// no kernel can use the panels.
+std::optional<size_t> panels_size(const mx::array& w, mx::Stream stream);
+void pack_panels(const mx::array& w, mx::array& panels);
 
 // Like mx::gather_mm: y[i] = x[lhs[i]] @ b[rhs[i]]. x [..., m, k] is float32; b [e, k, n] is float32, float16
 // or bfloat16 with any strides. lhs and rhs are uint32, within bounds, and broadcast with each other; lhs indexes

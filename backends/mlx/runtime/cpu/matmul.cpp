@@ -62,7 +62,8 @@ std::optional<mx::array> matmul(
       .k = k,
       .alpha = alpha,
       .beta = beta,
-      .y = y.data<float>()};
+      .y = y.data<float>(),
+      .panels = nullptr};
   executorch_mlx_matmul(&product);
   return y;
 }
@@ -103,7 +104,8 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
         .k = k,
         .y = out.data<void>(),
         .x_type = *float_type(x.dtype()),
-        .y_type = *float_type(out.dtype())};
+        .y_type = *float_type(out.dtype()),
+        .panels = nullptr};
     return [matmul] { executorch_mlx_half_matmul(&matmul); };
   };
   return kernel_result("MatmulHalf", std::move(shape), dtype, {contiguous(x, stream), b}, stream, make_task);
@@ -220,6 +222,10 @@ std::optional<std::vector<mx::array>> packed_matmuls(
   return results;
 }
 
+const float* data_of(const std::optional<mx::array>& panels) {
+  return panels ? panels->data<float>() : nullptr;
+}
+
 // Whether the rows of w [n, k] follow each other without gaps, and x [..., k] can be multiplied by w.T.
 bool has_matching_rows(const mx::array& w, const mx::array& x) {
   return w.ndim() == 2 && w.size() > 0 && w.flags().row_contiguous && w.shape(1) == x.shape(-1);
@@ -291,7 +297,7 @@ std::optional<std::vector<mx::array>> matmuls(
   if (!is_supported_operand(x, stream) || x.dtype() != mx::float32 || !x.is_available()) {
     return std::nullopt;
   }
-  for (const auto& [w, bias] : matrices) {
+  for (const auto& [w, bias, panels] : matrices) {
     const bool has_row = !bias || (bias->dtype() == mx::float32 && bias->shape() == mx::Shape{w.shape(0)});
     if (w.dtype() != mx::float32 || !are_available({w, bias.value_or(w)}) || !has_matching_rows(w, x) || !has_row) {
       return std::nullopt;
@@ -302,7 +308,7 @@ std::optional<std::vector<mx::array>> matmuls(
   std::vector<mx::array> biases;  // holds the memory of copies
   std::vector<mx::array> results;
   std::vector<ExecutorchMlxMatmul> products;
-  for (const auto& [w, bias] : matrices) {
+  for (const auto& [w, bias, panels] : matrices) {
     if (bias) {
       biases.push_back(contiguous(*bias, stream));
     }
@@ -320,22 +326,24 @@ std::optional<std::vector<mx::array>> matmuls(
          .k = k,
          .alpha = 1,
          .beta = 1,
-         .y = results.back().data<float>()});
+         .y = results.back().data<float>(),
+         .panels = data_of(panels)});
   }
   executorch_mlx_matmuls(products.data(), static_cast<int>(products.size()));
   return results;
 }
 
 std::optional<std::vector<mx::array>> matmuls_half(
-    const mx::array& x, const std::vector<mx::array>& matrices, const std::vector<mx::Dtype>& dtypes,
+    const mx::array& x, const std::vector<RowMatrix>& matrices, const std::vector<mx::Dtype>& dtypes,
     mx::Stream stream) {
-  const auto type = float_type(matrices[0].dtype());
+  const auto dtype = matrices[0].w.dtype();
+  const auto type = float_type(dtype);
   if (!is_supported_operand(x, stream) || !type || *type == FloatType::float32 || !x.is_available() ||
       x.shape(-1) > kMaxDepth) {
     return std::nullopt;
   }
-  for (const auto& w : matrices) {
-    if (w.dtype() != matrices[0].dtype() || !w.is_available() || !has_matching_rows(w, x)) {
+  for (const auto& [w, bias, panels] : matrices) {
+    if (w.dtype() != dtype || !w.is_available() || !has_matching_rows(w, x)) {
       return std::nullopt;
     }
   }
@@ -344,22 +352,38 @@ std::optional<std::vector<mx::array>> matmuls_half(
   std::vector<mx::array> results;
   std::vector<ExecutorchMlxHalfMatmul> products;
   for (size_t i = 0; i < matrices.size(); ++i) {
-    results.push_back(allocate_result(result_shape(x, matrices[i].shape(0)), dtypes[i]));
+    const auto& w = matrices[i].w;
+    results.push_back(allocate_result(result_shape(x, w.shape(0)), dtypes[i]));
     products.push_back(
         {.x = dense_x.data<void>(),
-         .w = matrices[i].data<uint16_t>(),
+         .w = w.data<uint16_t>(),
          .type = *type,
          .row_stride = k,
          .column_stride = 1,
          .m = static_cast<int>(x.size() / k),
-         .n = matrices[i].shape(0),
+         .n = w.shape(0),
          .k = k,
          .y = results.back().data<void>(),
          .x_type = *float_type(x.dtype()),
-         .y_type = *float_type(dtypes[i])});
+         .y_type = *float_type(dtypes[i]),
+         .panels = data_of(matrices[i].panels)});
   }
   executorch_mlx_half_matmuls(products.data(), static_cast<int>(products.size()));
   return results;
+}
+
+std::optional<size_t> panels_size(const mx::array& w, mx::Stream stream) {
+  const auto type = float_type(w.dtype());
+  if (!computes_at_once(stream) || !type || !w.is_available() || w.ndim() != 2 || w.size() == 0 ||
+      !w.flags().row_contiguous) {
+    return std::nullopt;
+  }
+  const size_t size = executorch_mlx_panels_size(*type, w.shape(0), w.shape(1));
+  return size == 0 ? std::nullopt : std::optional(size);
+}
+
+void pack_panels(const mx::array& w, mx::array& panels) {
+  executorch_mlx_pack_panels(w.data<void>(), *float_type(w.dtype()), w.shape(0), w.shape(1), panels.data<float>());
 }
 
 } // namespace executorch_mlx::cpu

@@ -36,6 +36,12 @@ std::optional<size_t> integer_panels_size(const PackedMatrix&, int, int, mx::Str
 
 void pack_integer_panels(const PackedMatrix&, int, int, mx::array&) {}
 
+std::optional<size_t> panels_size(const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
+void pack_panels(const mx::array&, mx::array&) {}
+
 std::optional<mx::array> add(const mx::array&, const mx::array&, mx::Stream) {
   return std::nullopt;
 }
@@ -119,7 +125,7 @@ std::optional<std::vector<mx::array>> matmuls(const mx::array&, const std::vecto
 }
 
 std::optional<std::vector<mx::array>> matmuls_half(
-    const mx::array&, const std::vector<mx::array>&, const std::vector<mx::Dtype>&, mx::Stream) {
+    const mx::array&, const std::vector<RowMatrix>&, const std::vector<mx::Dtype>&, mx::Stream) {
   return std::nullopt;
 }
 

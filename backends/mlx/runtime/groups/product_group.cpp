@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "gpu/cuda_kernel.h"
@@ -29,7 +30,16 @@ const Table& table_of(const void* node) {
 
 class GroupFinder {
  public:
-  explicit GroupFinder(MlxProgram& program) : program_(program) {}
+  explicit GroupFinder(MlxProgram& program) : program_(program) {
+    program.only_in_products.assign(program.layout.constants, false);
+    if (const auto* outputs = program.graph->output_map()) {
+      for (const auto* slot : *outputs) {
+        if (slot->slot_type() == fb::SlotType::TensorSlot) {
+          outputs_.insert(slot->idx());
+        }
+      }
+    }
+  }
 
   void find(Chain& chain) {
     for (uint32_t i = 0; i < chain.instructions.size(); ++i) {
@@ -41,6 +51,7 @@ class GroupFinder {
       }
       const auto product = product_of(instruction);
       const auto group = product ? add(*product, i) : 0;
+      note_reads_of_transposed(instruction, product.has_value());
       forget_written_slots(instruction);
       if (product) {
         results_[product->out] = group;
@@ -55,10 +66,19 @@ class GroupFinder {
         chain.instructions[first].product_group = static_cast<uint32_t>(chain.product_groups.size());
       }
     }
+    note_other_readers();  // another chain
     groups_.clear();
     open_.clear();
     transposed_.clear();
     results_.clear();
+  }
+
+  // After all chains.
+  void finish() {
+    for (const auto& [constant, count] : transposes_) {
+      program_.only_in_products[constant] =
+          program_.constant_uses[constant] == count && read_otherwise_.count(constant) == 0;
+    }
   }
 
  private:
@@ -133,6 +153,28 @@ class GroupFinder {
     }
   }
 
+  // Notes the constants whose transposes an instruction reads, unless it is a product with the transpose.
+  void note_reads_of_transposed(const fb::Instruction& instruction, bool is_product) {
+    if (is_control(instruction)) {
+      return note_other_readers();
+    }
+    const auto* product = is_product ? instruction.op_as_AddmmNode() : nullptr;
+    for_each_tensor_slot(instruction, [&](const fb::Tid& slot, Access access) {
+      const auto found = transposed_.find(slot.idx());
+      const bool is_matrix = product != nullptr && &slot == product->mat2();
+      if (found != transposed_.end() && access != Access::write && !is_matrix) {
+        read_otherwise_.insert(found->second->idx());
+      }
+    });
+  }
+
+  // Notes that instructions of other chains may read the transposes.
+  void note_other_readers() {
+    for (const auto& [slot, constant] : transposed_) {
+      read_otherwise_.insert(constant->idx());
+    }
+  }
+
   // After an instruction, the slots that it has written hold other values. A control instruction may have written any
   // slot.
   void forget_written_slots(const fb::Instruction& instruction) {
@@ -152,11 +194,19 @@ class GroupFinder {
     const auto* n = instruction.op_as_TransposeNode();
     const bool is_matrix = n != nullptr && n->perm()->size() == 2 && n->perm()->Get(0) == 1 && n->perm()->Get(1) == 0;
     if (is_matrix && is_constant(n->x())) {
-      transposed_[n->out()->idx()] = n->x();
+      const uint32_t out = n->out()->idx();
+      transposed_[out] = n->x();
+      ++transposes_[n->x()->idx()];
+      if (out < program_.layout.temps_begin() || outputs_.count(out) > 0) {
+        read_otherwise_.insert(n->x()->idx());
+      }
     }
   }
 
-  const MlxProgram& program_;
+  MlxProgram& program_;
+  std::set<uint32_t> outputs_;                             // slots of the outputs of the program
+  std::map<uint32_t, uint32_t> transposes_;                // how many TransposeNodes a constant has, by slot
+  std::set<uint32_t> read_otherwise_;                      // constants with a transpose that not only products read
   std::map<uint32_t, ProductGroup> groups_;                // by the instruction of the first member
   std::map<uint32_t, std::map<Key, uint32_t>> open_;       // groups that can get more members, by the slot of x
   std::map<uint32_t, const fb::Tid*> transposed_;          // slots that hold the transposed matrix of a constant
@@ -229,17 +279,17 @@ Results products_of_row(const ProductGroup& group, Context& c) {
 Results products_of_floats(const ProductGroup& group, Context& c) {
   const auto x = c.in(table_of<fb::AddmmParams>(group.members[0].node).mat1());
   std::vector<cpu::RowMatrix> matrices;
-  std::vector<mx::array> halves;
+  std::vector<cpu::RowMatrix> halves;
   std::vector<mx::Dtype> dtypes;
   for (const auto& member : group.members) {
     const auto& n = table_of<fb::AddmmParams>(member.node);
-    matrices.push_back({c.in(member.matrix), c.optional(n.bias())});
-    const auto& [w, bias] = matrices.back();
+    matrices.push_back({c.in(member.matrix), c.optional(n.bias()), c.packed_weights(member.node)});
+    const auto& [w, bias, panels] = matrices.back();
     if (w.dtype() != x.dtype() || (bias && bias->dtype() != x.dtype())) {
       return std::nullopt;
     }
     check_product(x, w, c);
-    halves.push_back(w);
+    halves.push_back({w, std::nullopt, panels});
     dtypes.push_back(bias ? mx::float32 : x.dtype());
   }
   return is_half(x.dtype()) ? cpu::matmuls_half(x, halves, dtypes, c.stream) : cpu::matmuls(x, matrices, c.stream);
@@ -275,7 +325,10 @@ bool has_kernel(const ProductGroup& group, const Context& c) {
   if (gpu::is_cuda(c.stream)) {
     return group.op == fb::OpNode::AddmmNode || group.op == fb::OpNode::RopeNode;
   }
-  return cpu::computes_at_once(c.stream) && group.op != fb::OpNode::RopeNode && group.members.size() > 1;
+  if (!cpu::computes_at_once(c.stream) || group.op == fb::OpNode::RopeNode) {
+    return false;
+  }
+  return group.members.size() > 1 || c.packed_weights(group.members[0].node).has_value();
 }
 
 Results compute(const ProductGroup& group, Context& c) {
@@ -289,7 +342,8 @@ Results compute(const ProductGroup& group, Context& c) {
   c.make_available({slot});
   const auto& x = c.in(slot);
   const int64_t most = cpu::computes_at_once(c.stream) ? kMaxRowsOnCpu : kMaxRowsOnGpu;
-  const bool has_few_rows = x.ndim() > 0 && x.size() > 0 && rows_of(x) <= most;
+  const bool is_single = cpu::computes_at_once(c.stream) && group.members.size() == 1;
+  const bool has_few_rows = x.ndim() > 0 && x.size() > 0 && (is_single || rows_of(x) <= most);
   return has_few_rows ? results_of(group, c) : std::nullopt;
 }
 
@@ -303,6 +357,7 @@ void find_product_groups(MlxProgram& program) {
       finder.find(program.chains[i]);
     }
   }
+  finder.finish();
 }
 
 Products compute_products(const ProductGroup& group, Context& c) try {

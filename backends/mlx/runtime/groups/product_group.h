@@ -2,7 +2,8 @@
 // for example, the query, key and value of an attention layer. The threads are started once for all products, and work
 // that depends only on the operand is done once.
 //
-// A single AddmmNode whose matrix is constant is a group, too. Only a GPU has a kernel for it.
+// A single AddmmNode whose matrix is constant is a group, too. A CPU has a kernel for it only if the matrix is packed:
+// see packed_weights.h.
 //
 // Two consecutive RopeNodes with the same positions and frequencies are a group: those of the query and the key
 // of a layer. Only a GPU computes them together.
@@ -37,7 +38,7 @@ struct ProductGroup {
 };
 
 // Finds the groups of all chains of a verified program, and writes them to the chains. A group belongs to the
-// instruction of its first member.
+// instruction of its first member. Also writes only_in_products.
 void find_product_groups(MlxProgram& program);
 
 // The results of products, by node.

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #endif
 
-#include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,93 +30,111 @@ uintptr_t address_of(const mx::array& x) {
   return reinterpret_cast<uintptr_t>(x.data<void>());
 }
 
+// The constant weights of a product, which a packed copy can replace.
 struct Weights {
-  cpu::PackedMatrix matrix;
-  int group_size;
-  int bits;
-  size_t size;  // of the packed copy, a multiple of kCacheLine
+  std::vector<mx::array> constants;
+  std::vector<uint32_t> slots;            // of the constants
+  std::string format;                     // equal for weights whose copies are equal
+  size_t size;                            // of the copy, a multiple of kCacheLine
+  std::function<void(mx::array&)> pack;   // writes the copy
 };
+
+size_t whole_lines(size_t bytes) {
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
 
 // Returns the weights of a node if they can be packed.
 template <typename Node>
-std::optional<Weights> weights_of(const Node& n, const MlxProgram& program, const State& state, mx::Stream stream) {
+std::optional<Weights> quantized_weights(
+    const Node& n, const MlxProgram& program, const State& state, mx::Stream stream) {
   for (const auto* slot : {n.w(), n.scales(), n.biases()}) {
     if (slot == nullptr || slot->idx() >= program.layout.constants) {
       return std::nullopt;
     }
   }
   const auto constant = [&](const fb::Tid* slot) { return *state.tensors[slot->idx()]; };
+  const int group_size = n.group_size(), bits = n.bits();
   try {
     auto q = checked_weights(n, {constant(n.w()), constant(n.scales()), constant(n.biases())});
-    Weights result{{std::move(q.w), std::move(q.scales), std::move(*q.biases)}, n.group_size(), n.bits(), 0};
-    const auto size = cpu::integer_panels_size(result.matrix, n.group_size(), n.bits(), stream);
+    cpu::PackedMatrix matrix{std::move(q.w), std::move(q.scales), std::move(*q.biases)};
+    const auto size = cpu::integer_panels_size(matrix, group_size, bits, stream);
     if (!size) {
       return std::nullopt;
     }
-    result.size = (*size + kCacheLine - 1) / kCacheLine * kCacheLine;
-    return result;
+    return Weights{
+        {matrix.w, matrix.scales, matrix.biases},
+        {n.w()->idx(), n.scales()->idx(), n.biases()->idx()},
+        str(group_size, " ", bits),
+        whole_lines(*size),
+        [=](mx::array& panels) { cpu::pack_integer_panels(matrix, group_size, bits, panels); }};
   } catch (const Failure&) {
     return std::nullopt;  // the instruction will fail
   }
 }
 
+// The same for a matrix of floats, which is not packed if other instructions read it.
+std::optional<Weights> float_weights(
+    const fb::Tid* matrix, const MlxProgram& program, const State& state, mx::Stream stream) {
+  const auto& w = *state.tensors[matrix->idx()];
+  const auto size = program.only_in_products[matrix->idx()] ? cpu::panels_size(w, stream) : std::nullopt;
+  if (!size) {
+    return std::nullopt;
+  }
+  return Weights{
+      {w}, {matrix->idx()}, "floats", whole_lines(*size), [w](mx::array& panels) { cpu::pack_panels(w, panels); }};
+}
+
 // A product whose kernel reads packed weights.
 struct PackedNode {
   const void* node;
-  std::array<uint32_t, 3> slots;  // of the weights
   Weights weights;
   std::string key;
 };
 
-template <typename Node>
-std::array<uint32_t, 3> slots_of(const Node& n) {
-  return {n.w()->idx(), n.scales()->idx(), n.biases()->idx()};
-}
-
-// Identifies the weights of a node among those of all methods of the program, which share constants. Constants of
-// different shapes or dtypes may have the same address, because a file stores equal bytes once.
+// Identifies weights among those of all methods of the program, which share constants. Constants of different shapes or
+// dtypes may have the same address, because a file stores equal bytes once.
 std::string key_of(const Weights& weights) {
-  const auto& m = weights.matrix;
-  std::string key = str(weights.group_size, " ", weights.bits);
-  for (const auto* x : {&m.w, &m.scales, &m.biases}) {
-    key += str(" ", address_of(*x), " ", describe(*x));
+  std::string key = weights.format;
+  for (const auto& x : weights.constants) {
+    key += str(" ", address_of(x), " ", describe(x));
   }
   return key;
 }
 
-std::optional<PackedNode> packed_node(
+std::optional<Weights> weights_of(
     const fb::Instruction& instruction, const MlxProgram& program, const State& state, mx::Stream stream) {
-  std::optional<Weights> weights;
-  std::array<uint32_t, 3> slots{};
   if (const auto* n = instruction.op_as_Int8QuantizedMatmulNode()) {
-    weights = weights_of(*n, program, state, stream);
-    slots = weights ? slots_of(*n) : slots;
-  } else if (const auto* n = instruction.op_as_QuantizedMatmulNode()) {
-    if (n->transpose() && n->mode()->string_view() == "affine") {
-      weights = weights_of(*n, program, state, stream);
-    }
-    const int k = weights ? weights->matrix.w.shape(-1) * 32 / n->bits() : 0;
-    if (weights && !cpu::has_fast_integers(n->bits(), n->group_size(), k)) {
-      return std::nullopt;
-    }
-    slots = weights ? slots_of(*n) : slots;
+    return quantized_weights(*n, program, state, stream);
   }
-  if (!weights) {
+  const auto* n = instruction.op_as_QuantizedMatmulNode();
+  if (n == nullptr || !n->transpose() || n->mode()->string_view() != "affine") {
     return std::nullopt;
   }
-  auto key = key_of(*weights);
-  return PackedNode{instruction.op(), slots, std::move(*weights), std::move(key)};
+  auto weights = quantized_weights(*n, program, state, stream);
+  const int k = weights ? weights->constants[0].shape(-1) * 32 / n->bits() : 0;
+  return weights && cpu::has_fast_integers(n->bits(), n->group_size(), k) ? std::move(weights) : std::nullopt;
 }
 
 std::vector<PackedNode> packed_nodes(const MlxProgram& program, const State& state, mx::Stream stream) {
   std::vector<PackedNode> nodes;
+  const auto add = [&](const void* node, std::optional<Weights> weights) {
+    if (weights) {
+      auto key = key_of(*weights);
+      nodes.push_back({node, std::move(*weights), std::move(key)});
+    }
+  };
   if (program.graph->init_chain_idx() >= 0) {
     return nodes;
   }
   for (const auto& chain : program.chains) {
     for (const auto& instruction : chain.instructions) {
-      if (auto node = packed_node(*instruction.source, program, state, stream)) {
-        nodes.push_back(std::move(*node));
+      add(instruction.node, weights_of(*instruction.source, program, state, stream));
+    }
+    for (const auto& group : chain.product_groups) {
+      for (const auto& member : group.members) {
+        if (group.op == fb::OpNode::AddmmNode) {
+          add(member.node, float_weights(member.matrix, program, state, stream));
+        }
       }
     }
   }
@@ -138,8 +156,8 @@ void read_other_constants(
     const std::vector<PackedNode>& nodes, const MlxProgram& program, const State& state, SharedData& shared) {
   auto uses = program.constant_uses;
   for (const auto& node : nodes) {
-    for (const uint32_t slot : node.slots) {
-      --uses[slot];
+    for (const uint32_t slot : node.weights.slots) {
+      uses[slot] = program.only_in_products[slot] ? 0 : uses[slot] - 1;
     }
   }
   for (uint32_t slot = 0; slot < uses.size(); ++slot) {
@@ -153,7 +171,7 @@ void read_other_constants(
 std::vector<std::shared_ptr<ReleasedConstant>> release(
     const Weights& weights, const MappedFiles& files, SharedData& shared) {
   std::vector<std::shared_ptr<ReleasedConstant>> result;
-  for (const auto& x : {weights.matrix.w, weights.matrix.scales, weights.matrix.biases}) {
+  for (const auto& x : weights.constants) {
     if (shared.read_in_place.count(x.data<void>()) > 0) {
       continue;
     }
@@ -228,10 +246,9 @@ void pack_weights(const MlxProgram& program, SharedData& shared, State& state, m
       if (!added) {
         continue;
       }
-      const auto& [matrix, group_size, bits, size] = *added->weights;
-      auto panels = part_of(block, first + added->offset, size);
-      cpu::pack_integer_panels(matrix, group_size, bits, panels);
-      for (const auto& x : {matrix.w, matrix.scales, matrix.biases}) {
+      auto panels = part_of(block, first + added->offset, added->weights->size);
+      added->weights->pack(panels);
+      for (const auto& x : added->weights->constants) {
         files.release(x.data<void>(), x.nbytes());
       }
       packed[key] = std::make_shared<const PackedWeights>(PackedWeights{std::move(panels), std::move(added->released)});
@@ -243,7 +260,7 @@ void pack_weights(const MlxProgram& program, SharedData& shared, State& state, m
       state.packed_weights.emplace(node.node, std::move(found));
       continue;
     }
-    for (const uint32_t slot : node.slots) {
+    for (const uint32_t slot : node.weights.slots) {
       read_in_place(*state.tensors[slot], shared);
     }
   }

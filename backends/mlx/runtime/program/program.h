@@ -69,6 +69,7 @@ struct MlxProgram {
   std::vector<Chain> chains;
   std::vector<const char*> tensor_names;  // by slot; null if unnamed
   std::vector<uint32_t> constant_uses;    // by slot: in how many fields of instructions and outputs a constant is
+  std::vector<bool> only_in_products;     // by slot: whether a constant is used only by the AddmmNodes of product groups
   std::map<const void*, RecurrentLoop> recurrent_loops;  // by ScanNode
   bool has_caches = false;  // whether the program contains an UpdateAndAttendNode
 

@@ -83,10 +83,11 @@ struct ExecutorchMlxMatmul {
   float alpha;
   float beta;
   float* y;
+  const float* panels;  // of b.T, from executorch_mlx_pack_panels(), or null. b is then column-major without gaps.
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmul(const ExecutorchMlxMatmul* matmul);
 
-// `count` products at once, which differ only in b, c, c_stride, n and y. b is column-major and not packed, and alpha
+// `count` products at once, which differ only in b, panels, c, c_stride, n and y. b is column-major and not packed, and alpha
 // and beta are 1. Each result has the same bits as that of executorch_mlx_matmul.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int count);
 
@@ -94,6 +95,13 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmuls(const ExecutorchMlxMatmul* m
 // their bits. Writes k * n numbers.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_columns(
     const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
+
+// Packs the rows of w [n, k], of float32 or bfloat16, for all products with w.T. The products get faster, and keep their
+// bits. Writes executorch_mlx_panels_size() bytes, which should begin at a cache line. This size is 0 if no product uses
+// the panels.
+EXECUTORCH_MLX_BLAS_API size_t executorch_mlx_panels_size(executorch_mlx::FloatType type, int n, int k);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_panels(
+    const void* w, executorch_mlx::FloatType type, int n, int k, float* panels);
 
 // The loop over the time steps of a recurrent layer. Each time step multiplies the state `hidden` of all `rows` by the
 // weights [units, gates * units], adds the addend, and computes the values of the cell. recurrent_loop.h describes
@@ -192,10 +200,11 @@ struct ExecutorchMlxHalfMatmul {
   void* y;
   executorch_mlx::FloatType x_type;
   executorch_mlx::FloatType y_type;
+  const float* panels;  // from executorch_mlx_pack_panels(), or null. w then has no gaps.
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* matmul);
 
-// `count` products at once, which differ only in w, n, y and y_type. column_stride is 1. Each result has the same bits
+// `count` products at once, which differ only in w, panels, n, y and y_type. column_stride is 1. Each result has the same bits
 // as that of executorch_mlx_half_matmul.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* matmuls, int count);
 

@@ -133,8 +133,8 @@ extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* produ
   using namespace executorch_mlx;
   const auto& p = products[0];
   count_product_call();
-  const bool in_pairs = kernels().multiplies_bfloat16_pairs && p.x_type == FloatType::bfloat16 &&
-      p.type == FloatType::bfloat16 && p.k % 2 == 0 && p.row_stride % 2 == 0;
+  const bool in_pairs =
+      p.x_type == FloatType::bfloat16 && multiplies_in_pairs(p.type, p.k) && p.row_stride % 2 == 0;
   const AsFloats x(p.x, in_pairs ? FloatType::float32 : p.x_type, int64_t{p.m} * p.k);
   const int width = in_pairs ? 2 : 1;
   std::vector<RowProduct> rows;
@@ -142,7 +142,7 @@ extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* produ
     const auto& product = products[i];
     rows.push_back(
         {{.x = x.get(), .ldx = p.k / width, .y = product.y, .ldy = product.n, .m = p.m, .n = product.n, .k = p.k / width,
-          .y_type = product.y_type},
+          .y_type = product.y_type, .panels = in_pairs ? product.panels : nullptr},
          product.w, product.row_stride / width});
   }
   if (in_pairs && kernels().multiply_tiles != nullptr) {

@@ -27,6 +27,7 @@ struct Operands {
   const float* addend = nullptr;
   int64_t ld_addend = 0;
   FloatType y_type = FloatType::float32;
+  const float* panels = nullptr;  // the rows of w in consecutive panels, or null
 
   float* float_y() const {
     return static_cast<float*>(y);
@@ -68,6 +69,11 @@ inline int quantized_rows_per_task(int m, int n) {
 
 // Counts a call for executorch_mlx_product_calls().
 void count_product_call();
+
+// Whether products of bfloat16 x with weights of this type, with k columns, multiply pairs.
+inline bool multiplies_in_pairs(FloatType type, int k) {
+  return kernels().multiplies_bfloat16_pairs && type == FloatType::bfloat16 && k % 2 == 0;
+}
 
 inline QuantizedMatrix matrix_of(const ExecutorchMlxQuantizedMatmul& p) {
   return {p.w, p.scales, p.biases, p.scale_type, p.bits, p.group_size, p.k};
@@ -168,7 +174,7 @@ void multiply_few_rows(
     const ExecutorchMlxQuantizedMatmul* products, int count, int m, const float* x,
     const std::function<float*(int)>& y);
 
-// Rows of a matrix in memory, for prefetches.
+// Memory to prefetch.
 struct Bytes {
   const char* begin = nullptr;
   int64_t count = 0;
@@ -191,18 +197,22 @@ inline void pack_halves(
   kernels().pack_panel(converted.data(), k, rows, k, panel);
 }
 
-// Computes products of the same many rows x, of float32 or of pairs. pack(i, first, count, panel) writes the panel of
-// rows first ... first + count - 1 of w [n, k] of product i, in this type. source(i, first, count) is where these rows
-// lie in memory, or empty.
+// The number of panels of this many rows.
+inline int panels_of(int rows) {
+  return (rows + kernels().panel_rows - 1) / kernels().panel_rows;
+}
+
+// Computes products of the same many rows x, of float32 or of pairs. For a product without panels, pack(i, first, count,
+// panel) writes the panel of rows first ... first + count - 1 of w [n, k] of product i, in this type, and source(i,
+// first, count) is where these rows lie in memory, or empty.
 template <typename Product, typename Pack, typename Source>
 void multiply_many_rows(const Product* products, int count, FloatType type, Pack&& pack, Source&& source) {
   const auto& simd = kernels();
   const auto& all = products[0];  // x, m and k are those of all products
   const int panel_rows = simd.panel_rows;
   const size_t size = simd.panel_size(all.k);
-  const int x_panels = (all.m + panel_rows - 1) / panel_rows;
-  const AlignedFloats x(size * x_panels);
-  parallel(x_panels, [&](int i) {
+  const AlignedFloats x(size * panels_of(all.m));
+  parallel(panels_of(all.m), [&](int i) {
     const int first = i * panel_rows;
     simd.pack_panel(
         all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k, x.get() + i * size);
@@ -228,21 +238,31 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
     const auto [product, first, last] = parts[i];
     const Product& p = products[product];
     const int columns = last - first;
-    static thread_local AlignedFloats buffer;
-    static thread_local size_t buffer_size = 0;
-    const size_t needed = size * kPanels;
-    if (buffer_size < needed) {
-      buffer = AlignedFloats(needed);
-      buffer_size = needed;
-    }
-    for (int j = 0; j < columns; j += panel_rows) {
-      pack(product, first + j, std::min(panel_rows, columns - j), buffer.get() + size * (j / panel_rows));
+    const float* w = p.panels == nullptr ? nullptr : p.panels + first / panel_rows * size;
+    if (w == nullptr) {
+      static thread_local AlignedFloats buffer;
+      static thread_local size_t buffer_size = 0;
+      const size_t needed = size * kPanels;
+      if (buffer_size < needed) {
+        buffer = AlignedFloats(needed);
+        buffer_size = needed;
+      }
+      for (int j = 0; j < columns; j += panel_rows) {
+        pack(product, first + j, std::min(panel_rows, columns - j), buffer.get() + size * (j / panel_rows));
+      }
+      w = buffer.get();
     }
     // If all threads are equally fast, this one gets part i + threads next. Its rows of w come from memory meanwhile.
     Bytes next;
     if (i + threads < static_cast<int>(parts.size()) && size * kPanels <= kMaxPrefetched) {
       const auto& part = parts[i + threads];
-      next = source(part.product, part.first, part.last - part.first);
+      const int length = part.last - part.first;
+      if (const float* panels = products[part.product].panels) {
+        const auto* begin = reinterpret_cast<const char*>(panels + part.first / panel_rows * size);
+        next = {begin, static_cast<int64_t>(panels_of(length) * size * sizeof(float))};
+      } else {
+        next = source(part.product, part.first, length);
+      }
     }
     const int prefetching = std::min(blocks, kPrefetchingBlocks);
     for (int b = first_block; b < end_block; ++b) {
@@ -252,7 +272,7 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
       void* y = const_cast<void*>(at(p.y, p.y_type, row * p.ldy + first));
       simd.multiply_panels(
-          type, x.get() + row / panel_rows * size, rows, buffer.get(), columns, p.k, p.alpha, p.beta, y, p.y_type,
+          type, x.get() + row / panel_rows * size, rows, w, columns, p.k, p.alpha, p.beta, y, p.y_type,
           p.ldy, ahead.begin, ahead.count);
     }
   });

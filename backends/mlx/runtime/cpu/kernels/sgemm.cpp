@@ -142,6 +142,27 @@ void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type)
       products.data(), static_cast<int>(products.size()), is_half ? FloatType::float32 : type, pack, source);
 }
 
+// Computes products of few rows x with matrices in panels.
+void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType type) {
+  const auto& all = products[0];
+  const auto& simd = kernels();
+  const int64_t stride = (all.k + simd.panel_rows - 1) / simd.panel_rows * simd.panel_rows + kPadding;
+  const AlignedFloats x(stride * all.m);
+  for (int64_t r = 0; r < all.m; ++r) {
+    std::fill(std::copy_n(all.x + r * all.ldx, all.k, x.get() + r * stride), x.get() + (r + 1) * stride, 0.0f);
+  }
+  const int count = static_cast<int>(products.size());
+  const int share = total_columns(products.data(), count) / (4 * executorch_mlx_threads());
+  const int size = std::max(kMinPartLength, share / simd.panel_rows * simd.panel_rows);
+  for_columns(products.data(), count, size, [&](int i, int first, int last) {
+    const auto& p = products[i];
+    const float* const panels = p.panels + first / simd.panel_rows * simd.panel_size(p.k);
+    void* const y = const_cast<void*>(at(p.y, p.y_type, first));
+    simd.multiply_streamed_panels(
+        type, x.get(), stride, p.m, panels, last - first, p.k, p.alpha, p.beta, y, p.y_type, p.ldy);
+  });
+}
+
 } // namespace
 
 void multiply_rows(const RowProduct& p, FloatType type) {
@@ -154,6 +175,9 @@ void multiply_rows(const RowProduct& p, FloatType type) {
 
 void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type) {
   const auto& p = products[0];
+  if (std::all_of(products.begin(), products.end(), [](const auto& each) { return each.panels != nullptr; })) {
+    return p.m > kMaxStreamedRows ? multiply_many_rows(products, type) : multiply_streamed_panels(products, type);
+  }
   if (p.m >= kernels().panels_from_rows) {
     if (p.k > kFewColumns) {
       return multiply_many_rows(products, type);
@@ -244,7 +268,8 @@ extern "C" void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int c
     }
     const float beta = p.c != nullptr ? 1 : 0;
     products.push_back(
-        {{.x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .beta = beta}, p.b,
+        {{.x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .beta = beta,
+          .panels = p.panels}, p.b,
          p.b_column_stride});
   }
   multiply_rows_together(products, FloatType::float32);
@@ -253,6 +278,29 @@ extern "C" void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int c
 extern "C" void executorch_mlx_pack_columns(
     const float* b, int64_t row_stride, int k, int n, int rows, float* packed) {
   executorch_mlx::pack_columns(b, row_stride, k, n, rows, packed);
+}
+
+extern "C" size_t executorch_mlx_panels_size(executorch_mlx::FloatType type, int n, int k) {
+  using namespace executorch_mlx;
+  const auto& simd = kernels();
+  const bool in_pairs = multiplies_in_pairs(type, k) && simd.multiply_tiles == nullptr;
+  if (k <= kFewColumns || !(type == FloatType::float32 || in_pairs)) {
+    return 0;
+  }
+  return simd.panel_size(in_pairs ? k / 2 : k) * sizeof(float) * static_cast<size_t>(panels_of(n));
+}
+
+extern "C" void executorch_mlx_pack_panels(
+    const void* w, executorch_mlx::FloatType type, int n, int k, float* panels) {
+  using namespace executorch_mlx;
+  const auto& simd = kernels();
+  const int columns = type == FloatType::float32 ? k : k / 2;
+  const size_t size = simd.panel_size(columns);
+  parallel(panels_of(n), [&](int i) {
+    const int first = i * simd.panel_rows;
+    const auto* rows = static_cast<const float*>(w) + int64_t{first} * columns;
+    simd.pack_panel(rows, columns, std::min(simd.panel_rows, n - first), columns, panels + i * size);
+  });
 }
 
 extern "C" uint64_t executorch_mlx_blas_calls() {

@@ -31,6 +31,7 @@ extern const Kernels kernels = {
     .panel_size = panel_size,
     .pack_panel = pack_panel,
     .multiply_panels = multiply_panels,
+    .multiply_streamed_panels = multiply_streamed_panels,
     // select_kernels.cpp adds these two.
     .multiply_tiles = nullptr,
     .multiply_value_tiles = nullptr,

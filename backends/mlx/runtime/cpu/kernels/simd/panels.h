@@ -9,6 +9,10 @@
 // The partial sums are added in pairs, in the order of sums() in vector.h. As soon as both sums of a pair are complete,
 // they are added, so that only a few of them are held at a time. With AVX-512, the two sections of a pair are computed
 // together: half as many sums go through memory, where each store of a vector takes as long as two multiplications.
+//
+// A panel has its sections in the order in which they are added. Of the sections that are computed together, it has the
+// first vector of each, then the second vector of each, and so on. A kernel therefore reads a panel from its beginning
+// to its end.
 #pragma once
 
 #include "dot.h"
@@ -25,6 +29,7 @@ constexpr int kSectionsTogether = 1;  // the registers hold too few sums for two
 constexpr int kPanelsFromRows = 48;
 #endif
 constexpr int kPanelTilePanels = 3;
+constexpr int kSectionGroups = kLanes / kSectionsTogether;
 constexpr int kPanelGroupRows = kLanes / 2 / kSectionsTogether;  // rows of x whose sums fit in the registers
 constexpr int kPanelGroups = kLanes / kPanelGroupRows;           // in a panel of x
 constexpr ptrdiff_t kCacheLine = 64;
@@ -34,25 +39,48 @@ constexpr int log2_of(int i) {
 }
 
 // How often the sums of sections that are computed together are added to others, until all sections are included.
-constexpr int kPanelLevels = log2_of(kLanes / kSectionsTogether);
+constexpr int kPanelLevels = log2_of(kSectionGroups);
 
 inline int steps_of(int k) {
   return (k + kLanes - 1) / kLanes;
 }
 
-// The number of floats from one section to the next. It is an odd number of vectors, so that the sections do not
-// compete for the same cache lines.
-inline ptrdiff_t section_stride(int k) {
-  return ptrdiff_t{steps_of(k) | 1} * kLanes;
+constexpr int reversed_bits(int i) {
+  int result = 0;
+  for (int bit = 1; bit < kLanes; bit *= 2) {
+    result = result * 2 + (i & bit ? 1 : 0);
+  }
+  return result;
 }
 
+// The number of floats from one group of sections to the next. It is an odd number of vectors, so that the groups do
+// not compete for the same cache lines.
+inline ptrdiff_t section_group_stride(int k) {
+  return (ptrdiff_t{steps_of(k)} * kSectionsTogether | 1) * kLanes;
+}
+
+// Where each section of a panel begins.
+struct SectionOffsets {
+  explicit SectionOffsets(int k) {
+    for (int section = 0; section < kLanes; ++section) {
+      const int group = reversed_bits(section % kSectionGroups) / kSectionsTogether;
+      of[section] = group * section_group_stride(k) + ptrdiff_t{section / kSectionGroups} * kLanes;
+    }
+  }
+
+  ptrdiff_t of[kLanes];
+};
+
+// The number of floats from a vector of a section to its next one.
+constexpr ptrdiff_t kStepStride = ptrdiff_t{kSectionsTogether} * kLanes;
+
 size_t panel_size(int k) {
-  return static_cast<size_t>(section_stride(k)) * kLanes;
+  return static_cast<size_t>(section_group_stride(k)) * kSectionGroups;
 }
 
 void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
-  const ptrdiff_t stride = section_stride(k);
-  for (int i = 0; i < k; i += kLanes, panel += kLanes) {
+  const SectionOffsets offsets(k);
+  for (int i = 0; i < k; i += kLanes, panel += kStepStride) {
     const int count = k - i < kLanes ? k - i : kLanes;
     Floats v[kLanes];
     for (int r = 0; r < kLanes; ++r) {
@@ -60,17 +88,9 @@ void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
     }
     transpose(v);
     for (int section = 0; section < kLanes; ++section) {
-      store(v[section], panel + section * stride);
+      store(v[section], panel + offsets.of[section]);
     }
   }
-}
-
-inline int reversed_bits(int i) {
-  int result = 0;
-  for (int bit = 1; bit < kLanes; bit *= 2) {
-    result = result * 2 + (i & bit ? 1 : 0);
-  }
-  return result;
 }
 
 // The sums of a tile. levels[i] has sums over 2^i * kSectionsTogether sections.
@@ -105,13 +125,12 @@ inline void add_waiting(PanelSums<P>& sums, WaitingSums waiting) {
   }
 }
 
-// Computes the sums of a group of rows over kSectionsTogether sections, with the distance `between`, and writes them to
-// `results`. Meanwhile adds the `Waiting` levels of group `waiting_group`: additions and stores do not delay the
+// Computes the sums of a group of rows over a group of sections, and writes them to `results`. Meanwhile adds the `Waiting` levels of group `waiting_group`: additions and stores do not delay the
 // multiplications if they are spread among them.
 template <FloatType Type, int P, int Waiting>
 void panel_sections(
-    const float* x, const float* w, ptrdiff_t between, ptrdiff_t panel, int steps,
-    Floats (&results)[kPanelGroupRows][P], PanelSums<P>& sums, int waiting_group) {
+    const float* x, const float* w, ptrdiff_t panel, int steps, Floats (&results)[kPanelGroupRows][P],
+    PanelSums<P>& sums, int waiting_group) {
   constexpr int M = kPanelGroupRows, S = kSectionsTogether;
   Floats acc[S][M][P];
   // Without repeat(), the compiler keeps the array in memory.
@@ -121,7 +140,7 @@ void panel_sections(
   });
   const auto add_step = [&](ptrdiff_t step) {
     for (int s = 0; s < S; ++s) {
-      const ptrdiff_t offset = step * kLanes + s * between;
+      const ptrdiff_t offset = step * kStepStride + s * kLanes;
       Floats weights[P];
       for (int p = 0; p < P; ++p) {
         weights[p] = load<Floats>(w + offset + p * panel);
@@ -160,19 +179,17 @@ void panel_sections(
 }
 
 // Computes the sums of a tile of a panel of x and P panels of w, for the first `groups` groups of rows. All groups use
-// the sections of w before the next ones, so that they find them in the first-level cache. Prefetches `lines` cache
-// lines for each group and each of the sections that are computed together, from `ahead` on: a few at a time, because
-// the multiplications wait for their operands while many other lines are under way.
+// a group of sections of w before the next one, so that they find it in the first-level cache. Prefetches `lines` cache
+// lines for each group of rows and of sections, from `ahead` on: a few at a time, because the multiplications wait for
+// their operands while many other lines are under way.
 template <FloatType Type, int P>
 void add_panel_sums(
     const float* x, const float* w, int k, int groups, PanelSums<P>& sums, const char* ahead, ptrdiff_t lines) {
-  const ptrdiff_t stride = section_stride(k);
+  const ptrdiff_t stride = section_group_stride(k);
   const ptrdiff_t panel = static_cast<ptrdiff_t>(panel_size(k));
   const int steps = steps_of(k);
   WaitingSums waiting = {};
-  for (int i = 0; i < kLanes / kSectionsTogether; ++i) {
-    const ptrdiff_t section = reversed_bits(i * kSectionsTogether) * stride;
-    const ptrdiff_t between = kLanes / 2 * stride;
+  for (int i = 0; i < kSectionGroups; ++i, x += stride, w += stride) {
     const int level = __builtin_ctz(~static_cast<unsigned>(i));  // that these sums complete
     for (int group = 0; group < groups; ++group) {
       for (ptrdiff_t line = 0; line < lines; ++line, ahead += kCacheLine) {
@@ -180,8 +197,7 @@ void add_panel_sums(
       }
       const auto run = [&](auto count) {
         panel_sections<Type, P, decltype(count)::value - 1>(
-            x + section + group * kPanelGroupRows, w + section, between, panel, steps, sums.levels[level][group], sums,
-            waiting.group);
+            x + group * kPanelGroupRows, w, panel, steps, sums.levels[level][group], sums, waiting.group);
       };
       call_with_constant<kPanelLevels + 1>(waiting.count + 1, run);
       waiting = {level, group};
@@ -296,6 +312,146 @@ void multiply_panels(
   (void)type;  // always float32, because multiplies_bfloat16_pairs is false
 #endif
   multiply_panels_of<FloatType::float32>(x, m, w, n, k, results, ahead, ahead_bytes);
+}
+
+// -- few rows of x --------------------------------------------------------------------------------
+//
+// Few rows wait for the panels to come from memory. Several panels are read at the same time: one of each band, see
+// for_bands().
+
+constexpr int kStreamedTileRows = 3;
+constexpr ptrdiff_t kPanelPrefetchDistance = 256;  // floats
+
+// Adds the vectors of `sums` in pairs, then these totals in pairs, and so on.
+template <int Count>
+inline Floats total_of(const Floats* sums) {
+  if constexpr (Count == 1) {
+    return sums[0];
+  } else {
+    return total_of<Count / 2>(sums) + total_of<Count / 2>(sums + Count / 2);
+  }
+}
+
+// The panels at w, w + between, w + 2 * between, ...
+struct PanelsOfBands {
+  const float* w;
+  ptrdiff_t between;
+};
+
+// Computes the sums of M rows of x over a group of sections of P panels. `x` begins with the first element of the first
+// section. Prefetches the weights that follow, if `Prefetches`. Writes the sums of panel p for row r to
+// sums[(r * P + p) * kSectionGroups].
+template <FloatType Type, int Tiles, int Tile, int M, int P>
+inline void streamed_sections(
+    const float* x, ptrdiff_t ldx, const PanelsOfBands& panels, int steps, ptrdiff_t ahead, Floats* sums) {
+  constexpr int S = kSectionsTogether;
+  Floats acc[S][M][P];
+  // Without repeat(), the compiler keeps the array in memory.
+  repeat<S * M * P>([&](auto i) {
+    constexpr int v = decltype(i)::value;
+    acc[v / (M * P)][v / P % M][v % P] = Floats{};
+  });
+  const float* w = panels.w;
+  for (int step = 0; step < steps; ++step, w += kStepStride, x += kLanes) {
+    repeat<S>([&](auto section) __attribute__((always_inline)) {
+      constexpr int s = decltype(section)::value;
+      Floats weights[P];
+      repeat<P>([&](auto p) __attribute__((always_inline)) {
+        const float* const from = w + p.value * panels.between + s * kLanes;
+        if constexpr ((s * P + p.value) % Tiles == Tile) {
+          prefetch(from + ahead);
+        }
+        weights[p.value] = load<Floats>(from);
+      });
+      repeat<M>([&](auto r) __attribute__((always_inline)) {
+        Floats element = broadcast(x[r.value * ldx + s * kSectionGroups]);
+        keep_in_register(element);
+        repeat<P>([&](auto p) __attribute__((always_inline)) {
+          acc[s][r.value][p.value] = multiply_add<Type>(element, weights[p.value], acc[s][r.value][p.value]);
+        });
+      });
+    });
+  }
+  repeat<M * P>([&](auto i) {
+    constexpr int r = decltype(i)::value / P, p = decltype(i)::value % P;
+    Floats total = acc[0][r][p];
+    if constexpr (S == 2) {
+      total += acc[1][r][p];
+    }
+    sums[(r * P + p) * kSectionGroups] = total;
+  });
+}
+
+// Multiplies m rows of x by P panels. Writes `columns` columns of each panel, `y_between` columns apart.
+template <FloatType Type, int P>
+__attribute__((noinline)) void streamed_tile(
+    const float* x, ptrdiff_t ldx, int m, PanelsOfBands panels, int k, int columns, const PanelResults& y,
+    ptrdiff_t y_between) {
+  const ptrdiff_t stride = section_group_stride(k);
+  const int steps = steps_of(k);
+  Floats sums[kMaxStreamedRows][P][kSectionGroups];
+  for (int group = 0; group < kSectionGroups; ++group, panels.w += stride) {
+    const float* const sections = x + reversed_bits(group * kSectionsTogether);
+    const auto add_tile = [&](auto rows, auto tiles, auto tile, int first, ptrdiff_t ahead) {
+      streamed_sections<Type, decltype(tiles)::value, decltype(tile)::value, decltype(rows)::value, P>(
+          sections + first * ldx, ldx, panels, steps, ahead, &sums[first][0][group]);
+    };
+    if (m <= kStreamedTileRows) {
+      call_with_constant<kStreamedTileRows>(m, [&](auto rows) {
+        add_tile(rows, Constant<1>{}, Constant<0>{}, 0, kPanelPrefetchDistance);
+      });
+    } else {
+      constexpr int kHalf = kMaxStreamedRows / 2;
+      const int half = (m + 1) / 2;
+      call_with_constant<kHalf>(half, [&](auto rows) { add_tile(rows, Constant<2>{}, Constant<0>{}, 0, stride); });
+      call_with_constant<kHalf>(m - half, [&](auto rows) { add_tile(rows, Constant<2>{}, Constant<1>{}, half, stride); });
+    }
+  }
+  for (int r = 0; r < m; ++r) {
+    for (int p = 0; p < P; ++p) {
+      const Floats total = total_of<kSectionGroups>(sums[r][p]);
+      char* const to = y.at(r, p * y_between);
+      switch (y.type) {
+        case FloatType::bfloat16:
+          write_results<FloatType::bfloat16>(total, y, to, columns);
+          break;
+        case FloatType::float16:
+          write_results<FloatType::float16>(total, y, to, columns);
+          break;
+        default:
+          write_results<FloatType::float32>(total, y, to, columns);
+      }
+    }
+  }
+}
+
+template <FloatType Type>
+void multiply_streamed_panels_of(
+    const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, const PanelResults& y) {
+  constexpr int kBands = 3;
+  const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
+  for_bands<kBands>(0, n / kLanes, [&](auto bands, int panel, int between) {
+    streamed_tile<Type, decltype(bands)::value>(
+        x, ldx, m, {w + panel * size, between * size}, k, kLanes, y.from(0, ptrdiff_t{panel} * kLanes),
+        ptrdiff_t{between} * kLanes);
+  });
+  if (const int rest = n % kLanes; rest > 0) {
+    streamed_tile<Type, 1>(x, ldx, m, {w + n / kLanes * size, 0}, k, rest, y.from(0, n - rest), 0);
+  }
+}
+
+void multiply_streamed_panels(
+    FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, float alpha, float beta,
+    void* y, FloatType y_type, ptrdiff_t ldy) {
+  const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
+#if defined(__AVX512BF16__)
+  if (type == FloatType::bfloat16_pair) {
+    return multiply_streamed_panels_of<FloatType::bfloat16_pair>(x, ldx, m, w, n, k, results);
+  }
+#else
+  (void)type;  // as in multiply_panels()
+#endif
+  multiply_streamed_panels_of<FloatType::float32>(x, ldx, m, w, n, k, results);
 }
 
 } // namespace

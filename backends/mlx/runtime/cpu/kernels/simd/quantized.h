@@ -272,7 +272,7 @@ void pack_quantized_panel_of(const QuantizedMatrix& q, int first, int rows, floa
   constexpr int kPerWord = 32 / Bits;
   const int words = q.k * Bits / 32;
   const int groups = q.k / q.group_size;
-  const ptrdiff_t stride = section_stride(q.k);
+  const SectionOffsets offsets(q.k);
   const int group_shift = __builtin_ctz(q.group_size);
   const ptrdiff_t first_group = static_cast<ptrdiff_t>(first) * groups;
   float columns[2][kMaxGroups * kLanes];  // for each group, the scales and the biases of the rows
@@ -291,11 +291,12 @@ void pack_quantized_panel_of(const QuantizedMatrix& q, int first, int rows, floa
       const ptrdiff_t group = element >> group_shift;
       const Floats scale = load<Floats>(columns[0] + group * kLanes), bias = load<Floats>(columns[1] + group * kLanes);
       const Words integers = (Words)bits[word - i];
-      float* to = panel + element % kLanes * stride + element / kLanes * kLanes;
+      const ptrdiff_t* const sections = offsets.of + element % kLanes;
+      float* const to = panel + element / kLanes * kStepStride;
       repeat<kPerWord>([&](auto j) __attribute__((always_inline)) {
         const Ints integer = (Ints)(integers >> j.value * Bits & ((1u << Bits) - 1));
         const Floats value = multiply_add(__builtin_convertvector(integer, Floats), scale, bias);
-        store(value, to + j.value % kLanes * stride + j.value / kLanes * kLanes);
+        store(value, to + sections[j.value % kLanes] + j.value / kLanes * kStepStride);
       });
     }
   }
