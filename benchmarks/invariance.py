@@ -3,6 +3,7 @@
     python benchmarks/invariance.py                            # against OpenBLAS, float32
     python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same C API, all formats
     python benchmarks/invariance.py --integers 8 --against build/libmlx_blas.so    # activations as integers, and floats
+    python benchmarks/invariance.py --panels --against build/libmlx_blas.so        # float weights packed, and as they are
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
 Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B. Two libraries take turns: the new one is `--library`, and
@@ -48,7 +49,16 @@ class HalfMatmul(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
         ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
-        ("x_type", ctypes.c_int), ("y_type", ctypes.c_int),
+        ("x_type", ctypes.c_int), ("y_type", ctypes.c_int), ("panels", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class Matmul(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("b", ctypes.c_void_p), ("b_row_stride", ctypes.c_int64),
+        ("b_column_stride", ctypes.c_int64), ("packed_b", ctypes.c_void_p), ("c", ctypes.c_void_p),
+        ("c_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float), ("y", ctypes.c_void_p), ("panels", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -81,12 +91,45 @@ class IntegerActivations:
     def executorch_mlx_quantized_matmul(self, reference):
         matmul = reference._obj
         if matmul.w not in self._panels:
-            panels = np.empty(self._library.executorch_mlx_integer_panels_size(reference) + 64, np.uint8)
-            panels = panels[-panels.ctypes.data % 64 :]
+            panels = memory(self._library.executorch_mlx_integer_panels_size(reference))
             self._library.executorch_mlx_pack_integer_panels(reference, address(panels))
             self._panels[matmul.w] = panels
         matmul.integer_panels = self._panels[matmul.w].ctypes.data
         self._multiply(reference)
+
+
+class PackedFloats:
+    """`library`, except that float32 and bfloat16 weights are packed at their first product, as at load."""
+
+    def __init__(self, library):
+        self._library = library
+        library.executorch_mlx_panels_size.restype = ctypes.c_size_t
+        self._panels = {}  # by the address of the weights
+
+    def _packed(self, w: int, kind: int, n: int, k: int) -> int:
+        if w not in self._panels:
+            panels = memory(self._library.executorch_mlx_panels_size(kind, n, k))
+            self._library.executorch_mlx_pack_panels(ctypes.c_void_p(w), kind, n, k, address(panels))
+            self._panels[w] = panels
+        return self._panels[w].ctypes.data
+
+    def cblas_sgemm(self, order, _trans_a, _trans_b, m, n, k, alpha, x, _ldx, w, _ldw, _beta, y, _ldy):
+        panels = self._packed(w.value, FLOAT32, n, k)
+        matmul = Matmul(x.value, w.value, 1, k, None, None, 0, m, n, k, alpha, 1, y.value, panels)
+        self._library.executorch_mlx_matmuls(ctypes.byref(matmul), 1)
+
+    def executorch_mlx_half_matmul(self, reference):
+        matmul = reference._obj
+        matmul.panels = self._packed(matmul.w, BFLOAT16, matmul.n, matmul.k)
+        self._library.executorch_mlx_half_matmul(reference)
+
+
+def memory(size: int) -> np.ndarray:
+    """Bytes at the beginning of a cache line, on large pages if the system gives them."""
+    data = np.empty(size + (2 << 20), np.uint8)
+    data = data[-data.ctypes.data % (1 << 20) :][:size]
+    ctypes.CDLL(None).madvise(address(data), ctypes.c_size_t(size // 4096 * 4096), 14)  # MADV_HUGEPAGE
+    return data
 
 
 def address(x: np.ndarray) -> ctypes.c_void_p:
@@ -184,6 +227,7 @@ def main() -> None:
         help="round the activations of the new library to integers of 8, 16 or 24 bits; int8 and int4 only. With 16, "
         "activations are bfloat16 in both libraries",  # fmt: skip
     )
+    parser.add_argument("--panels", action="store_true", help="pack float weights for the new library, as at load")
     arguments = parser.parse_args()
     if arguments.cpu_time and thread_count() > 1:
         parser.error(f"--cpu-time: got {thread_count()} threads, expected OPENBLAS_NUM_THREADS=1")
@@ -193,6 +237,9 @@ def main() -> None:
     if arguments.integers:
         new = IntegerActivations(new, arguments.integers)
         arguments.formats = arguments.formats or ["int8", "int4"]
+    if arguments.panels:
+        new = PackedFloats(new)
+        arguments.formats = arguments.formats or ["float32", "bf16"]
     print(f"{thread_count()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
     print("format       K       N    M          time new/old  throughput   weights read          arithmetic"
           "          rows of old that differ")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Weights of products with 8-bit activations are packed when a program is loaded. Results keep their bits."""
+"""Weights of products are packed when a program is loaded. Results keep their bits."""
 
 import ctypes
 import sys
@@ -188,3 +188,75 @@ def test_weights_of_equal_bytes_and_another_shape_are_packed_separately():
     emit(g, add_input)
     expected = g.run(*arguments[:3], x, *arguments[3:], row)
     assert all(map(torch.equal, results, expected))
+
+
+# -- floats ------------------------------------------------------------------------
+
+
+def emit_float_product(g, x, w, rows, n):
+    transposed = g.new_temp()
+    g.emit(ir.TransposeNode(x=w, out=transposed, perm=[1, 0]))
+    g.emit(ir.AddmmNode(mat1=x, mat2=transposed, out=g.output((rows, n)), alpha=1.0, beta=1.0))
+    return transposed
+
+
+def float_graph(rows, matrices):
+    g = Graph()
+    x = g.input((rows, K), matrices[0].dtype)
+    for w in matrices:
+        emit_float_product(g, x, g.constant(w), rows, len(w))
+    return g
+
+
+def in_mlx(program, name):
+    """The bytes that MLX allocates when a method is loaded, and the method."""
+    import mlx.core as mx
+
+    before = mx.get_active_memory()
+    method = program.load_method(name)
+    return mx.get_active_memory() - before, method
+
+
+@pytest.mark.parametrize("rows", [1, 6, 12, 100])
+@pytest.mark.parametrize("count", [1, 3])
+def test_matrices_of_floats_in_a_file_are_packed(rows, count, limit, tmp_path):
+    """Of a single product, and of products of the same rows. The limit leaves room for half a copy."""
+    matrices = [torch.randn(N + i, K, generator=torch.Generator().manual_seed(i)) for i in range(count)]
+    expected = float_graph(rows, matrices).run(activations(rows))  # from memory, where they are not packed
+    size = sum(w.nbytes for w in matrices)
+    before = memory.get_active_memory()
+    limit(size + size // 2 + rows * N * 4 * (count + 2))
+    program, idle = program_in_file(
+        tmp_path, {str(i): w for i, w in enumerate(matrices)}, {"forward": float_graph(rows, matrices)}
+    )
+    packed, method = in_mlx(program, "forward")
+    assert size <= packed < 1.1 * size
+    assert memory.get_active_memory() - before < 1.1 * size
+    assert all(map(torch.equal, method.execute([activations(rows)]), expected))
+    del method, idle, program
+    assert memory.get_active_memory() == before
+
+
+@pytest.mark.parametrize("reader", ["take", "transpose", "output", "bytes"])
+def test_a_matrix_of_floats_is_not_packed_if_it_would_stay_in_memory(reader, tmp_path):
+    """Another instruction reads it or its transpose, or the program is not in a file."""
+    w = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
+    g = Graph()
+    slot = g.constant(w)
+    transposed = emit_float_product(g, g.input((2, K)), slot, 2, N)
+    if reader == "take":
+        g.emit(ir.TakeNode(x=slot, index=ir.IntOrVidOrTid(literal=3), axis=0, out=g.output((K,))))
+    elif reader == "transpose":
+        g.emit(ir.AddNode(a=transposed, b=transposed, out=g.output((K, N))))
+    elif reader == "output":
+        g.emit(ir.TransposeNode(x=slot, out=g.output((K, N)), perm=[1, 0]))
+    expected = g.run(activations(2))
+    if reader == "bytes":
+        program, idle = Runtime.get().load_program(pte({"forward": g})), None
+    else:
+        program, idle = program_in_file(tmp_path, {"w": w}, {"forward": g})
+    packed, method = in_mlx(program, "forward")
+    assert packed < w.nbytes // 2
+    results = method.execute([activations(2)])
+    assert all(map(torch.equal, results, expected))
+    torch.testing.assert_close(results[0], activations(2) @ w.T, atol=1e-4, rtol=1e-4)

@@ -41,7 +41,8 @@ class GroupFinder {
     }
   }
 
-  void find(Chain& chain) {
+  // `is_main`: no instruction runs after the chain.
+  void find(Chain& chain, bool is_main) {
     for (uint32_t i = 0; i < chain.instructions.size(); ++i) {
       const auto& instruction = *chain.instructions[i].source;
       if (const auto* silu = instruction.op_as_SiluNode()) {
@@ -66,7 +67,9 @@ class GroupFinder {
         chain.instructions[first].product_group = static_cast<uint32_t>(chain.product_groups.size());
       }
     }
-    note_other_readers();  // another chain
+    if (!is_main) {
+      note_other_readers();
+    }
     groups_.clear();
     open_.clear();
     transposed_.clear();
@@ -354,7 +357,7 @@ void find_product_groups(MlxProgram& program) {
   const int64_t init = program.graph->init_chain_idx();  // this chain may write constants
   for (size_t i = 0; i < program.chains.size(); ++i) {
     if (static_cast<int64_t>(i) != init) {
-      finder.find(program.chains[i]);
+      finder.find(program.chains[i], i == program.graph->main_chain_idx());
     }
   }
   finder.finish();

@@ -72,12 +72,14 @@ std::optional<Weights> quantized_weights(
   }
 }
 
-// The same for a matrix of floats, which is not packed if other instructions read it.
+// The same for a matrix of floats. It is packed only if the copy can take its place: no other instruction reads the
+// matrix, and it is in a mapped file.
 std::optional<Weights> float_weights(
-    const fb::Tid* matrix, const MlxProgram& program, const State& state, mx::Stream stream) {
+    const fb::Tid* matrix, const MlxProgram& program, const State& state, const MappedFiles& files,
+    mx::Stream stream) {
   const auto& w = *state.tensors[matrix->idx()];
   const auto size = program.only_in_products[matrix->idx()] ? cpu::panels_size(w, stream) : std::nullopt;
-  if (!size) {
+  if (!size || files.release(w.data<void>(), w.nbytes()) == 0) {
     return std::nullopt;
   }
   return Weights{
@@ -115,7 +117,8 @@ std::optional<Weights> weights_of(
   return weights && cpu::has_fast_integers(n->bits(), n->group_size(), k) ? std::move(weights) : std::nullopt;
 }
 
-std::vector<PackedNode> packed_nodes(const MlxProgram& program, const State& state, mx::Stream stream) {
+std::vector<PackedNode> packed_nodes(
+    const MlxProgram& program, const State& state, const MappedFiles& files, mx::Stream stream) {
   std::vector<PackedNode> nodes;
   const auto add = [&](const void* node, std::optional<Weights> weights) {
     if (weights) {
@@ -133,7 +136,7 @@ std::vector<PackedNode> packed_nodes(const MlxProgram& program, const State& sta
     for (const auto& group : chain.product_groups) {
       for (const auto& member : group.members) {
         if (group.op == fb::OpNode::AddmmNode) {
-          add(member.node, float_weights(member.matrix, program, state, stream));
+          add(member.node, float_weights(member.matrix, program, state, files, stream));
         }
       }
     }
@@ -214,7 +217,8 @@ void pack_weights(const MlxProgram& program, SharedData& shared, State& state, m
   if (!cpu::computes_at_once(stream)) {
     return;
   }
-  const auto nodes = packed_nodes(program, state, stream);
+  const MappedFiles files;
+  const auto nodes = packed_nodes(program, state, files, stream);
   read_other_constants(nodes, program, state, shared);
   if (nodes.empty()) {
     return;
@@ -225,7 +229,6 @@ void pack_weights(const MlxProgram& program, SharedData& shared, State& state, m
     std::vector<std::shared_ptr<ReleasedConstant>> released;
   };
   std::map<std::string, std::optional<NewWeights>> chosen;  // empty if there is no room for the copy
-  const MappedFiles files;
   size_t bytes = 0;
   for (const auto& node : nodes) {
     if (chosen.count(node.key) > 0 || shared.packed_weights.find(node.key) != nullptr) {

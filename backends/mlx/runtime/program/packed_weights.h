@@ -1,11 +1,14 @@
 // Constant weights of products, packed for CPU kernels when a program is loaded: matrices of floats, and quantized ones
 // for products with activations in 8 bits, and for all products where cpu::has_fast_integers().
 //
-// In a .pte, weights have the layout of MLX. In each call, the kernels would have to bring them into the order of
-// their vector instructions. With integers, this slows down decoding most; with floats, it slows down products of many
-// rows, and a packed matrix also makes those of several rows faster. The packed copy takes as much memory as the weights
-// themselves. A matrix of floats that other instructions read too, such as an embedding, is not packed. If those are in a mapped file, their pages are released, because the products read the copy only.
-// The active memory then counts the copy in place of the weights, unless another instruction reads the weights.
+// In a .pte, weights have the layout of MLX. In each call, the kernels would have to bring them into the order of their
+// vector instructions. With integers, this slows down decoding most. With floats, it slows down products of many rows,
+// and products of several rows, which do not pack the weights, are slower than with packed ones.
+//
+// The packed copy takes as much memory as the weights themselves. If those are in a mapped file, their pages are
+// released, because the products read the copy only. The active memory then counts the copy in place of the weights,
+// unless another instruction reads the weights. A matrix of floats is packed only if its copy takes its place: it is in
+// a mapped file, and no other instruction reads it, as one reads an embedding.
 #pragma once
 
 #include "call/state.h"

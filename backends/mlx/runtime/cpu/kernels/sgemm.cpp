@@ -152,8 +152,9 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
     std::fill(std::copy_n(all.x + r * all.ldx, all.k, x.get() + r * stride), x.get() + (r + 1) * stride, 0.0f);
   }
   const int count = static_cast<int>(products.size());
+  const int multiple = 3 * simd.panel_rows;  // of the columns of a part: the kernel reads three panels together
   const int share = total_columns(products.data(), count) / (4 * executorch_mlx_threads());
-  const int size = std::max(kMinPartLength, share / simd.panel_rows * simd.panel_rows);
+  const int size = std::max(1, share / multiple) * multiple;
   for_columns(products.data(), count, size, [&](int i, int first, int last) {
     const auto& p = products[i];
     const float* const panels = p.panels + first / simd.panel_rows * simd.panel_size(p.k);

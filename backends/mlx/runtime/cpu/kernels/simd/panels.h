@@ -428,13 +428,17 @@ __attribute__((noinline)) void streamed_tile(
 template <FloatType Type>
 void multiply_streamed_panels_of(
     const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, const PanelResults& y) {
-  constexpr int kBands = 3;
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
-  for_bands<kBands>(0, n / kLanes, [&](auto bands, int panel, int between) {
+  const auto multiply_bands = [&](auto bands, int panel, int between) {
     streamed_tile<Type, decltype(bands)::value>(
         x, ldx, m, {w + panel * size, between * size}, k, kLanes, y.from(0, ptrdiff_t{panel} * kLanes),
         ptrdiff_t{between} * kLanes);
-  });
+  };
+  // Three bands, and two where a single panel would be left: one band alone is slow.
+  const int panels = n / kLanes;
+  const int rest_of_three = panels % 3 == 1 && panels > 1 ? 4 : panels % 3;
+  for_bands<3>(0, panels - rest_of_three, multiply_bands);
+  for_bands<2>(panels - rest_of_three, panels, multiply_bands);
   if (const int rest = n % kLanes; rest > 0) {
     streamed_tile<Type, 1>(x, ldx, m, {w + n / kLanes * size, 0}, k, rest, y.from(0, n - rest), 0);
   }
