@@ -83,12 +83,14 @@ struct ExecutorchMlxMatmul {
   float alpha;
   float beta;
   float* y;
-  const float* panels;  // of b.T, from executorch_mlx_pack_panels(), or null. b is then column-major without gaps.
+  // Of b.T, from executorch_mlx_pack_panels(), or null. b is then column-major without gaps. Only executorch_mlx_matmuls
+  // uses it.
+  const float* panels;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmul(const ExecutorchMlxMatmul* matmul);
 
-// `count` products at once, which differ only in b, panels, c, c_stride, n and y. b is column-major and not packed, and alpha
-// and beta are 1. Each result has the same bits as that of executorch_mlx_matmul.
+// `count` products at once, which differ only in b, panels, c, c_stride, n and y. b is column-major, packed_b is null, and
+// alpha and beta are 1. Each result has the same bits as that of executorch_mlx_matmul.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int count);
 
 // Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep
@@ -204,8 +206,8 @@ struct ExecutorchMlxHalfMatmul {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* matmul);
 
-// `count` products at once, which differ only in w, panels, n, y and y_type. column_stride is 1. Each result has the same bits
-// as that of executorch_mlx_half_matmul.
+// `count` products at once, which differ only in w, panels, n, y and y_type. column_stride is 1. Each result has the same
+// bits as that of executorch_mlx_half_matmul.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* matmuls, int count);
 
 // -- operations that MLX's CPU backend composes of several others ---------------------------------

@@ -12,6 +12,7 @@
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"
+#include "streamed_panels.h"
 #include "token_recurrence.h"
 #include "transposed.h"
 #include "vector.h"
