@@ -18,6 +18,7 @@ from .context_len import default_context_len
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .language_part import CONFIG_ERRORS, existing_class, language_config, remove_other_media, runnable_config
+from .weights import check_settings
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def survey(folder: str | Path) -> Survey:
     remove_other_media(model)
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
     try:
+        check_settings(Path(folder), f"export_llm: model: {folder}")
         use_gathered_experts(model)
         with torch.device("meta"), _without_checks_of_values():
             decoder = CachedDecoder(model, max_context_len=default_context_len(model), chunk=2)
