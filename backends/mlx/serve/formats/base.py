@@ -229,7 +229,8 @@ class AnswerFormat:
 
     def markers(self) -> Sequence[str]:
         """Return the tags of the format. A special token whose name is in a tag is passed to the parser as text."""
-        return [tag for section in (*self._text_sections, *self.call_sections()) for tag in (section.open, section.close)]
+        sections = (*self._text_sections, *self.call_sections())
+        return [tag for section in sections for tag in (section.open, section.close)]
 
     def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None] | None:
         """Return `is_bare` of `SectionParser`, or None if calls always have a tag."""

@@ -32,7 +32,10 @@ def check_quantization(settings: dict, where: str) -> None:
 
 
 def check_float8(folder: Path, settings: dict, where: str) -> None:
-    """Raise ValueError, beginning with `where`, for 8-bit floats without settings: they would be cast without scales."""
+    """Raise ValueError, beginning with `where`, for 8-bit floats without `settings`.
+
+    transformers would cast them without their scales.
+    """
     if settings:
         return
     for path in sorted(folder.glob("model*.safetensors")):

@@ -32,8 +32,8 @@ class Packing:
     """A packed weight, and the error of its conversion.
 
     `operands` are the packed weight, the scales and the biases, which MXFP4 and NVFP4 lack. `custom_ops.packing`
-    explains them and `mode`. `squared_error` is the sum of the squared errors of the values, `squared_norm` that of their squares.
-    Both are 0 for the formats in `EXACT`.
+    explains them and `mode`. `squared_error` is the sum of the squared errors of the values, `squared_norm` that of
+    their squares. Both are 0 for the formats in `EXACT`.
     """
 
     operands: tuple[torch.Tensor, ...]
