@@ -166,8 +166,10 @@ def write_gguf(path, architecture, type_, parts=1, **metadata):
         is_transposed = architecture == "gpt-oss" and parameter.dim() == 3
         values = parameter.data.mT if is_transposed else parameter.data
         if parameter.dim() > 1 and "gate.weight" not in name and "router" not in name:  # routers stay float32
-            values = torch.from_numpy(gguf.dequantize(gguf.quantize(np.ascontiguousarray(values), type_), type_))
+            values = torch.from_numpy(gguf.dequantize(_quantized(values, type_), type_))
             parameter.data = (values.mT if is_transposed else values).clone()
+            if type_ == Type.NVFP4 and "embed_tokens" not in name and "lm_head" not in name:
+                parameter.data *= _factors(values)
         _write_tensor(writer, names, architecture, name, values, type_)
     write_and_close(writer)
     return model
@@ -209,8 +211,28 @@ def _write_tensor(writer, names, architecture, name, values, type_):
 
 
 def _add(writer, name, values, type_):
-    data = gguf.quantize(np.ascontiguousarray(values.numpy()), type_)
-    writer.add_tensor(name, data, raw_dtype=type_)
+    writer.add_tensor(name, _quantized(values, type_), raw_dtype=type_)
+    if type_ == Type.NVFP4 and name.startswith("blk."):
+        writer.add_tensor(name.replace(".weight", ".scale"), _factors(values).flatten().numpy())
+        writer.add_tensor(name.replace(".weight", ".input_scale"), np.ones(1, np.float32))  # for other runtimes
+
+
+def _quantized(values, type_):
+    """Like `gguf.quantize`, which lacks NVFP4."""
+    if type_ != Type.NVFP4:
+        return gguf.quantize(np.ascontiguousarray(values), type_)
+    groups = torch.as_tensor(values).unflatten(-1, (-1, 16))
+    scales = (groups.abs().amax(-1) / 6).to(torch.float8_e4m3fn)
+    scaled = groups / scales.float().unsqueeze(-1)
+    magnitudes = (scaled.abs().unsqueeze(-1) - torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])).abs().argmin(-1)
+    q = (magnitudes + 8 * (scaled < 0)).to(torch.uint8)
+    halves = (q[..., :8] | q[..., 8:] << 4).flatten(-2).unflatten(-1, (-1, 32))
+    return torch.cat((scales.view(torch.uint8).unflatten(-1, (-1, 4)), halves), -1).flatten(-2).numpy()
+
+
+def _factors(values):
+    """Return the factors of a weight in NVFP4: one, or one for each expert."""
+    return torch.arange(1.0, 1 + (len(values) if values.dim() == 3 else 1)).view(-1, *[1] * (values.dim() - 1)) * 1.5
 
 
 @pytest.mark.parametrize(
@@ -224,6 +246,7 @@ def _add(writer, name, values, type_):
         ("qwen3", Type.Q8_0),
         ("qwen3moe", Type.Q4_0),
         ("qwen3moe", Type.MXFP4),
+        ("qwen3moe", Type.NVFP4),
         ("gemma2", Type.Q8_0),
         ("gemma3", Type.Q4_1),
         ("phi3", Type.Q5_0),
@@ -368,10 +391,10 @@ def test_a_token_that_no_merges_lead_to(rule, tokens, tmp_path):
 @pytest.mark.parametrize("type_", EXACT, ids=lambda t: t.name)
 def test_blocks_of_32_are_exact(type_, tmp_path):
     w = np.random.default_rng(0).normal(size=(48, 256)).astype(np.float32) * 0.05
-    tensor = tensor_of(gguf.quantize(w, type_), type_, tmp_path)
+    tensor = tensor_of(_quantized(w, type_), type_, tmp_path)
     packing = packed_tensor(tensor)
     values = dequantize(
-        *packing.operands, *[None] * (3 - len(packing.operands)), 32, packing.bits, packing.mode
+        *packing.operands, *[None] * (3 - len(packing.operands)), packing.group_size, packing.bits, packing.mode
     ).numpy()
     assert (values == gguf.dequantize(tensor.data, type_)).all() and packing.squared_error == 0
 

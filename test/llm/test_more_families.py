@@ -86,6 +86,12 @@ IN_EAGER_TORCH = {
                                                    tie_word_embeddings=False)),
     "gpt_neo": (hf.GPTNeoConfig, hf.GPTNeoForCausalLM,
                 dict(num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4, window_size=12)),
+    "bart, positions from the number of cached tokens": (
+        hf.BartConfig, hf.BartForCausalLM,
+        dict(d_model=48, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64, is_encoder_decoder=False,
+             is_decoder=True, forced_eos_token_id=None)),
+    "roformer, rotations by the number of cached tokens": (
+        hf.RoFormerConfig, hf.RoFormerForCausalLM, dict(is_decoder=True, rotary_value=True)),
 }  # fmt: skip
 
 

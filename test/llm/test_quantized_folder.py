@@ -11,6 +11,7 @@ from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.mtp import UnknownHead, load_mtp
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantization.scale_search import Format, quantized
+from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
 
@@ -394,7 +395,8 @@ def test_modelopt_has_a_file_for_its_settings(floats, tmp_path):
 
 
 @pytest.mark.parametrize("settings, leaf, message", [
-    ({"quant_method": "new"}, None, "quant_method: got new, which is not supported"),
+    ({"quant_method": "new"}, None, "quantization_config: got {'quant_method': 'new'}, which is not supported"),
+    ({"quant_method": "higgs"}, None, "got {'quant_method': 'higgs'}, which is not supported"),
     (COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}}, None,
      "transform_config"),
     ({"quant_method": "quark"}, "weight_scale", "model.layers.0.mlp.up_proj: .*got a weight of torch.float32, expected"),
@@ -406,10 +408,11 @@ def test_a_quantization_that_cannot_be_read_is_refused(floats, settings, leaf, m
     tensors = load_file(floats / "model.safetensors")
     if leaf:
         tensors[f"model.layers.0.mlp.up_proj.{leaf}"] = torch.ones(1)
+    folder = write(tmp_path / "stored", tensors, floats, **{"quantization_config": settings} if settings else {})
     with pytest.raises(ValueError, match=message):
-        load_causal_lm(
-            write(tmp_path / "stored", tensors, floats, **{"quantization_config": settings} if settings else {})
-        )
+        load_causal_lm(folder)
+    if leaf is None:  # the settings alone tell
+        assert re.search(message, survey(folder).obstacle)
 
 
 def test_a_quantized_head_for_multi_token_prediction_is_left_out(floats, tmp_path):

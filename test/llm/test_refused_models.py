@@ -189,7 +189,7 @@ DAMAGES = {
     set_a_number_as_text: "model: transformers cannot read config.json: .*field 'hidden_size'",
     remove_the_weights_of_gptq: r"model: expected files model\*.safetensors with the tensors",
     set_a_padding_id_outside_the_vocabulary: "model: Padding_idx must be within num_embeddings",
-    set_an_unknown_quantization: "AWQ",
+    set_an_unknown_quantization: "got {'quant_method': 'awq', 'version': 'gemv'}, which is not supported; export",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
     remove_the_file_of_the_tokens: "tokenizer: .*model lacks the file of its tokens, such as tokenizer.json",
     name_code_of_the_model: "model: the code of the model is a part of the checkpoint, and is not run; expected",

@@ -61,6 +61,16 @@ ANSWERS = {
         "deepseek-v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
         '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', {"calls": [F]}),
     "lfm2": ("lfm2", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Hi", {"content": "Hi", "calls": [F]}),
+    "cohere": (
+        "cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n    '
+        '{"tool_call_id": "1", "tool_name": "get_weather", "parameters": {}}\n]<|END_ACTION|>',
+        {"calls": [F, ("get_weather", {})]}),
+    "cohere content": (
+        "cohere", "<|START_RESPONSE|>Hi <think>you</think> [1]<|END_RESPONSE|>", {
+            "content": "Hi <think>you</think> [1]"}),
+    "cohere text": ("cohere", "<think>hm</think><|START_TEXT|>Hi<|END_TEXT|>\n", {
+        "reasoning": "hm", "content": "Hi"}),
+    "cohere without tags": ("cohere", "Hi <|START_", {"content": "Hi <|START_"}),
     "hermes, a tag in a string": (
         "hermes", CALL.replace("1", r'"\"</tool_call>"') + f"\n{CALL}Hi", {
             "content": "Hi", "calls": [("f", {"a": '"</tool_call>'}), F]}),
@@ -158,6 +168,15 @@ def test_prompt_may_have_opened_the_reasoning():
     assert parse("hermes", "hm</think>Hi", 1, "…<think>\n") == {"reasoning": "hm", "content": "Hi"}
     assert parse("hermes", "Hi", 1, "<think>\n\n</think>\n\n") == {"content": "Hi"}
     assert parse("mistral", "[THINK]hm[/THINK]Hi", 1, think="[/THINK]") == {"reasoning": "hm", "content": "Hi"}
+    text = "hm<|END_THINKING|><|START_RESPONSE|>Hi<|END_RESPONSE|>"
+    assert parse("cohere", text, 1, "<|START_THINKING|>", think="<|END_THINKING|>") == {
+        "reasoning": "hm", "content": "Hi"
+    }  # fmt: skip
+
+
+def test_prompt_may_have_opened_the_content():
+    """As that of Command A."""
+    assert parse("cohere", "Hi<|END_RESPONSE|>", 1, "<|CHATBOT_TOKEN|><|START_RESPONSE|>") == {"content": "Hi"}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -205,6 +224,7 @@ TEMPLATES = {
     "<｜tool▁calls▁begin｜>": "deepseek",
     "<｜tool▁calls▁begin｜> ```json": "deepseek-v3",
     "<|tool_list_start|>": "lfm2",
+    "<|START_ACTION|>": "cohere",
 }
 
 

@@ -450,13 +450,26 @@ def test_template_for_tools(chat_program):
 
 
 def test_template_for_tools_with_an_unknown_format_of_calls_is_not_used(chat_program):
-    """As that of Cohere's Command R, which asks for a list of JSON objects behind `Action:`."""
-    unknown = "{{ tools }} Write 'Action:' and a list of calls." + small_llm.TEMPLATE
-    with scripted(chat_program, small_llm.TEMPLATE, tool_template=unknown) as server:
+    """As that of Cohere's Command R, which asks for a list of JSON objects behind `Action:`.
+
+    Here it also rejects system messages, which the other template takes.
+    """
+    reject = "{% if messages[0].role == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+    unknown = reject + "{{ tools }} Write 'Action:' and a list of calls." + small_llm.TEMPLATE
+    plain = "{{ messages[0].role }}: " + small_llm.TEMPLATE
+    with scripted(chat_program, plain, tool_template=unknown) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
             server.text = CALL
             assert chat(client).choices[0].message.tool_calls[0].function.name == "get_weather"
-    assert "You can call functions" in server.prompts[0] and "Action:" not in server.prompts[0]
+    assert server.prompts[0].startswith("system:You can call functions") and "Action:" not in server.prompts[0]
+
+
+def test_plain_template_with_tools_is_used_if_that_for_tools_has_an_unknown_format(chat_program):
+    with scripted(chat_program, TEMPLATE, tool_template="{{ tools }} Write 'Action:'") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = CALL
+            assert chat(client).choices[0].message.tool_calls[0].function.name == "get_weather"
+    assert server.prompts[0].startswith("<tools>") and "Action:" not in server.prompts[0]
 
 
 def test_template_without_system_messages_gets_instructions(chat_program):

@@ -1,6 +1,7 @@
 """Rounding noise, which the tolerances of comparisons with eager torch come from."""
 
 import torch
+from executorch_mlx.custom_kernel_ops.int8_activations import int8_quantized_matmul
 from executorch_mlx.verification.noise import RoundingNoise
 
 
@@ -24,3 +25,11 @@ def test_selected_values_get_none():
     x = torch.tensor([-2.75, 1.0])
     assert noisy(torch.amax, x) == {1.0}
     assert noisy(lambda x: x[0].neg_(), x.clone()) <= {2.75, -2.75}
+
+
+def test_values_that_are_rounded_to_8_bits_change_by_a_step():
+    """Without this noise, the export of a small model with int8 activations failed if the program rounded otherwise."""
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    ones = torch.ones(1, 2)
+    sums = noisy(lambda x: int8_quantized_matmul(x, torch.zeros(1, 8).int(), ones, ones, 32, 4).sum(), x)
+    assert max(sums) - min(sums) > 0.01

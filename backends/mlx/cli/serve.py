@@ -92,7 +92,7 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tool-format", metavar="FORMAT",
         help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags, harmony, glm, deepseek, "
-        "deepseek-v3 or lfm2 (default: the format of the chat template)",
+        "deepseek-v3, lfm2 or cohere (default: the format of the chat template)",
     )  # fmt: skip
 
 

@@ -56,10 +56,9 @@ class Tokenizer:
             return _convert(folder)
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        tools = folder / NAMED_TEMPLATES / f"{TOOL_TEMPLATE}.jinja"
         return cls(
             (folder / "tokenizer.json").read_text(encoding="utf-8"), config, template_in(folder, config),
-            tools.read_text(encoding="utf-8") if tools.is_file() else None,
+            template_in(folder, config, TOOL_TEMPLATE),
         )  # fmt: skip
 
     @cached_property
@@ -126,23 +125,24 @@ class Tokenizer:
         options: Mapping[str, Any] = {},
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template: str | None = None,
     ) -> str:
         """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 
         `options` are variables of the template. If `tools` is among them, the template is the one for chats with tools,
         if there is one. With `continue_final_message`, the text ends with the content of the last message instead, so
-        that the answer continues it.
+        that the answer continues it. `template` takes the place of the templates of the tokenizer.
 
         Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in `options`
         is reserved.
         """
         from . import chat_template
 
-        if not self.chat_template:
+        template = self.template_for(bool(options.get("tools"))) if template is None else template
+        if not template:
             raise ValueError("the tokenizer has no chat template; pass the prompt as text")
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
             raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
-        template = self.template_for(bool(options.get("tools")))
         variables = {**self.special_tokens, **options}
         if continue_final_message:
             return chat_template.render_unfinished(template, messages, variables)
@@ -157,16 +157,18 @@ class Tokenizer:
         return [*self.special_tokens.values(), *filter(None, map(_content, itertools.chain(*lists)))]
 
 
-def template_in(folder: Path, config: Mapping[str, Any] = {}) -> str | None:
-    """Return the chat template in `folder`, or None: that of a file, or that of `config`, the config of the tokenizer.
+def template_in(folder: Path, config: Mapping[str, Any] = {}, name: str = DEFAULT_TEMPLATE) -> str | None:
+    """Return the chat template in `folder` with this name, or None.
 
-    Older models for text and other media have it in `chat_template.json`, which transformers gives to processors only.
+    It is that of a file, or that of `config`, the config of the tokenizer. Older models for text and other media have
+    it in `chat_template.json`, which transformers gives to processors only.
     """
-    if (path := folder / "chat_template.jinja").is_file():
+    file = "chat_template.jinja" if name == DEFAULT_TEMPLATE else f"{NAMED_TEMPLATES}/{name}.jinja"
+    if (path := folder / file).is_file():
         return path.read_text(encoding="utf-8")
-    template = _template_of(config)
+    template = _template_of(config, name)
     if template is None and (path := folder / "chat_template.json").is_file():
-        template = _template_of(json.loads(path.read_text(encoding="utf-8")))
+        template = _template_of(json.loads(path.read_text(encoding="utf-8")), name)
     return template
 
 

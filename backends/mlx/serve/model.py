@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import string
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -25,25 +25,28 @@ class ServedModel:
 
     def __init__(self, llm: LLM, name: str, tool_format: str | None = None):
         self.llm, self.name = llm, name
-        self._templates = self._find_templates(tool_format)
-        self.format: AnswerFormat = detect("".join(self._templates), self._has_token, tool_format)
+        tool_template = (llm.tokenizer.tool_template if llm.tokenizer is not None else None) or ""
+        self._uses_tool_template = tool_format is not None or format_name(tool_template, self._has_token) is not None
+        templates = self.template_for(has_tools=False) + self.template_for(has_tools=True)
+        self.format: AnswerFormat = detect(templates, self._has_token, tool_format)
         self.grammars = Grammars(self)
 
     def template_for(self, has_tools: bool) -> str:
-        """Return the source of the chat template for chats with tools or without, or ""."""
-        return self._templates[has_tools]
+        """Return the source of the chat template for chats with tools or without, or "".
 
-    def _find_templates(self, tool_format: str | None) -> tuple[str, str]:
-        """Return the chat templates for chats without tools and with tools.
-
-        A template for tools is left out if it asks for calls in an unknown format, such as Cohere's. The server then
-        writes its own instructions.
+        A template for tools is left out if it asks for calls in an unknown format, such as that of Command R. The
+        server then writes its own instructions.
         """
         if self.llm.tokenizer is None:
-            return "", ""
-        plain, with_tools = (self.llm.tokenizer.template_for(has_tools) or "" for has_tools in (False, True))
-        is_known = tool_format is not None or format_name(with_tools, self._has_token) is not None
-        return plain, with_tools if is_known else plain
+            return ""
+        return self.llm.tokenizer.template_for(has_tools and self._uses_tool_template) or ""
+
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] = {}, **arguments: Any
+    ) -> str:
+        """Return the text of a chat in the templates of `template_for`, with the arguments of `Tokenizer.chat_text`."""
+        template = self.template_for(bool(options.get("tools")))
+        return self.llm.tokenizer.chat_text(messages, options, template=template, **arguments)
 
     def _has_token(self, text: str) -> bool:
         return self.token_id(text) is not None
@@ -87,7 +90,7 @@ class ServedModel:
         messages = [{"role": role, "content": text if role == "system" else "Hi"} for role in roles]
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
         try:
-            texts = [self.llm.tokenizer.chat_text(messages, options) for options in ({}, {"tools": [tool]})]
+            texts = [self.chat_text(messages, options) for options in ({}, {"tools": [tool]})]
         except ValueError:
             return False
         return all(text in shown for shown in texts)

@@ -192,7 +192,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     if any(m["role"] == "system" for m in messages[1:]) and not model.takes_later_system_messages:
         messages = _without_later_system_messages(messages)
     render = partial(
-        model.llm.tokenizer.chat_text,
+        model.chat_text,
         options=options,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),

@@ -49,10 +49,10 @@ _PRODUCTS = frozenset(
 )
 
 
-# Operators that round to few bits, and the relative size of the noise in their operands. A rounding error of an operand
-# rarely changes the result; if it does, the result changes by a whole step. With the usual noise, no step might change
-# in the noisy runs of a small model.
-_QUANTIZATIONS = {"quantize_entries": 2**-11}
+# Operators that round to few bits, and the relative size of the noise in their first operand. A rounding error of this
+# operand rarely changes the result; if it does, the result changes by a whole step. With the usual noise, no step might
+# change in the noisy runs of a small model.
+_QUANTIZATIONS = {"quantize_entries": 2**-11, "int8_quantized_matmul": 2**-15}
 
 
 class RoundingNoise(TorchDispatchMode):
@@ -86,7 +86,8 @@ class RoundingNoise(TorchDispatchMode):
         """
         noisy, name = list(args), _name(func)
         if name in _QUANTIZATIONS:
-            return [[self.perturbed(x, _QUANTIZATIONS[name]) for x in args[0]], *args[1:]]
+            rounded = functools.partial(self.perturbed, epsilon=_QUANTIZATIONS[name])
+            return [tree_map_only(torch.Tensor, rounded, args[0]), *args[1:]]
         if name in _SUMS | _PRODUCTS:
             operands = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
             spared = max(operands, key=lambda i: args[i].numel()) if name in _PRODUCTS else None

@@ -18,6 +18,7 @@ from .attention.latent import absorb
 from .attention.observe import observe
 from .attention.rope import use_stateless_rotary
 from .mtp import MTPDecoder
+from .positions import given_positions
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .recurrent.state import StateCache, StateObserver, can_rewind, has_state
 from .tracing.complex_pairs import ComplexPairs
@@ -152,7 +153,8 @@ class CachedDecoder(torch.nn.Module):
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
         kernels = kernels_of(self.model, cache) if self.has_state else nullcontext()
-        with Tracing(), sorted_sets(self.model), kernels, self._record_hidden_states(cache):
+        places = nullcontext() if "position_ids" in known else given_positions(self.model, positions[0])
+        with Tracing(), sorted_sets(self.model), kernels, places, self._record_hidden_states(cache):
             logits = self.model(input_ids=tokens, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
 

@@ -13,9 +13,9 @@ from transformers.modeling_layers import MtpModel
 
 from ...workarounds.program_caches import forget_programs
 from ..tokenizer import has_tokenizer, has_words, template_in
-from .attention.all_keys import all_keys_limit
 from .check import check_program
 from .checkpoints.adapter import merge_adapter
+from .context_len import default_context_len, position_limit
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .exported import ExportedLLM
@@ -34,8 +34,6 @@ from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causa
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("float", "int8")
-DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
-_UNLIMITED = 1 << 20  # positions, for a model whose config has no limit, such as one with linear biases
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
 WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
 
@@ -315,29 +313,10 @@ def check_tokenizer(tokenizer: Any, function: str = "export_llm") -> None:
 
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:
     """Return the capacity of the caches. Raises ValueError if the capacity does not fit the model or the head."""
-    limit = _position_limit(model.config.get_text_config())
-    default = min(limit, DEFAULT_CONTEXT_LEN, all_keys_limit(model) or limit)
-    length = default if max_context_len is None else max_context_len
+    limit = position_limit(model.config.get_text_config())
+    length = default_context_len(model) if max_context_len is None else max_context_len
     if not 2 <= length <= limit:
         raise ValueError(f"export_llm: max_context_len: got {length}, expected 2 to {limit}")
     if head.penalties > length:
         raise ValueError(f"export_llm: head.penalties: got {head.penalties}, expected at most {length}")
     return length
-
-
-def _position_limit(config) -> int:
-    """Return the number of positions for which a model is made, including those that rotary scaling adds.
-
-    Some configs have the scaled number in `max_position_embeddings`, others the number before scaling. The result is
-    then the larger one of the two possible numbers.
-    """
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 0
-    limit = limit if limit > 0 else _UNLIMITED  # XLNet has -1
-    rope = getattr(config, "rope_parameters", None) or {}
-    factor = rope.get("factor") or 1
-    match rope.get("rope_type"):
-        case "dynamic" | "linear":
-            return int(limit * factor)
-        case "yarn":
-            return max(limit, int(rope.get("original_max_position_embeddings", limit) * factor))
-    return limit

@@ -13,13 +13,12 @@ import torch
 from torch.distributions import Distribution
 from transformers import PreTrainedModel
 
-from .attention.all_keys import all_keys_limit
 from .attention.cache import LayerSpec
+from .context_len import default_context_len
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .language_part import CONFIG_ERRORS, existing_class, language_config, remove_other_media, runnable_config
-
-_DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
+from .weights import check_settings
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,10 @@ def survey(folder: str | Path) -> Survey:
     remove_other_media(model)
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
     try:
+        check_settings(Path(folder), f"export_llm: model: {folder}")
         use_gathered_experts(model)
         with torch.device("meta"), _without_checks_of_values():
-            decoder = CachedDecoder(model, max_context_len=_context_len(config, model), chunk=2)
+            decoder = CachedDecoder(model, max_context_len=default_context_len(model), chunk=2)
     except ValueError as error:
         return Survey(known.architecture, known.parameters, obstacle=str(error))
     specs = [spec for spec in decoder.specs if spec is not None]
@@ -83,12 +83,6 @@ def _without_checks_of_values() -> Iterator[None]:
     finally:
         Distribution.set_default_validate_args(checks)
         PreTrainedModel.warn_if_padding_and_no_attention_mask = warn
-
-
-def _context_len(config, model: torch.nn.Module) -> int:
-    length = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
-    length = length if length > 0 else _DEFAULT_CONTEXT_LEN  # XLNet has -1
-    return min(length, all_keys_limit(model) or length)
 
 
 def _description(spec: LayerSpec) -> str:

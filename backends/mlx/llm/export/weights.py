@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .checkpoints.load_checks import check_loaded, check_quantization, shortened
+from .checkpoints.load_checks import check_float8, check_loaded, check_quantization, shortened
 from .experts import use_gathered_experts
 from .language_part import (
     config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
@@ -138,13 +138,18 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
 
 def is_mlx(folder: str | Path) -> bool:
     """Whether mlx-lm wrote the checkpoint in `folder`, quantized or not. Raises ValueError if the config is damaged."""
-    if "group_size" in (read_config(Path(folder)).get("quantization") or {}):
+    if is_packed_by_mlx(folder):
         return True
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
         return False
     with safe_open(files[0], "pt") as file:
         return (file.metadata() or {}).get("format") == "mlx"
+
+
+def is_packed_by_mlx(folder: str | Path) -> bool:
+    """Whether mlx-lm quantized the checkpoint in `folder`. Raises ValueError if the config is damaged."""
+    return "group_size" in (read_config(Path(folder)).get("quantization") or {})
 
 
 def is_mxfp4(folder: str | Path) -> bool:
@@ -179,10 +184,25 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         return load_mlx(folder)
     from .checkpoints.quantized_folder import can_read, load_quantized
 
+    check_settings(folder, f"load_causal_lm: {folder}")
     settings = quantization_settings(folder)
     if can_read(settings):
         return load_quantized(folder, settings, dtype)
     return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
+
+
+def check_settings(folder: Path, where: str) -> None:
+    """Raise ValueError, beginning with `where`, for a quantization that `load_causal_lm` cannot read.
+
+    Only the configs in `folder` are read.
+    """
+    from .checkpoints.quantized_folder import can_read
+
+    settings = quantization_settings(folder)
+    if (transform := settings.get("transform_config") or {}).get("config_groups"):
+        raise ValueError(f"{where}: transform_config: got {transform}, expected none")
+    if not (can_read(settings) or is_mxfp4(folder) or is_packed_by_mlx(folder)):
+        check_quantization(settings, where)
 
 
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -190,7 +210,7 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
-    check_quantization(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
+    check_float8(folder, quantization_settings(folder), f"load_causal_lm: {folder}")
     whole = load_config(folder)
     config = config_to_load(whole)
     language = existing_class(config, folder)

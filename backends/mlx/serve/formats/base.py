@@ -100,7 +100,7 @@ class SectionParser(Parser):
     def _step(self, parts: list[Part]) -> bool:
         """Take the next part from the buffer. Return whether there may be more."""
         if self._inside is not None:
-            step = self._step_calls if self._inside.kind == CALLS else self._step_reasoning
+            step = self._step_calls if self._inside.kind == CALLS else self._step_text
             return step(parts, self._inside)
         if self._is_bare is not None:
             bare = self._is_bare(self._buffer)
@@ -123,7 +123,7 @@ class SectionParser(Parser):
         return False
 
     def _enter(self, section: Section) -> None:
-        self._inside, self._drops_space = section, section.kind == REASONING
+        self._inside, self._drops_space = section, section.kind != CALLS
         self._calls = self._call_reader(section) if section.kind == CALLS else None
 
     def _step_calls(self, parts: list[Part], section: Section) -> bool:
@@ -137,13 +137,14 @@ class SectionParser(Parser):
             self._has_content |= self._calls.has_failed
         return is_closed
 
-    def _step_reasoning(self, parts: list[Part], section: Section) -> bool:
+    def _step_text(self, parts: list[Part], section: Section) -> bool:
         if self._drops_space:
             self._buffer = self._buffer.lstrip()
         text, is_closed = self._take_inside(section)
         if text:
             parts.append((section.kind, text))
             self._drops_space = False
+            self._has_content |= section.kind == CONTENT
         if is_closed:
             self._inside, self._drops_space = None, True
         return is_closed
@@ -191,6 +192,7 @@ class AnswerFormat:
 
     name = ""
     has_one_call = False
+    content_sections: Sequence[Section] = ()  # their text is content, without the tags
 
     def __init__(self, reasoning: Sequence[Section] = ()):
         self.reasoning = tuple(reasoning)
@@ -201,7 +203,7 @@ class AnswerFormat:
         - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
         - `opening`: the end of the prompt that begins the answer. It may open a section.
         """
-        sections = [*self.reasoning, *(self.call_sections() if functions else ())]
+        sections = [*self._text_sections, *(self.call_sections() if functions else ())]
         bare = self.bare_calls(functions) if functions else None
         if not sections and bare is None:
             return Parser()
@@ -214,8 +216,12 @@ class AnswerFormat:
         return SectionParser(sections, call_reader, bare, inside, has_begun)
 
     def opened(self, opening: str) -> Section | None:
-        """Return the section of reasoning that `opening`, the end of the prompt, opens and does not close, or None."""
-        return next((s for s in self.reasoning if opening.rfind(s.open) > opening.rfind(s.close)), None)
+        """Return the section of text that `opening`, the end of the prompt, opens and does not close, or None."""
+        return next((s for s in self._text_sections if opening.rfind(s.open) > opening.rfind(s.close)), None)
+
+    @property
+    def _text_sections(self) -> tuple[Section, ...]:
+        return (*self.reasoning, *self.content_sections)
 
     def call_sections(self) -> Sequence[Section]:
         """Return the sections with tool calls."""
@@ -223,7 +229,8 @@ class AnswerFormat:
 
     def markers(self) -> Sequence[str]:
         """Return the tags of the format. A special token whose name is in a tag is passed to the parser as text."""
-        return [tag for section in (*self.reasoning, *self.call_sections()) for tag in (section.open, section.close)]
+        sections = (*self._text_sections, *self.call_sections())
+        return [tag for section in sections for tag in (section.open, section.close)]
 
     def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None] | None:
         """Return `is_bare` of `SectionParser`, or None if calls always have a tag."""

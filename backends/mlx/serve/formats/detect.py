@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from .base import REASONING, AnswerFormat, Section
+from .cohere import START_ACTION, Cohere
 from .deepseek import START, DeepSeek, DeepSeekV3
 from .gemma import Gemma, GemmaTags
 from .glm import KEY, Glm
@@ -19,13 +20,14 @@ log = logging.getLogger("executorch_mlx.serve")
 FORMATS: dict[str, type[AnswerFormat]] = {
     format.name: format
     for format in (
-        Hermes, Llama, Mistral, MistralNamed, Gemma, GemmaTags, Harmony, Glm, DeepSeek, DeepSeekV3, Lfm2
+        Hermes, Llama, Mistral, MistralNamed, Gemma, GemmaTags, Harmony, Glm, DeepSeek, DeepSeekV3, Lfm2, Cohere
     )  # fmt: skip
 }
 # The tags of reasoning, by a text that only the chat templates of models with these tags contain.
 THINK = {
     "</think>": Section("<think>", "</think>", REASONING),
     "[/THINK]": Section("[THINK]", "[/THINK]", REASONING),
+    "<|END_THINKING|>": Section("<|START_THINKING|>", "<|END_THINKING|>", REASONING),
     "<channel|>": Section("<|channel>thought", "<channel|>", REASONING),
 }
 
@@ -56,6 +58,8 @@ def format_name(template: str, has_token: Callable[[str], bool]) -> str | None:
         return DeepSeekV3.name if "```json" in template else DeepSeek.name
     if "<|tool_call_start|>" in template or "<|tool_list_start|>" in template:
         return Lfm2.name
+    if START_ACTION in template:
+        return Cohere.name
     if KEY in template:
         return Glm.name
     if "<start_function_call>" in template or "<|tool_call>" in template:

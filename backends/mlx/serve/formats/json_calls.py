@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .reader import CallReader, Reading, parse_json
 
-ARGUMENT_KEYS = {"arguments", "parameters"}
-CALL_KEYS = {"name", "function", "type", "id", *ARGUMENT_KEYS}
+SYNONYMS = {"tool_name": "name", "parameters": "arguments"}
+CALL_KEYS = {"name", "function", "type", "id", "arguments"}
 
 
 def read_several(reader: CallReader) -> Reading[None]:
@@ -37,22 +37,23 @@ def _members(reader: CallReader, is_bare: bool) -> Reading[None]:
             yield from _member(reader, given, is_bare)
         yield from reader.expect("}")
     if not reader.has_begun:
-        if is_bare and not ARGUMENT_KEYS & given.keys():
+        if is_bare and "arguments" not in given:
             raise ValueError("got no arguments, expected an object")
         reader.begin(parse_json(given.get("name", "null")))
-        _write_arguments(reader, given.get("arguments", given.get("parameters", "{}")))
+        _write_arguments(reader, given.get("arguments", "{}"))
 
 
 def _member(reader: CallReader, given: dict[str, str], is_bare: bool) -> Reading[None]:
     key = parse_json((yield from reader.json_value()))
     if not isinstance(key, str):
         raise ValueError(f"got the key {key!r}, expected a string")
+    key = SYNONYMS.get(key, key)
     if is_bare and key not in CALL_KEYS:
         raise ValueError(f"got the key {key!r}, expected a member of a call")
     yield from reader.expect(":")
     if key == "function" and (yield from reader.peek()) == "{":
         yield from _members(reader, is_bare)
-    elif key in ARGUMENT_KEYS and (reader.has_begun or "name" in given and not ARGUMENT_KEYS & given.keys()):
+    elif key == "arguments" and (reader.has_begun or "name" in given and "arguments" not in given):
         yield from read_arguments(reader, parse_json(given.get("name", "null")))
     else:
         given[key] = yield from reader.json_value()

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
-from ...llm.export.checkpoints.load_checks import check_loaded, check_quantization
+from ...llm.export.checkpoints.load_checks import check_float8, check_loaded, check_quantization
 from ...llm.export.export import ExportedLLM, check_choice, check_group_size, check_tokenizer, load_tokenizer
 from ...llm.export.head_config import HeadConfig
 from ...llm.export.lowering import lower
@@ -141,7 +141,9 @@ def _has_extractor(folder: Path) -> bool:
 def _load_folder(folder: Path) -> PreTrainedModel:
     where = f"export_speech: model: {folder}"
     try:
-        check_quantization(folder, quantization_settings(folder), where)
+        settings = quantization_settings(folder)
+        check_quantization(settings, where)
+        check_float8(folder, settings, where)
         model, info = AutoModelForSpeechSeq2Seq.from_pretrained(
             folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
         )

@@ -8,18 +8,35 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
-from transformers.quantizers.auto import AutoHfQuantizer
+
+# The kinds of quantization whose weights transformers loads as floats, or as tensors that an export can lower. It loads
+# the others in modules with kernels of their own, ignores them, or lacks a package that reads them.
+_LOADED_BY_TRANSFORMERS = ("torchao", "fp8", "mxfp8")
+# What tells the layout of a quantization, in the settings of all kinds.
+_LAYOUT = (
+    "quant_method", "format", "version", "packing_format", "data_type", "act_bits", "quantization_mode", "use_rms_norm"
+)  # fmt: skip
 
 
-def check_quantization(folder: Path, settings: dict, where: str) -> None:
-    """Raise ValueError, beginning with `where`, if transformers would load weights in `folder` without their scales.
+def check_quantization(settings: dict, where: str) -> None:
+    """Raise ValueError, beginning with `where`, if transformers cannot load a quantization for an export.
 
-    It ignores unknown quantizations, and casts 8-bit floats for which there are no settings. `settings` are those of
-    `quantization_settings`.
+    `settings` are those of `quantization_settings`.
+    """
+    if settings and settings.get("quant_method") not in _LOADED_BY_TRANSFORMERS:
+        layout = {name: settings[name] for name in _LAYOUT if name in settings}
+        raise ValueError(
+            f"{where}: quantization_config: got {layout or settings}, which is not supported; export a checkpoint of "
+            "the model with float weights"
+        )
+
+
+def check_float8(folder: Path, settings: dict, where: str) -> None:
+    """Raise ValueError, beginning with `where`, for 8-bit floats without `settings`.
+
+    transformers would cast them without their scales.
     """
     if settings:
-        if not AutoHfQuantizer.supports_quant_method(settings):
-            raise ValueError(f"{where}: quant_method: got {settings['quant_method']}, which is not supported")
         return
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, "pt") as file:

@@ -52,8 +52,6 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
     FP8 weights, and integers whose groups MLX lacks, become floats of `dtype`, by default the dtype in the config.
     Raises ValueError if the tensors do not match the model.
     """
-    if (transform := settings.get("transform_config") or {}).get("config_groups"):
-        raise ValueError(f"load_causal_lm: {folder}: transform_config: got {transform}, expected none")
     marker, read = _reader(settings)
     model, config = empty_model(folder)
     dtype = dtype or config.dtype or torch.float32
@@ -290,7 +288,7 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
     "metal": ("qbiases", _metal),
     **{kind: ("weight_scale", _compressed) for kind in (
         "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "float-quantized", "int-quantized",
-        "naive-quantized", "mixed-precision",
+        "naive-quantized", "mixed-precision", "dense",
     )},
     **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt", "quark")},
 }  # fmt: skip
@@ -308,7 +306,7 @@ def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | 
     if kind == "bitsandbytes":
         is_4_bits = settings.get("load_in_4bit") or settings.get("_load_in_4bit")
         return ("weight.quant_map", _bitsandbytes_4_bits) if is_4_bits else ("SCB", _bitsandbytes_8_bits)
-    return _READERS.get(settings.get("format") if kind == "compressed-tensors" else kind)
+    return _READERS.get(settings.get("format", "dense") if kind == "compressed-tensors" else kind)
 
 
 def _auto_round_reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | None:

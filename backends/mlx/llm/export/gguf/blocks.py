@@ -2,8 +2,8 @@
 
 Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 store 32 integers with a scale, and a minimum or none. MLX's affine format with groups
 of 32 can express them exactly. Q4_K and Q5_K also have groups of 32, but their scales are products, which are rounded
-to float16. TQ1_0 and TQ2_0 have the values -d, 0 and d, which MLX's affine format can express too. MXFP4 is a format of
-MLX, with another order of the elements. Other formats are dequantized and quantized again.
+to float16. TQ1_0 and TQ2_0 have the values -d, 0 and d, which MLX's affine format can express too. MXFP4 and NVFP4 are
+formats of MLX, with another order of the elements. Other formats are dequantized and quantized again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from ....custom_ops.packing import dequantize, pack
+from ....custom_ops.packing import FLOAT_MODES, dequantize, pack
 from ..quantization.scale_search import fit
 
 GROUP_SIZE = 32
@@ -23,7 +23,7 @@ GROUP_SIZE = 32
 FLOATS = {Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 _TERNARY = (Type.TQ1_0, Type.TQ2_0)  # formats with the values -d, 0 and d
 # Formats whose values are the same after the conversion.
-EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, *_TERNARY)
+EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, Type.NVFP4, *_TERNARY)
 _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, to bound the peak memory
 
 
@@ -31,13 +31,14 @@ _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, 
 class Packing:
     """A packed weight, and the error of its conversion.
 
-    `operands` are the packed weight, the scales and the biases, which MXFP4 lacks. `custom_ops.packing` explains them
-    and `mode`. `squared_error` is the sum of the squared errors of the values, `squared_norm` that of their squares.
-    Both are 0 for the formats in `EXACT`.
+    `operands` are the packed weight, the scales and the biases, which MXFP4 and NVFP4 lack. `custom_ops.packing`
+    explains them and `mode`. `squared_error` is the sum of the squared errors of the values, `squared_norm` that of
+    their squares. Both are 0 for the formats in `EXACT`.
     """
 
     operands: tuple[torch.Tensor, ...]
     bits: int
+    group_size: int = GROUP_SIZE
     mode: str = "affine"
     squared_error: float = 0.0
     squared_norm: float = 0.0
@@ -54,26 +55,24 @@ def float_tensor(tensor: gguf.ReaderTensor) -> torch.Tensor:
 def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
     """Convert a quantized tensor [..., K], a few rows at a time.
 
-    The scales and biases are float16. The scales of MXFP4 are uint8.
+    The scales and biases are float16. The scales of MXFP4 and NVFP4 are uint8.
     """
     shape, type_ = _shape(tensor), tensor.tensor_type
     rows = np.asarray(tensor.data).reshape(-1, tensor.data.shape[-1])
-    bits = _bits(type_)
     count, columns = len(rows), shape[-1]
-    is_float = type_ == Type.MXFP4
+    is_float = type_ in _FLOAT_READERS
+    mode, read = _FLOAT_READERS.get(type_, ("affine", None))
+    bits, group_size = FLOAT_MODES[mode] if is_float else (_bits(type_), GROUP_SIZE)
     operands = (
         torch.empty(count, columns * bits // 32, dtype=torch.uint32),
-        *(torch.empty(count, columns // GROUP_SIZE, dtype=dtype)
+        *(torch.empty(count, columns // group_size, dtype=dtype)
           for dtype in ([torch.uint8] if is_float else [torch.float16] * 2)),
     )  # fmt: skip
-    packing = Packing(tuple(t.unflatten(0, shape[:-1]) for t in operands), bits, "mxfp4" if is_float else "affine")
+    packing = Packing(tuple(t.unflatten(0, shape[:-1]) for t in operands), bits, group_size, mode)
     step = max(1, _STEP_ELEMENTS // columns)
     for first in range(0, count, step):
         blocks = rows[first : first + step]
-        if is_float:
-            part = _mxfp4(blocks)
-        else:
-            part = _affine(blocks, type_, bits)
+        part = read(blocks) if is_float else _affine(blocks, type_, bits)
         for whole, converted in zip(operands, part):
             whole[first : first + step] = converted
         if type_ not in EXACT:
@@ -98,7 +97,7 @@ def _bits(type_: Type) -> int:
 
 
 def _affine(blocks: np.ndarray, type_: Type, bits: int):
-    """Return the packed rows, scales and biases of `blocks`, rows of bytes of any format but MXFP4."""
+    """Return the packed rows, scales and biases of `blocks`, rows of bytes of any format but MXFP4 and NVFP4."""
     if type_ in _GROUP_READERS:
         return _packed_groups(blocks, type_)
     values = torch.from_numpy(gguf.dequantize(blocks, type_))
@@ -114,6 +113,17 @@ def _mxfp4(blocks: np.ndarray):
     """Return the packed rows and scales of `blocks`, rows of bytes: an exponent, then 32 elements."""
     data = torch.from_numpy(np.array(blocks)).unflatten(-1, (-1, 17))
     return pack(_nibbles(data[..., 1:]).flatten(-2), 4), data[..., 0]
+
+
+def _nvfp4(blocks: np.ndarray):
+    """Return the packed rows and scales of `blocks`, rows of bytes: four scales, then 16 elements for each of them."""
+    data = torch.from_numpy(np.array(blocks)).unflatten(-1, (-1, 36))
+    scales = data[..., :4].flatten(-2)
+    return pack(_nibbles(data[..., 4:].unflatten(-1, (4, 8))).flatten(-3), 4), scales.where(scales != 127, 0)
+
+
+# A format of MLX whose scales are 8-bit floats → its mode, and the function that reads rows of its blocks.
+_FLOAT_READERS = {Type.MXFP4: ("mxfp4", _mxfp4), Type.NVFP4: ("nvfp4", _nvfp4)}
 
 
 def _packed_groups(blocks: np.ndarray, type_: Type):

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..checkpoints.load_checks import shortened
-from ..packed import MLXEmbedding, install, is_experts, packable_weights
+from ..packed import MLXEmbedding, install, is_experts, is_linear, packable_weights
 from ..weights import compute_buffers, load_unpacked, tie
 from .architectures import ARCHITECTURES, KEYS, WITH_EXPERTS, windows
 from .blocks import EXACT, FLOATS, GROUP_SIZE, float_tensor, packed_tensor
@@ -59,10 +59,14 @@ def _open(path: Path) -> gguf.GGUFReader:
 
 @dataclass(frozen=True)
 class Source:
-    """The tensors of a file from which a tensor of the model is made, and how. Without a recipe, rows are joined."""
+    """The tensors of a file from which a tensor of the model is made, and how. Without a recipe, rows are joined.
+
+    `factors` are those of quantized parts whose values are multiplied by a number, or by one for each expert.
+    """
 
     parts: Sequence[gguf.ReaderTensor]
     recipe: Recipe | None = None
+    factors: Sequence[gguf.ReaderTensor | None] = ()
 
 
 @dataclass
@@ -282,7 +286,7 @@ class GGUFFile:
             except NotImplementedError as error:  # from the package gguf
                 first = source.parts[0]
                 raise ValueError(f"{self.path}: {first.name}: got {first.tensor_type.name}: {error}") from error
-        used = {part.name for source in sources.values() for part in source.parts}
+        used = {t.name for source in sources.values() for t in (*source.parts, *source.factors) if t is not None}
         if unknown := [name for name in self.tensors if name not in used and not self._is_unused(name, model.config)]:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
         if self.get("nextn_predict_layers", 0):
@@ -300,9 +304,11 @@ class GGUFFile:
     def _is_unused(self, name: str, config: PretrainedConfig) -> bool:
         """Whether the model does without the tensor `name`.
 
-        Besides the rotary frequencies, these are the tensors of a head for multi-token prediction, and the keys and
-        values of layers that use those of other layers.
+        Besides the rotary frequencies, these are the tensors of a head for multi-token prediction, the keys and values
+        of layers that use those of other layers, and the scales of quantized activations.
         """
+        if name.endswith(".input_scale"):
+            return True
         if (match := re.match(r"blk\.(\d+)\.(.*)", name)) is None:
             return name.startswith("rope_f")
         layer, count = int(match[1]), config.num_hidden_layers
@@ -317,7 +323,7 @@ class GGUFFile:
 
         def add(name: str, parts: Sequence[str], recipe: Recipe | None = None) -> None:
             if all(map(self.has, parts)):
-                sources[name] = Source([self.tensors[part] for part in parts], recipe)
+                sources[name] = Source([self.tensors[part] for part in parts], recipe, list(map(self._factor, parts)))
 
         for name in model.state_dict():
             known = name
@@ -337,6 +343,12 @@ class GGUFFile:
                     add(f"{path}.gate_up_proj{ending}", [f"{prefix}{_GATE_UP}.{leaf}"])
         return sources
 
+    def _factor(self, name: str) -> gguf.ReaderTensor | None:
+        """Return the tensor with the factor of the quantized weight `name`, or None."""
+        if self.tensors[name].tensor_type in FLOATS:
+            return None
+        return self.tensors.get(f"{name.removesuffix('.weight')}.scale")
+
     def _install_tensor(self, model, name: str, source: Source, unpacked: dict, inexact: dict) -> None:
         """Set the tensor `name` of the model.
 
@@ -352,6 +364,9 @@ class GGUFFile:
             shape[1:] = shape[:0:-1]
         columns = recipe.columns(model.config) if recipe and recipe.columns else None
         can_pack = not (recipe and recipe.values) and (columns is None or has_whole_groups(columns, GROUP_SIZE))
+        factors = [None if t is None else float_tensor(t).float().flatten() for t in source.factors]
+        if any(f is not None for f in factors):  # only a linear layer has a factor
+            can_pack &= len(parts) == 1 and is_linear(module) and factors[0].numel() == 1
         if can_pack and len(types) == 1 and types.isdisjoint(FLOATS) and leaf in packable_weights(module):
             packings = [packed_tensor(part) for part in parts]
             if (type_ := types.pop()) not in EXACT:
@@ -359,9 +374,13 @@ class GGUFFile:
             operands = [_joined(part, source, module) for part in zip(*(p.operands for p in packings))]
             self._check_shape(source, [*operands[0].shape[:-1], int(parts[0].shape[0])], shape)
             operands = [self._ordered(o, name, recipe, columns, model.config) for o in operands]
-            install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE, mode=packings[0].mode)
+            quantization = {name: getattr(packings[0], name) for name in ("bits", "group_size", "mode")}
+            if factors[0] is not None:
+                quantization["factor"] = factors[0]
+            install(model, path, leaf, *operands, **quantization)
             return
         values = [float_tensor(part) for part in parts]
+        values = [v if f is None else v * f.view(-1, *[1] * (v.dim() - 1)) for v, f in zip(values, factors)]
         if recipe and recipe.values:
             values = recipe.values([v.float() for v in values])
         else:
