@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import struct
+import threading
 import time
 
 import c_api as api
@@ -84,6 +85,26 @@ def test_tokens_do_not_depend_on_other_requests(path, alone, engine_options, req
         assert [request.tokens for request in requests] == alone
         for request in requests:
             request.free()
+
+
+def test_short_prompts_are_read_without_a_step_between_them(path):
+    draws, all_wait = [], threading.Event()
+
+    def allowed_tokens(index):
+        def allowed(answer):
+            draws.append((index, len(answer)))
+            return all_wait.wait(60) and range(2, 100)
+
+        return allowed
+
+    with api.Engine(path, chunk_seconds=1e6) as engine:
+        options = {"max_new_tokens": 2, "ignore_eos": True}
+        requests = [engine.submit([7, 8, 9], allowed_tokens=allowed_tokens(i), **options) for i in range(ROWS)]
+        all_wait.set()
+        for request in requests:
+            assert request.wait() and request.finish != api.FINISH_ERROR, request.error
+            request.free()
+    assert draws[:ROWS] == [(i, 0) for i in range(ROWS)]
 
 
 @pytest.mark.parametrize("draft", [0, -1, 1, 7])

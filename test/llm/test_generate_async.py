@@ -369,6 +369,19 @@ def python(source: str) -> str:
     return done.stdout
 
 
+def test_an_answer_is_not_freed_at_the_exit_of_the_process(chat_program):
+    """A daemon thread may still read it. Functions of atexit run in reverse order: this one runs after finalizers."""
+    source = f"""
+import atexit
+atexit.register(lambda: print(answer._request.handle._is_last, answer.metrics == expected))
+from executorch_mlx import LLM
+answer = LLM.load({str(chat_program)!r}).generate("Return", max_new_tokens=2)
+answer.result()
+expected = answer.metrics
+"""
+    assert python(source) == "[True] True\n"
+
+
 def test_generation_imports_no_torch(chat_program):
     """A process that generates from a text and answers a chat imports none of the large packages."""
     source = f"""

@@ -109,6 +109,12 @@ def test_packed_weights_take_the_place_of_those_in_the_file(tied, tmp_path):
         assert mx.get_active_memory() - before_in_mlx == packed + exported.cache_bytes
         assert llm.generate([7, 8, 9], max_new_tokens=12).result().tokens == expected
     assert memory.get_peak_memory() <= limit
+    # A limit that would be reached if all weights were packed.
+    del llm
+    gc.collect()
+    memory.set_memory_limit(before + in_place + packed + exported.cache_bytes)
+    with LLM.load(tmp_path / "model.pte") as llm:
+        assert llm.generate([7, 8, 9], max_new_tokens=12).result().tokens == expected
 
 
 # -- command line ------------------------------------------------------------------

@@ -63,7 +63,8 @@ DILATED = [
 PHASES = [
     row("convolution/phases 1d", F.conv_transpose1d, cases=[
         (floats(N, 4, L), floats(4, 3, 7), floats(3), 3, 2, 2), (floats(2, 4, L), floats(4, 3, 5), None, 2, 5),
-        (floats(2, 4, 5), floats(4, 3, 4), floats(3), 1, 3)], dtypes=F32_ONLY, loose=4),
+        (floats(2, 4, 5), floats(4, 3, 4), floats(3), 1, 3), (floats(2, 4, 5), floats(4, 3, 2), None, 2, 0, 1)],
+        dtypes=F32_ONLY, loose=4),
     row("convolution/phases 2d", F.conv_transpose2d, floats(2, 4, 5, 6), floats(4, 3, 4, 5), floats(3), (2, 3), (1, 4),
         (1, 2), dtypes=F32_ONLY, loose=4),
     row("convolution/phases of groups", F.conv_transpose2d, floats(N, 6, L, 6), floats(6, 4, 4, 3), floats(12), (2, 3),

@@ -95,10 +95,8 @@ executorch_mlx_engine_stats Scheduler::stats() const {
 void Scheduler::loop() {
   while (wait_for_work()) {
     guarded(running_, [this] { // the work between calls may lack memory, too
-      end_cancelled();
       raise_limits();
-      begin_next();
-      advance_prompt();
+      read_prompts();
       step();
     });
   }
@@ -168,6 +166,26 @@ void Scheduler::raise_limits() {
   }
 }
 
+// Reads prompts between two steps: a chunk of a long one, or several short ones, whose answers then run together. The
+// running answers wait for about chunk_seconds(), and for fewer tokens than two chunks have.
+void Scheduler::read_prompts() {
+  const auto begin = Clock::now();
+  const double seconds = chunk_seconds();
+  double used = 0;
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < program_.metadata().rows; ++i) {
+    end_cancelled();
+    begin_next();
+    const int64_t read = advance_prompt(seconds - used);
+    tokens += read;
+    used = seconds_since(begin);
+    const bool has_room = tokens < max_chunk_.value() && (seconds == 0 || used < seconds / 2);
+    if (read == 0 || find_prompt() != running_.end() || !has_room) {
+      return;
+    }
+  }
+}
+
 // Gives a row to the first of the waiting requests with the highest priority, unless a prompt is being processed.
 void Scheduler::begin_next() {
   if (find_prompt() != running_.end() || !rows_.has_free()) {
@@ -198,41 +216,48 @@ void Scheduler::begin_next() {
   request->begin(static_cast<int64_t>(row->ids.size()));
 }
 
-// Feeds the next chunk of a prompt. The last chunk of an answer's prompt draws the first token.
-void Scheduler::advance_prompt() {
+// Feeds the next chunk of a prompt, which should take at most `seconds` while answers run. The last chunk of the prompt
+// of an answer draws the first token. Returns the size of the chunk; 0 if there is none.
+int64_t Scheduler::advance_prompt(double seconds) {
   const auto found = find_prompt();
   if (found == running_.end()) {
-    return;
+    return 0;
   }
   const auto request = *found;
+  int64_t size = 0;
   finish_pending();
   guarded({request}, [&] {
     encode(*request);
     // The work may add tokens to the row.
     const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
     const auto begin = static_cast<int64_t>(request->row->ids.size());
-    const auto chunk = rest.first(static_cast<size_t>(chunk_size(begin, static_cast<int64_t>(rest.size()))));
+    size = chunk_size(begin, static_cast<int64_t>(rest.size()), seconds);
+    const auto chunk = rest.first(static_cast<size_t>(size));
     if (rest.empty()) {
       if (!request->work(*request->row)) {
         end(request, EXECUTORCH_MLX_LENGTH);
       }
     } else if (request->work || chunk.size() < rest.size()) {
-      fits({request}, max_chunk_, static_cast<int64_t>(chunk.size()), [&] { feed(*request, chunk); });
+      fits({request}, max_chunk_, size, [&] { feed(*request, chunk); });
     } else {
       request->is_decoding = true;
       draw({&request, 1});
     }
   });
+  return size;
+}
+
+// How long a chunk of a prompt should take while answers run; 0: any time. On a GPU, the last bits of a token's logits
+// depend on the size of its chunk. There, the size depends on times only if the option asks for it.
+double Scheduler::chunk_seconds() const {
+  return options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kDefaultChunkSeconds : 0;
 }
 
 // The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run,
-// a chunk should take options_.chunk_seconds. On a GPU, the last bits of a token's logits depend on the size of its
-// chunk. There, the size depends on times only if the option asks for it.
-int64_t Scheduler::chunk_size(int64_t position, int64_t rest) const {
+// the chunk should take `seconds`, or any time if chunk_seconds() is 0.
+int64_t Scheduler::chunk_size(int64_t position, int64_t rest, double seconds) const {
   const int64_t limit = max_chunk_.value();
-  const double seconds = // 0: no limit
-      options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kDefaultChunkSeconds : 0;
-  if (running_.size() == 1 || seconds == 0) {
+  if (running_.size() == 1 || chunk_seconds() == 0) {
     return std::min(limit, rest);
   }
   return chunk_times_.next_size(position, rest, limit, seconds);

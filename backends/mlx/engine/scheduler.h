@@ -76,12 +76,14 @@ class Scheduler {
   void loop();
   bool wait_for_work();
   void end_cancelled();
+  void read_prompts();
   void begin_next();
   Requests::iterator find_prompt();
-  void advance_prompt();
+  int64_t advance_prompt(double seconds);
   void encode(Request& request);
   void feed(Request& request, std::span<const int64_t> tokens);
-  int64_t chunk_size(int64_t position, int64_t rest) const;
+  double chunk_seconds() const;
+  int64_t chunk_size(int64_t position, int64_t rest, double seconds) const;
   void step();
   void draw(std::span<const std::shared_ptr<Request>> requests);
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);

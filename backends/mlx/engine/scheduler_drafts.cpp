@@ -71,7 +71,7 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
     if (length > 0) {
       const auto begin = Clock::now();
       // At most, a draft model has not read any of the tokens yet.
-      const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()));
+      const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()), chunk_seconds());
       Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
       count_steps(0, 0, seconds_since(begin));
       cut(of_model.tokens);

@@ -134,7 +134,8 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
         self._program = program  # the engine must live as long as this object
         self._request = Request(program, self.prompt, parameters, options)
         self._has_logprobs = options.logprobs is not None
-        weakref.finalize(self, self._request.handle.release)
+        # At the exit of the process, daemon threads may still read the request. It ends with the program.
+        weakref.finalize(self, self._request.handle.release).atexit = False
         info = self._request.info()
         self.seed: int | None = info.seed if info.has_seed else None
 

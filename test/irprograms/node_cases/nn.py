@@ -106,6 +106,13 @@ CONV = [
         note="groups",
     ),
     NodeCase(
+        ir.ConvTranspose1DNode,
+        {"x": random(2, 5, 4), "w": random(6, 2, 4)},
+        in_float32(transposed_conv(F.conv_transpose1d, stride=3, padding=4, output_padding=1)),
+        {"stride": 3, "padding": 4, "output_padding": 1},
+        note="padding beyond the reach of the window",
+    ),
+    NodeCase(
         ir.ConvTranspose2DNode,
         {"x": random(1, 4, 5, 3), "w": random(4, 3, 2, 3)},
         in_float32(transposed_conv(F.conv_transpose2d, stride=(2, 1), padding=(1, 0), output_padding=(1, 0))),

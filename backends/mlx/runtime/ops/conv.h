@@ -183,6 +183,7 @@ void conv(const Node& n, Context& c) {
       ", expected channels = w.shape[-1] * groups and w.shape[0] divisible by groups, with groups = ", groups);
 
   mx::Shape shape{x.shape(0)}, padded{x.shape(0)};
+  mx::Shape start(N + 2, 0);  // of the result in that of MLX, which does not crop a transposed convolution
   std::vector<int> low, high, ones(N, 1);
   for (size_t i = 0; i < N; ++i) {
     check_axis(window, i);
@@ -193,8 +194,10 @@ void conv(const Node& n, Context& c) {
     int64_t size = 0;
     if (kTransposed) {
       size = (length - 1) * window.stride[i] - 2 * window.padding[i] + reach + 1 + window.output_padding[i];
-      low.push_back(c.checked_int("padding", reach - window.padding[i]));
-      high.push_back(c.checked_int("padding", reach - window.padding[i] + window.output_padding[i]));
+      const int64_t before = reach - window.padding[i], after = before + window.output_padding[i];
+      start[i + 1] = std::max(0, c.checked_int("padding", -before));
+      low.push_back(std::max(0, c.checked_int("padding", before)));
+      high.push_back(std::max(0, c.checked_int("padding", after)));
     } else {
       const int64_t room = length + 2 * window.padding[i] - reach - 1;  // the last position where the kernel fits
       size = room < 0 ? 0 : room / window.stride[i] + 1;
@@ -228,7 +231,9 @@ void conv(const Node& n, Context& c) {
   const auto y = mx::conv_general(
       as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, low, high,
       dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream);
-  c.set(n.out(), y);
+  mx::Shape stop = shape;
+  std::transform(stop.begin(), stop.end(), start.begin(), stop.begin(), std::plus<int>());
+  c.set(n.out(), y.shape() == shape ? y : mx::slice(y, start, stop, c.stream));
 }
 
 constexpr OpRow kConvRows[] = {

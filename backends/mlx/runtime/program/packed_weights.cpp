@@ -211,6 +211,12 @@ mx::array part_of(const mx::array& block, size_t offset, size_t size) {
   return part;
 }
 
+// The active memory up to which weights are packed: a quarter of the free memory is left for calls.
+size_t limit_of_packing() {
+  const size_t active = active_memory(), limit = memory_limit();
+  return has_memory_limit() && active < limit ? limit - (limit - active) / 4 : limit;
+}
+
 } // namespace
 
 void pack_weights(const MlxProgram& program, SharedData& shared, State& state, mx::Stream stream) {
@@ -229,6 +235,7 @@ void pack_weights(const MlxProgram& program, SharedData& shared, State& state, m
     std::vector<std::shared_ptr<ReleasedConstant>> released;
   };
   std::map<std::string, std::optional<NewWeights>> chosen;  // empty if there is no room for the copy
+  const size_t limit = limit_of_packing();
   size_t bytes = 0;
   for (const auto& node : nodes) {
     if (chosen.count(node.key) > 0 || shared.packed_weights.find(node.key) != nullptr) {
@@ -236,7 +243,7 @@ void pack_weights(const MlxProgram& program, SharedData& shared, State& state, m
     }
     auto released = release(node.weights, files, shared);
     const size_t needed = bytes + node.weights.size;
-    const bool has_room = !has_memory_limit() || active_memory() + needed + kCacheLine <= memory_limit();
+    const bool has_room = !has_memory_limit() || active_memory() + needed + kCacheLine <= limit;
     chosen[node.key] = has_room ? std::optional(NewWeights{&node.weights, bytes, std::move(released)}) : std::nullopt;
     bytes = has_room ? needed : bytes;
   }

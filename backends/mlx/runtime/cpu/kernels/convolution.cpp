@@ -182,7 +182,7 @@ class Windows {
   // Whether the windows are rows of x themselves.
   bool are_rows() const {
     return std::all_of(std::begin(c_.axes), std::end(c_.axes), [](const auto& axis) {
-      return axis.window == 1 && axis.stride == 1 && axis.padding == 0;
+      return axis.window == 1 && axis.stride == 1 && axis.padding == 0 && axis.result == axis.size;
     });
   }
 
