@@ -14,7 +14,7 @@ RULES = {
     "serialization": set(),
     "custom_ops": set(),
     "extents": set(),
-    "workarounds": set(),
+    "workarounds": {"extents"},
     "loader": {"workarounds"},
     "quiet": set(),
     "collector": set(),

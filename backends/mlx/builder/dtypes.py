@@ -43,8 +43,8 @@ BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
 _COMPLEX_ERROR = (
-    "complex numbers are not supported; compute the real and the imaginary part as two tensors, an FFT as products "
-    "with matrices of cosines and sines, and an STFT as a convolution with them"
+    "complex numbers are not supported as input or output, nor by every operator; pass torch.view_as_real(x), and "
+    "compute the real and the imaginary part as two tensors"
 )
 
 
