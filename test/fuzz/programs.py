@@ -125,7 +125,7 @@ class Program:
         return tuple(i.make(extent) for i in self.inputs)
 
     def run(self, extent: int) -> tuple[torch.Tensor, ...]:
-        """Return the outputs in eager torch: those of the call with `extent`, after the calls before it in `extents`."""
+        """Return the outputs in eager torch of the call with `extent`, after the calls before it in `extents`."""
         state = [evaluated(expression).clone() for _, expression in self.state]
         with torch.no_grad():
             for each in self.extents[: self.extents.index(extent) + 1]:

@@ -478,7 +478,7 @@ def write(g: Graph):
         forms += [
             f"{b.name}.narrow({axis}, 0, 1).copy_({x.name})", f"{b.name}.select({axis}, -1).fill_({k})",
             f"{b.name}.copy_(torch.roll({b.name}, 1, {axis}))", f"{b.name}[1:].add_({b.name}[:-1].clone())",
-            f"{b.name}.index_copy_(0, torch.arange({limit}).flip(0), {x.name}.expand({b.name}.shape).to({b.name}.dtype))",
+            f"{b.name}.index_copy_(0, torch.arange({limit}).flip(0), {x.name}.to({b.name}.dtype).expand_as({b.name}))",
             f"{b.name}.index_put_((torch.tensor([0, -1]),), {x.name}.to({b.name}.dtype))",
             f"{b.name}.index_add_(0, torch.tensor([0, 0]), {b.name}[:1].repeat({[2] + [1] * (b.ndim - 1)}))",
             f"{b.name}.index_fill_({axis}, torch.tensor([0]), {k})",

@@ -53,7 +53,7 @@ class ProgramBuilder(Emitter):
         self.registry = registry
         self.shared_buffers = shared_buffers
         self.interface = Interface()
-        # For each parameter, buffer or constant that was read: the external file that stores it, or None for the `.pte`.
+        # For each parameter, buffer or constant that was read: the data file that stores it, or None for the `.pte`.
         self.files_read: set[str | None] = set()
         self._reasons: dict[Node, str | None] = {}
         self._values: dict[Node, Any] = {}

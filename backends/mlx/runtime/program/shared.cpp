@@ -18,8 +18,8 @@ Registry& registry() {
 }
 
 // Returns an address that identifies the program of `named_data`. If the program reads a data file (`.ptd`), ExecuTorch
-// gives each method a map of its own, or gives several programs the map of the file. The address is then that of the key
-// kProgramMark in the `.pte`.
+// gives each method a map of its own, or gives several programs the map of the file. The address is then that of the
+// key kProgramMark in the `.pte`.
 const void* identity(const executorch::runtime::NamedDataMap& named_data) {
   const auto keys = named_data.get_num_keys();
   for (uint32_t i = 0; keys.ok() && i < *keys; ++i) {
