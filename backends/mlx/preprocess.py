@@ -23,6 +23,7 @@ from .builder.program import ProgramBuilder
 from .serialization.pack import pack_payload
 
 CONSTANT_ALIGNMENT = 16  # bytes
+PROGRAM_MARK = "mlx:program"  # the key of an entry by which the runtime recognizes the methods of a program
 ALLOW_EXTENSIONS = "allow_extensions"  # a compile spec with this key permits extensions; its value is ignored
 
 
@@ -93,7 +94,10 @@ def _compile(
         tensor = program.constants.pop(key)
         if key not in stored:
             stored.add(key)
-            store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT)
+            file = program.files.get(key)
+            store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT, external_tag=file)
+    if program.files:
+        store.add_named_data(PROGRAM_MARK, b"\0")
     _add_no_guards(edge_program, builder.shape_env)
     return PreprocessResult(
         processed_bytes=pack_payload(program.graph),

@@ -68,7 +68,7 @@ def check(
 def _runs(program: Program) -> bool:
     """Whether eager torch accepts the program at the extent used for export."""
     try:
-        program.run(program.arguments(EXTENTS[0]))
+        program.run(EXTENTS[0])
     except EAGER_REFUSALS:
         return False
     return True
@@ -96,9 +96,9 @@ def _failures(programs: Sequence[Program], counts: Counts, route: type[Route]) -
 def _compare_all(programs: Sequence[Program], compiled: Route) -> dict[int, Exception]:
     """Return the first failure of each program that fails, by the index of the program."""
     failures = dict(compiled.failures)
-    for extent in EXTENTS if any(p.is_dynamic for p in programs) else EXTENTS[:1]:
+    for extent in max((p.extents for p in programs), key=len):
         for index, results in compiled.run(extent).items():
-            if index in failures or (extent != EXTENTS[0] and not programs[index].is_dynamic):
+            if index in failures or extent not in programs[index].extents:
                 continue
             try:
                 compare(programs[index], extent, results)
@@ -126,17 +126,16 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
     The tolerance of each element comes from runs in eager torch with rounding noise. Where the results of these runs
     differ, the result of the runtime may differ too.
     """
-    arguments = program.arguments(extent)
     try:
-        expected = program.run(arguments)
+        expected = program.run(extent)
     except EAGER_REFUSALS:
         return  # eager torch accepts this program only at the extent used for export
     if isinstance(results, Exception):
         raise results
     try:
-        _compare(extent, results, expected, [_noisy_run(program, arguments, seed) for seed in range(_NOISY_RUNS)])
+        _compare(extent, results, expected, [_noisy_run(program, extent, seed) for seed in range(_NOISY_RUNS)])
     except WrongAnswer:
-        _compare(extent, results, expected, [_noisy_run(program, arguments, seed) for seed in range(_MORE_NOISY_RUNS)])
+        _compare(extent, results, expected, [_noisy_run(program, extent, seed) for seed in range(_MORE_NOISY_RUNS)])
 
 
 def _compare(extent: int, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], noisy: list) -> None:
@@ -157,9 +156,9 @@ def _compare(extent: int, results: Sequence[torch.Tensor], expected: Sequence[to
             )
 
 
-def _noisy_run(program: Program, arguments: Sequence[torch.Tensor], seed: int) -> tuple[torch.Tensor, ...]:
+def _noisy_run(program: Program, extent: int, seed: int) -> tuple[torch.Tensor, ...]:
     with RoundingNoise(seed):
-        return program.run(arguments)
+        return program.run(extent)
 
 
 def _wrong(actual, expected, noisy) -> torch.Tensor:

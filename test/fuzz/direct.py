@@ -68,6 +68,8 @@ def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
 
     The method is an object with the attributes of `irprograms.Graph` that `irprograms.pte` reads.
     """
+    if program.state:
+        raise CaptureRefused("this route has no mutable buffers")
     traced, is_dynamic = _trace(program, program.is_dynamic)
     exported = _exported(program, traced)
     for node, reason in ProgramBuilder(exported, allow_extensions=True).check().items():

@@ -14,7 +14,6 @@ import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from loaded_method import LoadedMethod
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .programs import EXTENTS, Batch, Program
 from .route import CaptureRefused, NotDelegated
@@ -55,10 +54,11 @@ def _lower(batch: Batch):
         partitioner = _Partitioner()
         try:
             lowered = _to_edge(exported, partitioner)
-        except GuardOnDataDependentSymNode:
-            _check_portable(exported)
+        except Exception as error:
+            _check_portable(exported, type(error))
             raise
-    owners = [i for i, program in enumerate(batch.programs) for _ in program.outputs]
+    owners = dict(enumerate(i for i, program in enumerate(batch.programs) for _ in program.outputs))
+    owners |= {f"{name}_{i}": i for i, program in enumerate(batch.programs) for name, _ in program.state}
     return lowered, {owners[output]: reason for output, reason in partitioner.declined.items()}
 
 
@@ -80,35 +80,38 @@ def _to_edge(exported, *partitioners: MLXPartitioner):
     return to_edge_transform_and_lower(exported, partitioner=list(partitioners), compile_config=config)
 
 
-def _check_portable(exported) -> None:
-    """Raise CaptureRefused if ExecuTorch's own passes fail on the program, without the partitioner.
+def _check_portable(exported, kind: type[Exception]) -> None:
+    """Raise CaptureRefused if ExecuTorch's own passes fail on the program with an error of type `kind`.
 
-    They fail on `w[i]` with an index tensor of rank 0, which torch.export turns into a `select` by `i.item()`.
+    They fail on `w[i]` with an index tensor of rank 0, which torch.export turns into a `select` by `i.item()`, and on
+    `addcmul` of integers with a float as `value`.
     """
     try:
         _to_edge(exported)
-    except GuardOnDataDependentSymNode as error:
+    except kind as error:
         raise CaptureRefused(f"{type(error).__name__}: {error}") from error
 
 
 class _Partitioner(MLXPartitioner):
     """A partitioner that records which outputs of the graph depend on a declined node.
 
-    `declined` maps the index of such an output to the reason why the node was declined.
+    `declined` maps the index of such an output, or the name of such a buffer, to the reason why the node was declined.
     """
 
     def __init__(self):
         super().__init__(allow_extensions=True)
-        self.declined: dict[int, str] = {}
+        self.declined: dict[int | str, str] = {}
 
     def partition(self, exported_program):
         result = super().partition(exported_program)
         reasons = {d.node: f"{d.target}: {d.reason}" for d in self.explain().refused}
         output = exported_program.graph.output_node()
+        written = [s.target for s in exported_program.graph_signature.output_specs if s.target is not None]
         for node in exported_program.graph.nodes:
             if node.name in reasons:
                 for index in _outputs_of(node, output):
-                    self.declined[index] = reasons[node.name]
+                    is_buffer = index < len(written)
+                    self.declined[written[index] if is_buffer else index - len(written)] = reasons[node.name]
         return result
 
 

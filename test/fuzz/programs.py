@@ -17,6 +17,7 @@ import torch
 EXTENTS = (7, 5, 1)
 LARGEST_EXTENT = 64
 DYNAMIC = "n"
+SPECIAL_FLOATS = (math.nan, math.inf, -math.inf, 0.0, 1e-3, 300.0, -1e4)
 
 Shape = tuple["int | str", ...]
 
@@ -25,7 +26,9 @@ Shape = tuple["int | str", ...]
 class Input:
     """A tensor argument. An extent that is the string "n" is dynamic.
 
-    Integers are in [low, high), or in [max(low, 0), high) for uint8. Floats are multiples of 1/8 in [-4, 4].
+    Integers are in [low, high), or in [max(low, 0), high) for uint8. Floats are multiples of 1/8 in [-4, 4]. With
+    `special`, about a quarter of the elements of floats and integers are a value of SPECIAL_FLOATS or a limit of the
+    dtype.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Input:
     dtype: torch.dtype
     low: int = -4
     high: int = 5
+    special: bool = False
 
     @property
     def is_dynamic(self) -> bool:
@@ -41,13 +45,23 @@ class Input:
     def make(self, extent: int, seed: int = 0) -> torch.Tensor:
         """Return a tensor for this input, with `extent` in place of the dynamic extent."""
         shape = [extent if size == DYNAMIC else size for size in self.shape]
+        if 0 in shape:  # the strides of a computed empty tensor may be such that ExecuTorch ends the process
+            return torch.empty(shape, dtype=self.dtype)
         generator = torch.Generator().manual_seed(seed + sum(map(ord, self.name)))
         if self.dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=generator).bool()
         if self.dtype.is_floating_point:
-            return (torch.randint(-32, 33, shape, generator=generator) / 8).to(self.dtype)
-        return torch.randint(max(self.low, 0) if self.dtype == torch.uint8 else self.low, self.high, shape,
-                             generator=generator).to(self.dtype)
+            values = (torch.randint(-32, 33, shape, generator=generator) / 8).to(self.dtype)
+        else:
+            low = max(self.low, 0) if self.dtype == torch.uint8 else self.low
+            values = torch.randint(low, self.high, shape, generator=generator).to(self.dtype)
+        return self._with_special_values(values, generator) if self.special else values
+
+    def _with_special_values(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        limits = None if self.dtype.is_floating_point else torch.iinfo(self.dtype)
+        special = torch.tensor([limits.min, limits.max] if limits else SPECIAL_FLOATS).to(self.dtype)
+        chosen = special[torch.randint(len(special), values.shape, generator=generator)]
+        return torch.where(torch.rand(values.shape, generator=generator) < 0.25, chosen, values)
 
 
 @dataclass(frozen=True)
@@ -62,17 +76,28 @@ class Statement:
 class Program:
     """A list of statements over `inputs`. `outputs` are the names of the variables that the program returns.
 
-    `constants` are pairs (name, expression). Each becomes a buffer of the module with the value of the expression.
+    `constants` and `state` are pairs (name, expression). Each becomes a buffer of the module with the value of the
+    expression. The statements write the buffers of `state`.
     """
 
     inputs: tuple[Input, ...]
     statements: tuple[Statement, ...]
     outputs: tuple[str, ...]
     constants: tuple[tuple[str, str], ...] = ()
+    state: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_dynamic(self) -> bool:
         return any(i.is_dynamic for i in self.inputs)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The extents of the calls that are compared with eager torch. The state is kept from each call to the next."""
+        return EXTENTS if self.is_dynamic or self.state else EXTENTS[:1]
+
+    @property
+    def buffers(self) -> tuple[tuple[str, str], ...]:
+        return (*self.constants, *self.state)
 
     def body(self) -> list[str]:
         """Return the lines of `forward`."""
@@ -81,10 +106,10 @@ class Program:
     def source(self) -> str:
         """Return complete torch code: a module, inputs, and one call of the module."""
         names = ", ".join(i.name for i in self.inputs)
-        buffers = [f"        self.register_buffer({name!r}, {expression})" for name, expression in self.constants]
-        unpack = [f"{name} = self.{name}" for name, _ in self.constants]
+        buffers = [f"        self.register_buffer({name!r}, {expression})" for name, expression in self.buffers]
+        unpack = [f"{name} = self.{name}" for name, _ in self.buffers]
         lines = ["import math", "import torch", "import torch.nn.functional as F", "", "",
-                 "class Model(torch.nn.Module):"]
+                 "nan, inf = math.nan, math.inf", "", "", "class Model(torch.nn.Module):"]
         if buffers:
             lines += ["    def __init__(self):", "        super().__init__()", *buffers, ""]
         lines += [f"    def forward(self, {names}):", *(f"        {line}" for line in [*unpack, *self.body()])]
@@ -99,22 +124,25 @@ class Program:
         """Return a tensor for each input, with `extent` in place of the dynamic extent."""
         return tuple(i.make(extent) for i in self.inputs)
 
-    def run(self, arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return the outputs in eager torch."""
+    def run(self, extent: int) -> tuple[torch.Tensor, ...]:
+        """Return the outputs in eager torch of the call with `extent`, after the calls before it in `extents`."""
+        state = [evaluated(expression).clone() for _, expression in self.state]
         with torch.no_grad():
-            return self.function()(*arguments, *self.constant_values())
+            for each in self.extents[: self.extents.index(extent) + 1]:
+                outputs = self.function()(*self.arguments(each), *self.constant_values(), *state)
+        return outputs
 
     def function(self) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """Return the program as a function of the inputs and the constants."""
+        """Return the program as a function of the inputs, the constants and the state, which it writes in place."""
         return _compiled(self)
 
     def constant_values(self) -> list[torch.Tensor]:
-        return [_evaluated(expression) for _, expression in self.constants]
+        return [evaluated(expression) for _, expression in self.constants]
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(program: Program):
-    parameters = [i.name for i in program.inputs] + [name for name, _ in program.constants]
+    parameters = [i.name for i in program.inputs] + [name for name, _ in program.buffers]
     source = "\n    ".join([f"def run({', '.join(parameters)}):", *program.body()])
     scope = dict(SCOPE)
     exec(compile(source, "<fuzz>", "exec"), scope)
@@ -122,7 +150,7 @@ def _compiled(program: Program):
 
 
 @functools.lru_cache(maxsize=4096)
-def _evaluated(expression: str) -> torch.Tensor:
+def evaluated(expression: str) -> torch.Tensor:
     return eval(expression, dict(SCOPE))
 
 
@@ -139,15 +167,15 @@ class Batch(torch.nn.Module):
         super().__init__()
         self.programs = list(programs)
         for index, program in enumerate(programs):
-            for name, expression in program.constants:
-                self.register_buffer(f"{name}_{index}", _evaluated(expression))
+            for name, expression in program.buffers:
+                self.register_buffer(f"{name}_{index}", evaluated(expression).clone())
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         results, rest = [], iter(arguments)
         for index, program in enumerate(self.programs):
             own = [next(rest) for _ in program.inputs]
-            constants = [getattr(self, f"{name}_{index}") for name, _ in program.constants]
-            results += program.function()(*own, *constants)
+            buffers = [getattr(self, f"{name}_{index}") for name, _ in program.buffers]
+            results += program.function()(*own, *buffers)
         return tuple(results)
 
     def dynamic_shapes(self) -> tuple | None:

@@ -4,22 +4,26 @@ A graph grows statement by statement. A template is a function that proposes an 
 eager torch twice, at two values of the dynamic extent. It is dropped if it raises an error or if its result is too
 large, so the templates need no rules for shapes. The size of a dimension is dynamic if it differs between the two
 runs.
+
+A graph may also have mutable buffers, which some statements write in place.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from hypothesis import strategies as st
 
-from .programs import DYNAMIC, EXTENTS, SCOPE, Input, Program, Statement
+from .programs import DYNAMIC, EXTENTS, SCOPE, Input, Program, Statement, evaluated
 
 MAX_ELEMENTS = 600
 MAX_STATEMENTS = 9
 FLOATS = (torch.float32, torch.float32, torch.float32, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int64, torch.int64, torch.int32)
+INTEGERS = (torch.int64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass
@@ -61,6 +65,8 @@ class Graph:
     values: list[Value] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
+    state: list[Value] = field(default_factory=list)
+    initial: list[tuple[str, str]] = field(default_factory=list)
 
     # -- choices ---------------------------------------------------------------
 
@@ -101,15 +107,32 @@ class Graph:
 
     # -- growing -----------------------------------------------------------------
 
-    def add_input(self, shape: tuple, dtype: torch.dtype, low: int = -4, high: int = 5) -> Value:
-        source = Input(f"x{len(self.inputs)}", shape, dtype, low, high)
+    def add_input(self, shape: tuple, dtype: torch.dtype, low: int = -4, high: int = 5, special: bool = False) -> Value:
+        source = Input(f"x{len(self.inputs)}", shape, dtype, low, high, special)
         self.inputs.append(source)
         value = Value(source.name, (source.make(EXTENTS[0]), source.make(EXTENTS[1])))
         self.values.append(value)
         return value
 
+    def add_state(self, shape: tuple, dtype: torch.dtype) -> None:
+        """Add a mutable buffer of a static shape."""
+        name = f"b{len(self.state)}"
+        expression = f"(torch.arange({math.prod(shape)}) % 5 - 1).reshape({shape}).to({dtype})"
+        self.initial.append((name, expression))
+        self.state.append(Value(name, (evaluated(expression).clone(), evaluated(expression).clone())))
+        self.values.append(self.state[-1])
+
     def add(self, expression: str) -> bool:
         """Append a statement with `expression` if torch accepts it at both extents. Returns whether it was appended."""
+        old = [[t.clone() for t in v.at] for v in self.state]
+        if self._add(expression):
+            return True
+        for value, tensors in zip(self.state, old):
+            for new, tensor in zip(value.at, tensors):
+                new.copy_(tensor)
+        return False
+
+    def _add(self, expression: str) -> bool:
         results = []
         for index in (0, 1):
             scope = SCOPE | {v.name: v.at[index] for v in self.values}
@@ -118,7 +141,7 @@ class Graph:
                     results.append(eval(expression, scope))
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
                 return False
-        if not all(isinstance(r, torch.Tensor) and 0 < r.numel() <= MAX_ELEMENTS for r in results):
+        if not all(isinstance(r, torch.Tensor) and r.numel() <= MAX_ELEMENTS for r in results):
             return False
         if results[0].dtype in (torch.float64, torch.complex64) or results[0].ndim != results[1].ndim:
             return False
@@ -181,10 +204,11 @@ def select(g: Graph):
 
 
 def cast(g: Graph):
-    dtype = g.choice(["torch.float32", "torch.float16", "torch.bfloat16", "torch.int64", "torch.int32", "torch.bool"])
+    dtype = g.choice(["torch.float32", "torch.float16", "torch.bfloat16", "torch.int64", "torch.int32", "torch.int16",
+                      "torch.int8", "torch.uint8", "torch.bool"])
     x = g.value(lambda v: v.is_float or dtype != "torch.bool")
     if x.is_float and "int" in dtype:
-        return f"{x.name}.nan_to_num(0).clamp(-99, 99).to({dtype})"
+        return f"{x.name}.nan_to_num(0).clamp({0 if 'uint' in dtype else -99}, 99).to({dtype})"
     return f"{x.name}.to({dtype})"
 
 
@@ -228,7 +252,7 @@ def scan(g: Graph):
 def topk(g: Graph):
     x = g.floating(1)
     axis = g.axis(x, static=True)
-    return f"torch.topk({x.name}, {g.integer(1, x.shape[axis])}, dim={axis})[0]"
+    return f"torch.topk({x.name}, {g.integer(min(1, x.shape[axis]), x.shape[axis])}, dim={axis})[0]"
 
 
 def reorder(g: Graph):
@@ -294,7 +318,7 @@ def index(g: Graph):
     axis = g.axis(x)
     limit = min(t.shape[axis] for t in x.at)
     # Along a dynamic axis, only the index 0 is in range at every extent. Random indices need a static axis.
-    if not x.is_static(axis):
+    if not x.is_static(axis) or limit == 0:
         raise Skip
     ids = g.add_input((g.choice([2, 3, DYNAMIC]),), torch.int64, 0, limit)
     return g.choice([
@@ -357,9 +381,9 @@ def attention(g: Graph):
         raise Skip
     k = g.value(lambda v: v.dtype == q.dtype and v.ndim == q.ndim and v.shape[-1] == q.shape[-1])
     mask = g.choice(["", ", is_causal=True", ", scale=0.5"])
-    # Under a mask, torch multiplies an infinite or NaN value by the weight 0, and this runtime ignores it.
-    value = f"torch.nan_to_num({k.name}, 0, 0, 0)" if "causal" in mask else k.name
-    return f"F.scaled_dot_product_attention({q.name}, {value}, {value}{mask})"
+    # torch multiplies an infinite or NaN value by the weight 0, and this runtime ignores it.
+    value = f"torch.nan_to_num({k.name}, 0, 0, 0)"
+    return f"F.scaled_dot_product_attention({q.name}, {value if 'causal' in mask else k.name}, {value}{mask})"
 
 
 def computed_indices(g: Graph):
@@ -442,13 +466,34 @@ def search(g: Graph):
     ])
 
 
+def write(g: Graph):
+    """Write a mutable buffer, or a part of it, in place."""
+    if not g.state:
+        raise Skip
+    b, x, k = g.choice(g.state), g.value(), g.number()
+    forms = [f"{b.name}.add_({x.name})", f"{b.name}.sub_({k})", f"{b.name}.mul_({x.name})", f"{b.name}.copy_({x.name})",
+             f"{b.name}.zero_()", f"{b.name}.clamp_(-2, 3)", f"{b.name}.masked_fill_({x.name} > 0, {k})"]
+    if b.ndim:
+        axis, limit = g.axis(b), b.shape[0]
+        forms += [
+            f"{b.name}.narrow({axis}, 0, 1).copy_({x.name})", f"{b.name}.select({axis}, -1).fill_({k})",
+            f"{b.name}.copy_(torch.roll({b.name}, 1, {axis}))", f"{b.name}[1:].add_({b.name}[:-1].clone())",
+            f"{b.name}.index_copy_(0, torch.arange({limit}).flip(0), {x.name}.to({b.name}.dtype).expand_as({b.name}))",
+            f"{b.name}.index_put_((torch.tensor([0, -1]),), {x.name}.to({b.name}.dtype))",
+            f"{b.name}.index_add_(0, torch.tensor([0, 0]), {b.name}[:1].repeat({[2] + [1] * (b.ndim - 1)}))",
+            f"{b.name}.index_fill_({axis}, torch.tensor([0]), {k})",
+        ]
+    return g.choice(forms)
+
+
 # A template that is listed twice is chosen twice as often.
 TEMPLATES = (computed_indices, three_operands, decomposed, search, unary, activation, binary, binary, with_number,
              with_number, integer_bits, select, cast, reduce, reduce, scan, topk, reorder, reorder, reshape, reshape,
              cut, join, repeat, index, product, linear, norm, convolution, pool, attention)
 
 _SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (DYNAMIC, 4), (2, DYNAMIC), (2, DYNAMIC, 4), (1, 2, DYNAMIC, 4), (2, 3, 4, 4),
-           (1, 4), (), (4, 4), (DYNAMIC,), (2, 1, 4))
+           (1, 4), (), (4, 4), (DYNAMIC,), (2, 1, 4), (), (0,), (2, 0, 4), (0, 4))
+_STATIC_SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (), (4, 4))
 
 
 @st.composite
@@ -456,25 +501,30 @@ def programs(draw) -> Program:
     """A strategy for random graphs with at least one statement."""
     g = Graph(draw)
     for _ in range(g.integer(1, 3)):
-        dtype = g.choice([*FLOATS, *INTEGERS, torch.bool, torch.uint8])
-        g.add_input(g.choice(_SHAPES), dtype)
+        g.add_input(g.choice(_SHAPES), g.choice([*FLOATS, *INTEGERS, torch.bool]), special=g.integer(0, 3) == 0)
+    for _ in range(g.choice([0, 0, 0, 1, 2])):
+        g.add_state(g.choice(_STATIC_SHAPES), g.choice([*FLOATS, *INTEGERS]))
+    templates = TEMPLATES + (write,) * (8 if g.state else 0)
     wanted = g.integer(1, MAX_STATEMENTS)
     for _ in range(4 * wanted):
         if len(g.statements) == wanted:
             break
         try:
-            g.add(g.choice(TEMPLATES)(g))
+            g.add(g.choice(templates)(g))
         except Skip:
             pass
     if not g.statements:
         g.add(f"{g.values[0].name}.clone()")
+    state = [(name, e) for name, e in g.initial if any(_reads(s.expression, name) for s in g.statements)]
+    for name, _ in state:  # the program returns the buffer itself, or a value that it computes from the buffer
+        g.statements.append(Statement(f"{name}_new", g.choice([name, f"{name} * 2"])))
     used = {s.target for s in g.statements if any(_reads(t.expression, s.target) for t in g.statements)}
-    outputs = [s.target for s in g.statements if s.target not in used]
+    is_write = re.compile(r"b\d\S*_\(")
+    outputs = [s.target for s in g.statements
+               if s.target not in used and not (is_write.match(s.expression) and g.boolean())]
     read = [i for i in g.inputs if any(_reads(s.expression, i.name) for s in g.statements)]
-    return Program(tuple(read), tuple(g.statements), tuple(outputs))
+    return Program(tuple(read), tuple(g.statements), tuple(outputs), state=tuple(state))
 
 
 def _reads(expression: str, name: str) -> bool:
-    import re
-
     return re.search(rf"\b{name}\b", expression) is not None

@@ -58,7 +58,7 @@ def test_rounding_of_sums_that_cancel_is_no_finding():
     """If terms cancel, their rounding errors can be far larger than the sum."""
     program = cancelling()
     arguments = program.arguments(EXTENTS[0])
-    y, z = (output.float() for output in program.run([a.double() for a in arguments]))
+    y, z = (output.float() for output in program.function()(*[a.double() for a in arguments]))
     q = arguments[0] - 1.5
     y = 0.5 * q * (1 + torch.erf(q * 0.70710678))  # another order of the operations
     compare(program, EXTENTS[0], [y, z])
@@ -70,7 +70,7 @@ def test_rounding_of_sums_that_cancel_is_no_finding():
 
 def test_wrong_values_are_found():
     program = example()
-    y, z = program.run(program.arguments(EXTENTS[0]))
+    y, z = program.run(EXTENTS[0])
     compare(program, EXTENTS[0], [y, z])
     with pytest.raises(WrongAnswer, match="output 1 at n = 7: 1 of 2 elements differ"):
         compare(program, EXTENTS[0], [y, z + torch.tensor([0.0, 0.01])])

@@ -56,7 +56,8 @@ ROWS = [
         cases=[(floats(2, 3), 2, [-1], True), (floats(2, 3), 1), (floats(2, 3), float("inf"), [0]),
                (floats(2, 3), 3, [1])],
         dtypes=F32_ONLY, loose=2, traced=True),
-    row("_cdist_forward", torch.cdist, cases=[(floats(3, 4), floats(5, 4)), (floats(2, 3, 4), floats(2, 5, 4), 1.0)],
+    row("_cdist_forward", torch.cdist, cases=[(floats(3, 4), floats(5, 4)), (floats(2, 3, 4), floats(2, 5, 4), 1.0),
+               (data([[1.0, float("nan"), 2.0], [3.0, 4.0, 5.0]]), data([[3.0, 4.5, 5.0]]), 0.0)],
         dtypes=F32_ONLY, loose=10),
 ]
 

@@ -16,6 +16,7 @@ MAX = [
         (spread(1, 1, 7, 8), [3, 3], [2, 2], [1, 0], [1, 1], True), (spread(1, 1, 6, 6), [2, 2], [2, 2])],
         once=[(data([[[1.0, NAN, -INF, -INF], [2.0, 2.0, -INF, -INF]]]), [2, 2]),
               (data([[[-INF, -INF], [-INF, 1.0]]]), [2, 2], [1, 1], [1, 1]),
+              (data([[[1.0, NAN, 2.0], [NAN, NAN, 4.0], [5.0, NAN, 6.0]]]), [3, 3], [1, 1], [1, 1]),
               (floats(1, 5, 5, dtype=i64, low=-9, high=9), [3, 3], [1, 1], [1, 1])], dtypes=FLOATS),
     row("max_pool2d_with_indices/2d", F.max_pool2d, cases=[(floats(N, 2, 7, 6), 3, 2, 1), (floats(N, 2, 7, 6), 2)],
         dtypes=F32_ONLY),

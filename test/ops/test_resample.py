@@ -38,6 +38,9 @@ ROWS = [
     row("upsample_linear1d.vec/infinite", interpolated("linear", scale_factor=2), with_infinities(2, 3, 14),
         dtypes=(f32,), loose=10),
     row("upsample_linear1d.vec/shorter", interpolated("linear", size=4, align_corners=True), floats(2, 3, 9), loose=10),
+    *(row(f"upsample_{mode}/dynamic size and float scale", interpolated(function, scale_factor=factor),
+          floats(1, 2, Dyn("n", 5, also=(3, 10)), 4), dtypes=(f32,), loose=10)
+      for mode, function, factor in (("nearest2d.vec", "nearest", 1.7), ("bilinear2d.vec", "bilinear", 1.6))),
     row("upsample_linear1d.vec/dynamic", interpolated("linear", scale_factor=2), floats(2, 3, Dyn("n", 5)), loose=10),
     row("upsample_bilinear2d.vec", interpolated("bilinear", scale_factor=2), floats(1, 2, 3, 4), loose=10),
     row("upsample_bilinear2d.vec/scales", interpolated("bilinear", scale_factor=(1.7, 0.6)), floats(1, 2, 5, 7),

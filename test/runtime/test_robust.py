@@ -240,7 +240,7 @@ def test_missing_constants_are_refused(capfd):
     g = Graph()
     g.emit(ir.ExpNode(x=g.constant(torch.ones(2)), out=g.output((2,))))
     g.data.clear()
-    check_refused(g, 'constant 0 "c1" is not in the named data', capfd)
+    check_refused(g, 'constant 0 "c1" is neither in the program nor in a data file', capfd)
 
 
 def test_nested_scans_stop_at_the_instruction_limit(capfd):

@@ -247,7 +247,7 @@ def test_a_failed_load_does_not_affect_other_methods(capfd):
     with pytest.raises(RuntimeError):
         methods.broken(ONE)
     assert methods.sample(ONE) == [[-2, -2]]
-    assert "is not in the named data" in capfd.readouterr().err
+    assert "is neither in the program nor in a data file" in capfd.readouterr().err
 
 
 def test_concurrent_calls_are_serialized():

@@ -27,10 +27,14 @@ _SLOT_TYPES = {
 
 @dataclass
 class MLXProgram:
-    """An MLX program. `constants` maps keys to the tensors that go to the named data of the `.pte`."""
+    """An MLX program. `constants` maps keys to the tensors of the program's named data.
+
+    `files` maps the key of each tensor that is stored outside of the `.pte` to the name of its file.
+    """
 
     graph: ir.MLXGraph
     constants: dict[str, torch.Tensor]
+    files: dict[str, str]
 
 
 def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Digests | None = None) -> MLXProgram:
@@ -47,6 +51,7 @@ class _Assembler:
     def __init__(self, builder: ProgramBuilder, reuse_slots: bool, digests: Digests):
         self.builder, self.digests = builder, digests
         self.constants: dict[str, torch.Tensor] = {}
+        self.files: dict[str, str] = {}
         self.vids: dict[ValueSlot, int] = {}
         self.slots_by_space = self._collect_slots()
         originals = self._store_constants(self.slots_by_space[Space.CONSTANT])
@@ -80,7 +85,7 @@ class _Assembler:
             tensor_meta=[_tensor_meta(s) for s in self.non_temporaries],
             replacements=self._replacements(),
         )
-        return MLXProgram(graph, self.constants)
+        return MLXProgram(graph, self.constants, self.files)
 
     # Slots -----------------------------------------------------------------------------------
 
@@ -135,26 +140,37 @@ class _Assembler:
     def _store_constants(self, slots: list[TensorSlot]) -> dict[TensorSlot, TensorSlot]:
         """Add the tensors of `slots` to `self.constants`. Returns a map from each slot to the slot that stands for it.
 
-        Of slots with equal tensors, the first one stands for all, and only its tensor is stored. This slot is renamed
-        to the key of the tensor.
+        Of slots with equal tensors in the same file, the first one stands for all, and only its tensor is stored. This
+        slot is renamed to the key of the tensor.
         """
-        first: dict[str, TensorSlot] = {}
+        first: dict[tuple[str, str | None], TensorSlot] = {}
         originals = {}
         for slot in slots:
-            tensor = slot.data().detach().contiguous()
+            tensor, file = self._read(slot)
             if tuple(tensor.shape) != tuple(slot.shape) or tensor.dtype != slot.dtype:
                 raise ValueError(
                     f"constant {slot.name}: got {tensor.dtype} {list(tensor.shape)}, "
                     f"expected {slot.dtype} {list(slot.shape)}"
                 )
             digest = self.digests.of(tensor).text
-            key = _key(slot.name, digest)
-            if digest not in first:
-                first[digest] = slot
-                self.constants[key] = tensor
-                slot.name = key
-            originals[slot] = first[digest]
+            if (digest, file) not in first:
+                first[digest, file] = slot
+                slot.name = _key(slot.name, digest) if file is None else _external_key(file, digest)
+                self.constants[slot.name] = tensor
+                if file is not None:
+                    self.files[slot.name] = file
+            originals[slot] = first[digest, file]
         return originals
+
+    def _read(self, slot: TensorSlot) -> tuple[torch.Tensor, str | None]:
+        """Return the tensor of a constant, and the name of the external file that stores it, or None for the `.pte`.
+
+        A constant that is computed from several tensors is external if all of them belong to the same file.
+        """
+        files = self.builder.files_read
+        files.clear()
+        tensor = slot.data().detach().contiguous()
+        return tensor, files.pop() if len(files) == 1 else None
 
     # Instructions ----------------------------------------------------------------------------
 
@@ -222,6 +238,11 @@ def _key(name: str, digest: str) -> str:
     Tensors with equal keys are equal, also across the methods of a `.pte`.
     """
     return f"{name}.{digest}"
+
+
+def _external_key(file: str, digest: str) -> str:
+    """Return the key of a tensor in an external file. Other programs that share the file may use other names for it."""
+    return f"{file}:{digest}"
 
 
 def _tensor_meta(slot: TensorSlot) -> ir.TensorMeta:

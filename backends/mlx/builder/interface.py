@@ -18,6 +18,10 @@ from .slots import Slot, Space, TensorSlot, slot_for
 if TYPE_CHECKING:
     from .program import ProgramBuilder
 
+# The key in the metadata of a placeholder, below "custom", of the name of the `.ptd` file that stores the tensor.
+# ExecuTorch's pass `delegate_external_constants_pass_unlifted` sets it.
+EXTERNAL_FILE = "delegate_constant_tag"
+
 
 @dataclass
 class Interface:
@@ -66,7 +70,7 @@ def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bo
         node.meta["val"],
         space=Space.BUFFER if is_mutated else Space.CONSTANT,
         name=spec.target,
-        data=lambda: stored_tensor(P.program, spec.target),
+        data=lambda: _read(P, node, spec.target),
     )
     if is_mutated:
         P.interface.buffers.append(slot)
@@ -84,6 +88,12 @@ def _number_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | 
     value = next((store[spec.target] for store in stores if spec.target in store), None)
     is_number = isinstance(value, torch.Tensor) and value.ndim == 0 and not isinstance(value, FakeTensor)
     return value if is_number else None
+
+
+def _read(P: ProgramBuilder, node: Node, name: str) -> torch.Tensor:
+    """Return the tensor `name`, whose placeholder is `node`, and record its external file."""
+    P.files_read.add((node.meta.get("custom") or {}).get(EXTERNAL_FILE))
+    return stored_tensor(P.program, name)
 
 
 def stored_tensor(program: ExportedProgram, name: str) -> torch.Tensor:

@@ -53,6 +53,8 @@ class ProgramBuilder(Emitter):
         self.registry = registry
         self.shared_buffers = shared_buffers
         self.interface = Interface()
+        # For each parameter, buffer or constant that was read: the data file that stores it, or None for the `.pte`.
+        self.files_read: set[str | None] = set()
         self._reasons: dict[Node, str | None] = {}
         self._values: dict[Node, Any] = {}
         self._nodes_of: dict[Slot, list[Node]] = defaultdict(list)

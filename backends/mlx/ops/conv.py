@@ -10,6 +10,7 @@ import torch
 
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
+from ..extents import is_empty
 from ..serialization import ir
 
 aten = torch.ops.aten
@@ -31,6 +32,8 @@ def convolution(
         raise Unsupported(f"got {rank} spatial axes, expected 1, 2 or 3")
     if not input.dtype.is_floating_point:
         raise Unsupported(f"input: got {input.dtype}, expected a floating-point dtype; cast it first")
+    if is_empty(weight.shape):  # the shape of torch's result is not that of a convolution
+        raise Unsupported(f"weight: got the shape {list(weight.shape)}, expected a weight with elements")
     window = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:
         window["output_padding"] = output_padding

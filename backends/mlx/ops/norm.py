@@ -98,6 +98,8 @@ def linalg_vector_norm(P, self, ord, dim=None, keepdim=False, dtype=None):
 
 def _cdist(x1, x2, p):
     difference = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
+    if p == 0:  # the number of differences, or NaN if one of them is NaN
+        return difference.ceil().clamp(max=1).sum(-1)
     return torch.linalg.vector_norm(difference, p, -1)
 
 

@@ -208,19 +208,24 @@ def _gather(x, axis: int, table, count: int):
 def _max_pool(x, tables, pooled_axes):
     """Return the maximum of each window, and its index in the flattened pooled axes.
 
-    If several elements are maximal, the index is that of the first.
+    If several elements are maximal, the index is that of the first; if several are NaN, that of the last NaN.
     """
     plane = x.shape[-len(pooled_axes):]
     index = torch.arange(math.prod(plane), device=x.device).reshape(plane).expand(x.shape)
     for axis in range(-1, -len(pooled_axes) - 1, -1):
         pooling, table, count, inside = pooled_axes[axis].pooling, tables[axis], pooled_axes[axis].count, None
         if count is None:
-            indices, inside, first = pooling.dynamic_windows(x.shape[axis])
-            table = torch.where(inside, indices, first.clamp(max=x.shape[axis] - 1) if pooling.can_miss else first)
-        x, which = _gather(x, axis, table, count).max(axis)
+            places, inside, first = pooling.dynamic_windows(x.shape[axis])
+            table = torch.where(inside, places, first.clamp(max=x.shape[axis] - 1) if pooling.can_miss else first)
+        values = _gather(x, axis, table, count)
+        x, which = values.max(axis)
         if inside is not None and pooling.can_miss:
             x = torch.where(inside.any(1).reshape(-1, *[1] * (-axis - 1)), x, _lowest(x.dtype))
-        index = _gather(index, axis, table, count).gather(axis, which.unsqueeze(axis)).squeeze(axis)
+        indices = _gather(index, axis, table, count)
+        index = indices.gather(axis, which.unsqueeze(axis)).squeeze(axis)
+        if x.is_floating_point():
+            last_nan = torch.where(values.isnan(), indices, -1).amax(axis)
+            index = torch.where(last_nan < 0, index, last_nan)
     return x, index
 
 

@@ -9,13 +9,43 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import torch
-from torch._decomp.decompositions import upsample_compute_output_size
 
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
+
+# -- the size of the result ---------------------------------------------------
+
+_MAX_DENOMINATOR = 10**6
+
+
+def _output_size(x, output_size, scale_factors):
+    """Return the size of the interpolated axes: `output_size`, or trunc(extent * factor) for each axis."""
+    if output_size is not None:
+        return output_size
+    return [_scaled(extent, factor) for extent, factor in zip(x.shape[2:], scale_factors, strict=True)]
+
+
+def _scaled(extent, factor):
+    """Return trunc(extent * factor), with the product in float64. For a dynamic extent, computes with integers.
+
+    Programs have no arithmetic on host floats. The integers are those of a fraction r that rounds to `factor`, and the
+    result is floor(extent * r). If extent * r is no integer, its distance from an integer is at least
+    1 / r.denominator, which is more than the rounding error of the product. If it is an integer k, the product in
+    float64 must not be less than k. This is so if `factor` is at least r, or if it is less than r by at most a quarter
+    of a unit in the last place: the product then rounds to k.
+    """
+    if isinstance(extent, int):
+        return math.trunc(extent * factor)
+    ratio = Fraction(factor).limit_denominator(_MAX_DENOMINATOR)
+    is_exact = float(ratio) == factor and ratio - Fraction(factor) <= ratio / 2**54
+    if not is_exact or ratio.numerator >= 2**21:  # an extent is less than 2**31, and the product must be below 2**52
+        raise Unsupported(f"scale_factors: {factor} is unsupported for a dynamic dimension; make it static at export")
+    return extent * ratio.numerator // ratio.denominator
+
 
 # -- linear interpolation -----------------------------------------------------
 
@@ -54,7 +84,7 @@ def _ratio(a, b):
 
 def _interpolate_vec(x, output_size, align_corners, scale_factors):
     """`_interpolate` with the arguments of the overload `vec`."""
-    size = upsample_compute_output_size(x.shape, output_size, scale_factors)
+    size = _output_size(x, output_size, scale_factors)
     return _interpolate(x, size, align_corners, *(scale_factors or [None] * len(size)))
 
 
@@ -94,7 +124,7 @@ def _nearest_overloads(offset, axes):
         return _nearest(offset, x, output_size, *scales, *[None] * (axes - len(scales)))
 
     def vec(x, output_size, scale_factors):
-        size = upsample_compute_output_size(x.shape, output_size, scale_factors)
+        size = _output_size(x, output_size, scale_factors)
         return _nearest(offset, x, size, *(scale_factors or [None] * axes))
 
     return default, vec

@@ -146,7 +146,9 @@ void load_constants(
     if (constant == nullptr) {
       auto buffer = find_data(data, name);
       if (!buffer) {
-        fail(Error::NotFound, "constant ", i, " \"", name ? name : "", "\" is not in the named data of the program");
+        fail(
+            Error::NotFound,
+            "constant ", i, " \"", name ? name : "", "\" is neither in the program nor in a data file");
       }
       const auto tensor = read_tensor(*buffer, program.meta(i), name, /*in_place=*/true);
       constant = std::make_shared<const mx::array>(copy_to_gpu_memory(tensor, stream));

@@ -1,5 +1,7 @@
 #include "program/shared.h"
 
+#include <cstring>
+
 namespace executorch_mlx {
 
 namespace {
@@ -15,6 +17,20 @@ Registry& registry() {
   return *instance;
 }
 
+// Returns an address that identifies the program of `named_data`. If the program reads a data file (`.ptd`), ExecuTorch
+// gives each method a map of its own, or gives several programs the map of the file. The address is then that of the
+// key kProgramMark in the `.pte`.
+const void* identity(const executorch::runtime::NamedDataMap& named_data) {
+  const auto keys = named_data.get_num_keys();
+  for (uint32_t i = 0; keys.ok() && i < *keys; ++i) {
+    const auto key = named_data.get_key(i);
+    if (key.ok() && std::strcmp(*key, kProgramMark) == 0) {
+      return *key;
+    }
+  }
+  return &named_data;
+}
+
 } // namespace
 
 std::shared_ptr<SharedData> SharedData::of(const executorch::runtime::NamedDataMap* named_data) {
@@ -22,10 +38,11 @@ std::shared_ptr<SharedData> SharedData::of(const executorch::runtime::NamedDataM
     return std::shared_ptr<SharedData>(new SharedData(nullptr));
   }
   std::lock_guard lock(registry().mutex);
-  auto& entry = registry().programs[named_data];
+  const void* const key = identity(*named_data);
+  auto& entry = registry().programs[key];
   auto found = entry.lock();
   if (found == nullptr) {
-    found.reset(new SharedData(named_data));
+    found.reset(new SharedData(key));
     entry = found;
   }
   return found;

@@ -96,6 +96,9 @@ struct Session {
   WeakMap<void> methods;  // the memberships passed to SharedData::join()
 };
 
+// The key of an entry in the named data of a `.pte` whose constants are in data files.
+inline constexpr char kProgramMark[] = "mlx:program";
+
 // What all methods of one program share, in any session.
 class SharedData {
  public:
