@@ -189,10 +189,16 @@ def test_bad_words(client, llm):
         return text.count(word)
 
     assert words() > 0 and words(bad_words=[word]) == words(bad_words=["a", f" {word}"]) == 0
-    fields = {"allowed_token_ids": [5], "bad_words": [llm.text([5])]}
-    with pytest.raises(openai.BadRequestError, match="bad_words: no token may follow after 0 tokens") as caught:
-        client.completions.create(model=NAME, prompt="x", extra_body=fields)
-    assert caught.value.param == "bad_words"
+
+
+def test_rules_that_allow_no_token(client, llm):
+    for field, fields in {
+        "bad_words": {"allowed_token_ids": [5], "bad_words": [llm.text([5])]},
+        "allowed_token_ids": {"allowed_token_ids": [small_llm.EOS], "min_tokens": 1},
+    }.items():
+        with pytest.raises(openai.BadRequestError, match=f"{field}: no token may follow after 0 tokens") as caught:
+            client.completions.create(model=NAME, prompt="x", extra_body=fields)
+        assert caught.value.param == field
 
 
 def test_minus_one_is_no_limit(client):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
@@ -26,7 +26,9 @@ def token_rules(model: ServedModel, body: GenerationRequest) -> TokenRules | Non
             message = f"allowed_token_ids: id {id} is outside the vocabulary [0, {program.vocab_size})"
             raise ApiError(message, param="allowed_token_ids")
     sequences = [ids for word in body.bad_words or [] for ids in _spellings(model, word)]
-    return TokenRules(program.vocab_size, body.allowed_token_ids, sequences, fields[-1])
+    stop_ids = {*(body.stop_token_ids or [])} | (set() if body.ignore_eos else model.llm.eos_ids)
+    minimum = (body.min_tokens or 0, stop_ids)
+    return TokenRules(program.vocab_size, body.allowed_token_ids, sequences, minimum, fields[-1])
 
 
 def _spellings(model: ServedModel, word: str) -> list[list[int]]:
@@ -45,17 +47,23 @@ class TokenRules:
 
     - `allowed`: the tokens that may be drawn, or None for all.
     - `sequences`: of each of these sequences of tokens, the last one may not follow the others.
+    - `minimum`: the minimum length of an answer, and the stop ids, which may not be drawn before.
     - `field`: the field of the request that has the last of these rules, for messages.
 
     The mask depends on the tokens of the answer only. Calling this object raises ApiError if no token may follow.
     """
 
     def __init__(
-        self, vocab_size: int, allowed: Iterable[int] | None, sequences: Iterable[Sequence[int]], field: str
+        self,
+        vocab_size: int,
+        allowed: Iterable[int] | None,
+        sequences: Iterable[Sequence[int]],
+        minimum: tuple[int, Collection[int]],
+        field: str,
     ):
         import numpy
 
-        self._field = field
+        self._field, (self._minimum, self._stop_ids) = field, minimum
         self._last_tokens: dict[tuple[int, ...], set[int]] = defaultdict(set)  # by the tokens in front of them
         for *before, last in sequences:
             self._last_tokens[tuple(before)].add(last)
@@ -70,6 +78,8 @@ class TokenRules:
         for length in self._lengths:
             if length <= len(answer):
                 bits[[*self._last_tokens.get(tuple(answer[len(answer) - length :]), ())]] = 0
+        if len(answer) < self._minimum:
+            bits[[*self._stop_ids]] = 0
         if not bits.any():
             raise ApiError(f"{self._field}: no token may follow after {len(answer)} tokens", param=self._field)
         return numpy.packbits(bits, bitorder="little").view(numpy.int32)
