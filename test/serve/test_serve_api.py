@@ -6,6 +6,7 @@ import logging
 import socket
 
 import httpx
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -30,6 +31,21 @@ def test_models(client):
     assert model.object == "model" and model.has_chat_template is True
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
+
+
+def test_description_of_the_api_has_the_errors(server):
+    description = httpx.get(f"{server.url}/openapi.json").json()
+    schemas = description["components"]["schemas"]
+    assert "HTTPValidationError" not in schemas  # FastAPI's
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            error = operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
+            answer = httpx.request(method, f"{server.url}{path}", content="{", timeout=60)
+            if answer.status_code != 200:
+                jsonschema.validate(answer.json(), schemas[error] | {"components": description["components"]})
+    content = {path: description["paths"][path] for path in ("/v1/chat/completions", "/v1/messages", "/metrics")}
+    assert all("text/event-stream" in content[path]["post"]["responses"]["200"]["content"] for path in [*content][:2])
+    assert [*content["/metrics"]["get"]["responses"]["200"]["content"]] == ["text/plain"]
 
 
 def test_chat(client, llm):
