@@ -42,6 +42,16 @@ def test_eos_ids_of_the_program_end_the_answer(run, program, eos):
     assert run(*arguments, "--ignore-eos", "--stop-ids", "13").ids == [11, 12]
 
 
+def test_minimum_needs_masks_if_there_are_stop_ids(run, program):
+    path = program("eos_1", programs.successor, get_eos_ids=[12])
+    arguments = [path, "--prompt-ids", "10", "--ids", "--max-new-tokens", "4"]
+    done = run(*arguments, "--min-new-tokens=1")
+    assert done.code == 2 and "min_new_tokens: the program was exported without allowed_tokens" in done.stderr
+    assert run(*arguments, "--min-new-tokens=4", "--ignore-eos").ids == [11, 12, 13, 14]
+    done = run(*arguments, "--min-new-tokens=5", "--ignore-eos")
+    assert done.code == 2 and "min_new_tokens: got 5, expected at most max_new_tokens, which is 4" in done.stderr
+
+
 def test_full_context_ends_the_answer(run, program):
     """All 16 positions are filled, and one more token is drawn after them."""
     path = program("short", programs.successor, max_context_len=16)

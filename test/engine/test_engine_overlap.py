@@ -74,6 +74,19 @@ def test_log_probabilities_and_masks(path, settings):
     assert run(overlap=1) == run(overlap=0)
 
 
+def test_minimum(path, expected):
+    """Steps overlap once the answer is long enough."""
+
+    def run(overlap, **settings):
+        with api.Engine(path, overlap=overlap) as engine:
+            return engine.generate(PROMPT, **SETTINGS, stop_ids=expected[2:4], **settings), engine.stats().steps
+
+    tokens, steps = run(overlap=0, min_new_tokens=6)
+    assert len(tokens) >= 6 and not {*expected[2:4]} & {*tokens} and run(overlap=0)[0] == expected[:2]
+    ended = len(tokens) < SETTINGS["max_new_tokens"]
+    assert run(overlap=1, min_new_tokens=6) == (tokens, steps + ended)
+
+
 def test_failed_step_ends_the_request_after_the_tokens_before_it(path, expected):
     """A memory limit that is set during the answer lets the next step fail. What the row holds stays valid."""
 

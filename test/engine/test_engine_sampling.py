@@ -121,6 +121,18 @@ def test_a_mask_that_admits_no_token_is_an_error(run, request, fixture, outside)
     assert done.code == 2 and "allowed_tokens: got a mask that admits no token" in done.stderr
 
 
+@pytest.mark.parametrize("fixture", ["full", "bare"])
+def test_no_stop_id_is_drawn_before_the_minimum(run, request, fixture):
+    path = request.getfixturevalue(fixture)
+    arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=30", "--temperature=5", "--seed=1"]
+    arguments += ["--allow-ids=3,31,32,2999", "--stop-ids=32,2999"]
+    assert len(run(path, *arguments).ids) < 4
+    ids = run(path, *arguments, "--min-new-tokens=12").ids
+    assert 12 <= len(ids) < 30 and set(ids) == {3, 31}
+    done = run(path, *arguments[:-2], "--allow-ids=32", "--stop-ids=32", "--min-new-tokens=1")
+    assert done.code == 2 and "admits no token but stop ids, which min_new_tokens prevents" in done.stderr
+
+
 def test_host_adds_a_bias_that_is_too_long_for_the_head(run, full):
     arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=5", "--logit-bias"]
     assert run(full, *arguments, "1:1,2:1,3:1,4:100").ids == [4] * 5

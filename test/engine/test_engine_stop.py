@@ -35,6 +35,14 @@ def test_stop_string_ends_the_answer(run, tmp_path, script, stop, text, found):
     assert (answer["stop_string"], answer["stop_id"]) == (found, None)
 
 
+@pytest.mark.parametrize(
+    ("minimum", "text"), [(0, "1 "), (2, "1 "), (3, "1 ab2 "), (5, "1 ab2 "), (7, "1 ab2 ab3"), (9, "1 ab2 ab3")]
+)
+def test_stop_string_begins_after_the_minimum(run, tmp_path, minimum, text):
+    done = play(run, tmp_path, b"1 ab2 ab3", "--stop=ab", f"--min-new-tokens={minimum}")
+    assert done.text == text and done.finish == ("length" if text.endswith("3") else "stop")
+
+
 def test_stop_string_may_occur_at_the_end_of_the_answer(run, tmp_path):
     """An incomplete character becomes U+FFFD at the end, which stop strings can match."""
     done = play(run, tmp_path, b"ab\xe2\x82", "--stop=\ufffd")

@@ -77,6 +77,26 @@ def test_allowed_tokens(fixture, request):
     assert tokens[2] not in {31, 32, 700}
 
 
+@pytest.mark.parametrize("fixture", ["head", "host"])
+@pytest.mark.parametrize("draft", [0, 4])
+def test_minimum_length(fixture, draft, request):
+    """The tokens are those of a mask without the stop ids, also with draft tokens."""
+    llm = request.getfixturevalue(fixture)
+    stops = drawn(llm, temperature=1.0)[3:6]
+    without_stops = torch.from_numpy(allow_only(llm.program.vocab_size, {*range(llm.program.vocab_size)} - {*stops}))
+    expected = drawn(llm, temperature=1.0, allowed_tokens=lambda answer: without_stops if len(answer) < 12 else None)
+    end = next((index for index in range(12, COUNT) if expected[index] in stops), COUNT)
+    assert drawn(llm, temperature=1.0, min_new_tokens=12, stop_ids=stops, draft=draft) == expected[:end]
+    assert len(drawn(llm, temperature=1.0, stop_ids=stops)) == 3
+
+
+def test_minimum_length_is_checked(head):
+    with pytest.raises(SettingError, match="min_new_tokens: got -1, expected an integer of at least 0"):
+        drawn(head, min_new_tokens=-1)
+    with pytest.raises(SettingError, match="min_new_tokens: got 28, expected at most max_new_tokens, which is 27"):
+        drawn(head, min_new_tokens=28)
+
+
 def test_mask_is_checked(head):
     expected = r"allowed_tokens: got int32 of shape \[3\], expected int32 of shape \[48\]"
     with pytest.raises(SettingError, match=expected):

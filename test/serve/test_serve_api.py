@@ -6,6 +6,8 @@ import logging
 import socket
 
 import httpx
+import jsonschema
+import numpy as np
 import openai
 import pytest
 import served
@@ -29,6 +31,21 @@ def test_models(client):
     assert model.object == "model" and model.has_chat_template is True
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
+
+
+def test_description_of_the_api_has_the_errors(server):
+    description = httpx.get(f"{server.url}/openapi.json").json()
+    schemas = description["components"]["schemas"]
+    assert "HTTPValidationError" not in schemas  # FastAPI's
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            error = operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
+            answer = httpx.request(method, f"{server.url}{path}", content="{", timeout=60)
+            if answer.status_code != 200:
+                jsonschema.validate(answer.json(), schemas[error] | {"components": description["components"]})
+    content = {path: description["paths"][path] for path in ("/v1/chat/completions", "/v1/messages", "/metrics")}
+    assert all("text/event-stream" in content[path]["post"]["responses"]["200"]["content"] for path in [*content][:2])
+    assert [*content["/metrics"]["get"]["responses"]["200"]["content"]] == ["text/plain"]
 
 
 def test_chat(client, llm):
@@ -155,6 +172,51 @@ def test_load_generators_set_the_length_of_an_answer(client):
     assert answer.usage.completion_tokens == 12
 
 
+def test_minimum_length(client):
+    """No stop id is drawn before, and the text before may contain stop strings."""
+    bias = {small_llm.EOS: 1000}
+    for minimum, count in ((0, 1), (5, 6)):  # the stop id counts
+        answer = chat(client, logit_bias=bias, seed=3, extra_body={"min_tokens": minimum})
+        assert answer.usage.completion_tokens == count and answer.choices[0].finish_reason == "stop"
+    text = chat(client).choices[0].message.content
+    assert chat(client, stop=[text[:3]]).choices[0].message.content == ""
+    assert chat(client, stop=[text[:3]], extra_body={"min_tokens": 12}).choices[0].message.content == text
+
+
+def test_allowed_token_ids(client, llm):
+    bits = np.zeros(small_llm.VOCABULARY, dtype=np.uint8)
+    bits[[5, 300, 301]] = 1
+    mask = np.packbits(bits, bitorder="little").view(np.int32)
+    settings = {"temperature": 5, "seed": 3, "max_tokens": 20}
+    answer = chat(client, **settings, extra_body={"allowed_token_ids": [301, 5, 300]}).choices[0].message.content
+    expected = llm.chat(MESSAGES, temperature=5, seed=3, max_new_tokens=20, allowed_tokens=lambda _: mask).result()
+    assert answer == expected.text and {*expected.tokens} == {5, 300, 301}
+
+
+def test_bad_words(client, llm):
+    """The last token of a bad word does not follow the others, also not after a space."""
+    word = "zzq"
+    first, second, *others = llm.encode(word, special=False)
+    body = {"prompt": [5], "max_tokens": 40, "logprobs": 0, "seed": 1, "temperature": 5}
+    ids = {"allowed_token_ids": [first, second, *others, 300]}
+
+    def words(**fields):
+        text = client.completions.create(model=NAME, **body, extra_body=ids | fields).choices[0].text
+        return text.count(word)
+
+    assert words() > 0 and words(bad_words=[word]) == words(bad_words=["a", f" {word}"]) == 0
+
+
+def test_rules_that_allow_no_token(client, llm):
+    for field, fields in {
+        "bad_words": {"allowed_token_ids": [5], "bad_words": [llm.text([5])]},
+        "allowed_token_ids": {"allowed_token_ids": [small_llm.EOS], "min_tokens": 1},
+    }.items():
+        with pytest.raises(openai.BadRequestError, match=f"{field}: no token may follow after 0 tokens") as caught:
+            client.completions.create(model=NAME, prompt="x", extra_body=fields)
+        assert caught.value.param == field
+
+
 def test_minus_one_is_no_limit(client):
     """LM Studio and llama.cpp know it so."""
     limits = [chat(client, max_tokens=tokens, seed=4, temperature=1, stop="a").usage for tokens in (None, -1)]
@@ -199,11 +261,13 @@ INVALID = [
     ({"reasoning_effort": "low"}, "reasoning_effort", "has no use for it, expected null"),
     ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
     ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
-    ({"extra_body": {"min_tokens": 4}}, "min_tokens", "min_tokens is not supported by this server without ignore_eos"),
-    ({"stop": "a", "extra_body": {"min_tokens": 4, "ignore_eos": True}}, "min_tokens", "or together with stop"),
     ({"extra_body": {"min_tokens": 13, "ignore_eos": True}}, "min_tokens", "got 13, expected at most the maximum length"),
     ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs", "is not supported by this server: expected null"),
-    ({"extra_body": {"bad_words": ["a"]}}, "bad_words", "is not supported by this server: expected [] or null"),
+    ({"extra_body": {"bad_words": [""]}}, "bad_words.0", "got 0 characters, expected at least 1"),
+    ({"extra_body": {"bad_words": [" "]}}, "bad_words", "bad_words: ' ' has no tokens"),
+    ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids", "got 0 items, expected at least 1"),
+    ({"extra_body": {"allowed_token_ids": [5, small_llm.VOCABULARY]}}, "allowed_token_ids", "is outside the vocabulary [0, "),
+    ({"extra_body": {"allowed_token_ids": [-1]}}, "allowed_token_ids", "id -1 is outside the vocabulary [0, "),
     ({"extra_body": {"logit_bias": [1]}}, "logit_bias", "logit_bias: got a list, expected an object"),
     ({"extra_body": {"user": 4}}, "user", "user: got int, expected a string"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),

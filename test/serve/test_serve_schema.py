@@ -375,3 +375,8 @@ def test_model_without_masks_refuses_a_schema(batch_program):
         with pytest.raises(openai.BadRequestError, match="was exported without allowed_tokens") as caught:
             ask(client, record(a=STRING))
         assert caught.value.param == "response_format"
+        for name, rule in {"min_tokens": 1, "bad_words": ["a"], "allowed_token_ids": [5]}.items():
+            message = f"{name}: .* was exported without allowed_tokens"
+            with pytest.raises(openai.BadRequestError, match=message) as caught:
+                client.completions.create(model=NAME, prompt="x", extra_body={name: rule})
+            assert caught.value.param == name

@@ -38,6 +38,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         help="stop string: the answer ends before it; may be repeated")
     add("--max-new-tokens", type=int, metavar="N",
         help="largest number of tokens in an answer (default: as many as the context holds)")
+    add("--min-new-tokens", type=int, metavar="N", help="smallest number of tokens in an answer (default: 0)")
     for name, spec in SCALARS.items():
         add(f"--{name.replace('_', '-')}", type=spec.type, metavar="N" if spec.type is int else "X",
             help=f"{spec.help} (default: {'random' if spec.off is None else format(spec.off, 'g')})")
@@ -81,7 +82,7 @@ class Session:
 
     def __init__(self, llm: LLM, options: argparse.Namespace, chat: bool):
         self.llm, self.json, self.chat = llm, options.json, chat
-        given = {name: getattr(options, name) for name in (*SCALARS, "max_new_tokens")}
+        given = {name: getattr(options, name) for name in (*SCALARS, "max_new_tokens", "min_new_tokens")}
         self.settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.settings["stop"] = options.stop
         self._system = options.system

@@ -5,18 +5,24 @@
 namespace executorch_mlx::engine {
 
 AnswerBuilder::AnswerBuilder(const LlmProgram& program, const RequestOptions& options)
-    : program_(program), options_(options), stop_(options.stop) {}
+    : program_(program), options_(options), stop_ids_(program.stop_ids(options)), stop_(options.stop) {}
 
 bool AnswerBuilder::is_stop_id(int64_t token) const {
-  const auto contains = [&](const std::vector<int64_t>& ids) {
-    return std::find(ids.begin(), ids.end(), token) != ids.end();
-  };
-  return contains(options_.stop_ids) || (!options_.ignore_eos && contains(program_.metadata().eos_ids));
+  return std::find(stop_ids_.begin(), stop_ids_.end(), token) != stop_ids_.end();
+}
+
+std::span<const int64_t> AnswerBuilder::prevented_stop_ids(size_t length) const {
+  const bool is_short = static_cast<int64_t>(length) < options_.min_new_tokens;
+  return is_short ? std::span(stop_ids_) : std::span<const int64_t>();
 }
 
 // Adds to the piece the part of `text`, and of the text held back before, that cannot belong to a stop string. A stop
-// string ends the answer.
+// string ends the answer. It begins after the text of the first min_new_tokens tokens.
 void AnswerBuilder::take_text(std::string_view text, Piece& piece) {
+  if (static_cast<int64_t>(tokens_.size()) <= options_.min_new_tokens) {
+    piece.text += text;
+    return;
+  }
   if (const std::string* found = stop_.feed(text, piece.text)) {
     piece.finish = EXECUTORCH_MLX_STOP;
     piece.stop_index = static_cast<int32_t>(found - options_.stop.data());

@@ -1,7 +1,9 @@
 // The answer to a request, built while its tokens are drawn.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +38,9 @@ class AnswerBuilder {
 
   bool is_stop_id(int64_t token) const;
 
+  // The stop ids that may not be drawn after `length` tokens of the answer, because it would be too short.
+  std::span<const int64_t> prevented_stop_ids(size_t length) const;
+
   // The tokens of the answer, without a stop id.
   const std::vector<int64_t>& tokens() const {
     return tokens_;
@@ -46,6 +51,7 @@ class AnswerBuilder {
 
   const LlmProgram& program_;
   const RequestOptions& options_;
+  const std::vector<int64_t> stop_ids_;
   std::vector<int64_t> tokens_;
   Utf8Stream utf8_;
   StopStringFilter stop_;

@@ -185,6 +185,7 @@ RequestOptions read_options(const executorch_mlx_request_options* given) {
   }
   result.allowed_tokens = o.allowed_tokens;
   result.max_new_tokens = o.max_new_tokens;
+  result.min_new_tokens = o.min_new_tokens;
   result.stop_ids = read_array(o.stop_ids, o.stop_id_count, "stop_ids");
   result.ignore_eos = o.ignore_eos;
   for (const char* stop : read_array(o.stop, o.stop_count, "stop")) {

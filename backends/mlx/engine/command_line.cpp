@@ -153,6 +153,10 @@ constexpr Option kOptions[] = {
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.request.max_new_tokens = parse_integer(f, t, 1);
      }},
+    {"--min-new-tokens", "N", "do not end the answer before N tokens (default: 0)",
+     [](RunnerOptions& o, std::string_view f, const std::string& t) {
+       o.request.min_new_tokens = parse_integer(f, t, 0);
+     }},
     {"--temperature", "X", "divide the logits by this; 0 is greedy decoding",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.request.temperature = parse_number(f, t, 0);

@@ -218,6 +218,15 @@ std::shared_ptr<executorch_mlx_buffers> LlmProgram::open_buffers() const {
   return {buffers, executorch_mlx_buffers_close};
 }
 
+std::vector<int64_t> LlmProgram::stop_ids(const RequestOptions& options) const {
+  std::vector<int64_t> ids = options.stop_ids;
+  if (!options.ignore_eos) {
+    ids.insert(ids.end(), metadata_.eos_ids.begin(), metadata_.eos_ids.end());
+  }
+  std::erase_if(ids, [this](int64_t id) { return id < 0 || id >= metadata_.vocab_size; }); // they are never drawn
+  return ids;
+}
+
 const char* LlmProgram::unsupported_parameter(const RequestOptions& options) const {
   const SamplingParameters& s = options.sampling;
   const LlmMetadata& m = metadata_;
@@ -234,6 +243,7 @@ const char* LlmProgram::unsupported_parameter(const RequestOptions& options) con
       {"frequency_penalty", s.frequency_penalty != 0, m.takes_penalties},
       {"logit_bias", !s.logit_bias.empty(), static_cast<int64_t>(s.logit_bias.size()) <= m.logit_bias},
       {"allowed_tokens", options.allowed_tokens != nullptr, m.takes_allowed_tokens},
+      {"min_new_tokens", options.min_new_tokens > 0 && !stop_ids(options).empty(), m.takes_allowed_tokens},
       {"logprobs", options.logprobs >= 0, m.logprobs > 0 && options.logprobs <= m.logprobs},
   };
   for (const auto& parameter : parameters) {

@@ -102,6 +102,9 @@ class LlmProgram {
     return verify_ && verify_->num_outputs() >= kVerifyOutputs;
   }
 
+  // Returns the token ids that end the answer to a request.
+  std::vector<int64_t> stop_ids(const RequestOptions& options) const;
+
   // Returns the name of a parameter that a request enables but the head does not accept, or null if there is none.
   const char* unsupported_parameter(const RequestOptions& options) const;
 

@@ -17,6 +17,11 @@ void check_token(const char* argument, int64_t id, int64_t vocab_size) {
 void check_stop_conditions(const LlmProgram& program, const RequestOptions& options) {
   check_argument(
       options.max_new_tokens >= 0, "max_new_tokens: got ", options.max_new_tokens, ", expected at least 0");
+  check_argument(
+      options.min_new_tokens >= 0, "min_new_tokens: got ", options.min_new_tokens, ", expected at least 0");
+  check_argument(
+      options.max_new_tokens == 0 || options.min_new_tokens <= options.max_new_tokens, "min_new_tokens: got ",
+      options.min_new_tokens, ", expected at most max_new_tokens, which is ", options.max_new_tokens);
   for (const int64_t id : options.stop_ids) {
     check_token("stop_ids", id, program.metadata().vocab_size);
   }
@@ -64,6 +69,9 @@ void check_supported(const LlmProgram& program, const RequestOptions& options) {
   };
   check_at_most("logit_bias", str(options.sampling.logit_bias.size(), " tokens"), meta.logit_bias);
   check_at_most("logprobs", options.logprobs, meta.logprobs);
+  check_argument(
+      std::string_view(unsupported) != "min_new_tokens",
+      "min_new_tokens: the program was exported without allowed_tokens, which prevents stop ids");
   check_argument(false, unsupported, ": the program was exported without this parameter");
 }
 

@@ -35,6 +35,7 @@ struct RequestOptions {
   std::optional<int64_t> seed = {};
   executorch_mlx_allowed_tokens allowed_tokens = nullptr;
   int64_t max_new_tokens = 0;
+  int64_t min_new_tokens = 0;
   std::vector<int64_t> stop_ids = {};
   bool ignore_eos = false;
   std::vector<std::string> stop = {};

@@ -81,15 +81,23 @@ void Request::begin(int64_t reused) {
   info_.queue_seconds = seconds_between(submitted_, began_);
 }
 
+bool Request::has_speech_rules() const {
+  return program_.metadata().speech.is_speech() && !options.allow_suppressed;
+}
+
+bool Request::needs_mask() const {
+  return allowed_tokens_ != nullptr || has_speech_rules() ||
+      !answer_.prevented_stop_ids(answer_.tokens().size()).empty();
+}
+
 RowTask Request::draw_task(std::vector<int64_t>& draft) {
   RowTask task;
   task.sampling = &options.sampling;
   task.seed = seed_of_draw(0);
   task.wants_logprobs = options.logprobs >= 0;
   const LlmMetadata& meta = program_.metadata();
-  const bool has_rules = meta.speech.is_speech() && !options.allow_suppressed;
   task.timestamps = options.timestamps;
-  if (allowed_tokens_ == nullptr && !has_rules) {
+  if (!needs_mask()) {
     return task;
   }
   const size_t words = mask_words(meta.vocab_size);
@@ -97,22 +105,30 @@ RowTask Request::draw_task(std::vector<int64_t>& draft) {
   masks_.assign(words, kAllTokens);
   const auto fill_mask = [&](size_t i) {
     const std::span<int32_t> mask = std::span(masks_).subspan(i * words, words);
-    if (has_rules) {
+    if (has_speech_rules()) {
       const int64_t stop_id = meta.eos_ids.empty() ? -1 : meta.eos_ids[0];
       mask_speech_tokens(meta.speech, answer, options.timestamps, stop_id, meta.vocab_size, mask);
     }
     try {
-      return allowed_tokens_ == nullptr ||
-          allowed_tokens_(options.user_data, answer.data(), answer.size(), mask.data(), words);
+      if (allowed_tokens_ != nullptr &&
+          !allowed_tokens_(options.user_data, answer.data(), answer.size(), mask.data(), words)) {
+        return false;
+      }
     } catch (...) { // from a callback in C++
       return false;
     }
+    for (const int64_t id : answer_.prevented_stop_ids(answer.size())) {
+      forbid(mask, id);
+    }
+    return true;
   };
   const auto admits_token = [&](size_t i) {
     return allows_any(std::span(masks_).subspan(i * words, words), meta.vocab_size);
   };
   check_argument(fill_mask(0), "allowed_tokens: the callback returned false");
-  check_argument(admits_token(0), "allowed_tokens: got a mask that admits no token");
+  check_argument(
+      admits_token(0), "allowed_tokens: got a mask that admits no token",
+      answer_.prevented_stop_ids(answer.size()).empty() ? "" : " but stop ids, which min_new_tokens prevents");
   // A draft ends before the first token that its mask does not allow, so that the callback sees possible answers only.
   for (size_t i = 0; i < draft.size(); ++i) {
     const int64_t token = draft[i];

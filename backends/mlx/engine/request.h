@@ -62,6 +62,8 @@ class Request {
   bool is_stop_id(int64_t token) const {
     return answer_.is_stop_id(token);
   }
+  // Whether the next draw has a mask of allowed tokens.
+  bool needs_mask() const;
 
   // Records that the request has a row, which holds `reused` tokens of the prompt already.
   void begin(int64_t reused);
@@ -108,6 +110,7 @@ class Request {
  private:
   Request(
       const LlmProgram& program, RequestOptions options, std::function<bool(Row&)> work, bool samples_on_host);
+  bool has_speech_rules() const;
   bool send(int64_t token, const Piece& piece, const Drawn* drawn);
   void finish(int64_t token, const Piece& piece, const Drawn* drawn, executorch_mlx_status status, std::string error);
 

@@ -11,7 +11,7 @@ namespace executorch_mlx::engine {
 // Whether a step of this request may be submitted before the host knows the token of the previous step.
 bool Scheduler::can_overlap(const Request& request) const {
   const RequestOptions& options = request.options;
-  return overlaps_ && !request.samples_on_host && options.allowed_tokens == nullptr &&
+  return overlaps_ && !request.samples_on_host && !request.needs_mask() &&
       !program_.metadata().speech.is_speech() && (guesser_ == nullptr || options.draft == 0);
 }
 

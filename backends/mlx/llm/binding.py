@@ -81,6 +81,7 @@ class RequestOptions(_Struct):
         ("logprobs", c_int32), ("priority", c_int32), ("draft", c_int32), ("on_event", OnEvent),
         ("user_data", c_void_p),
         ("samples", POINTER(c_float)), ("sample_count", c_size_t), ("timestamps", c_bool), ("allow_suppressed", c_bool),
+        ("min_new_tokens", c_int64),
     ]  # fmt: skip
     _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}
 

@@ -77,6 +77,7 @@ class Options:
     """
 
     max_new_tokens: int | None = None
+    min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -88,7 +89,8 @@ class Options:
     allow_suppressed: bool = False
 
     def __post_init__(self):
-        for name, lowest in (("max_new_tokens", 1), ("logprobs", 0), ("priority", -(2**31)), ("draft", -1)):
+        lowest_values = {"max_new_tokens": 1, "min_new_tokens": 0, "logprobs": 0, "priority": -(2**31), "draft": -1}
+        for name, lowest in lowest_values.items():
             value = python_number(getattr(self, name))
             object.__setattr__(self, name, value)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
@@ -411,6 +413,7 @@ def _request_options(
         bias_count=len(bias),
         allowed_tokens=_on_allowed_tokens if has_mask else binding.AllowedTokens(),
         max_new_tokens=options.max_new_tokens or 0,
+        min_new_tokens=options.min_new_tokens or 0,
         stop_ids=binding.ids([*options.stop_ids]),
         stop_id_count=len(options.stop_ids),
         ignore_eos=options.ignore_eos,

@@ -48,6 +48,8 @@ class LLM:
 
     - `max_new_tokens`: the maximum length of the answer in tokens. With None, the answer ends at a
       stop id or stop string, or when the context is full.
+    - `min_new_tokens`: the minimum length of the answer in tokens. Until then, no stop id is drawn, and stop strings
+      are ordinary text. If there are stop ids, the program has to take `allowed_tokens` or return logits.
     - `stop`: one or several stop strings. The answer ends before the first one that occurs.
     - `stop_ids`: token ids that end the answer, in addition to `eos_ids`.
     - `ignore_eos`: do not stop at `eos_ids`.
@@ -170,6 +172,7 @@ class LLM:
         prompt: Prompt,
         *,
         max_new_tokens: int | None = None,
+        min_new_tokens: int = 0,
         stop: str | Iterable[str] = (),
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
@@ -185,7 +188,7 @@ class LLM:
         if a token id is outside the vocabulary; TypeError for an unknown parameter, or a prompt of another type; and
         BusyError if the queue is full.
         """
-        options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
+        options = self._options(max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
         return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
 
     @property
@@ -224,6 +227,7 @@ class LLM:
         prompts: Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
+        min_new_tokens: int = 0,
         stop: str | Iterable[str] = (),
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
@@ -242,7 +246,7 @@ class LLM:
         """
         _check_list("prompts", prompts)
         sampling = _sampling_parameters(parameters)
-        options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
+        options = self._options(max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
         running: deque[Generation] = deque()
         answers: list[Generation | ValueError] = []
         for prompt in prompts:
@@ -410,6 +414,7 @@ class LLM:
     def _options(
         self,
         max_new_tokens: int | None,
+        min_new_tokens: int,
         stop: str | Iterable[str],
         stop_ids: Iterable[int],
         ignore_eos: bool,
@@ -426,7 +431,7 @@ class LLM:
         except TypeError as error:
             raise SettingError("stop_ids", f": got {reprlib.repr(stop_ids)}, expected token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
-        return Options(max_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
+        return Options(max_new_tokens, min_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
 
 
 def _token_ids(values: Iterable[int]) -> list[int]:

@@ -16,7 +16,7 @@ from fastapi.staticfiles import StaticFiles
 from ..llm import LLM
 from . import strict_json
 from .chat_request import ChatRequest
-from .errors import add_error_handlers
+from .errors import ANTHROPIC_ERRORS, ERRORS, Responses, add_error_handlers
 from .messages import MessagesFormat, count_tokens, start_message
 from .messages_request import CountRequest, MessagesRequest
 from .middleware import add_middleware
@@ -31,6 +31,8 @@ from .start import start_chat, start_completion
 from .tokenize_request import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 
 PAGE = Path(__file__).parent / "page"
+# The second form of an answer, for the description of the API.
+STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
 LARGE_BODY = 64 * 1024  # bytes; a larger body is parsed on another thread, so that other requests need not wait
 
 
@@ -89,21 +91,21 @@ class _Route(APIRoute):
 
 def _generation_routes(service: Service) -> APIRouter:
     """The routes that generate text."""
-    router = APIRouter(route_class=_Route)
+    router = APIRouter(route_class=_Route, responses=ERRORS)
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.respond(request, body, start_chat, ChatFormat)
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=STREAM)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await service.respond(request, body, start_completion, CompletionFormat)
 
-    @router.post("/v1/responses")
+    @router.post("/v1/responses", responses=STREAM)
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         return await service.respond(request, body, start_response, ResponsesFormat)
 
-    @router.post("/v1/messages")
+    @router.post("/v1/messages", responses=STREAM | ANTHROPIC_ERRORS)
     async def write_message(body: MessagesRequest, request: Request) -> Response:
         return await service.respond(request, body, start_message, MessagesFormat)
 
@@ -112,7 +114,7 @@ def _generation_routes(service: Service) -> APIRouter:
 
 def _information_routes(service: Service) -> APIRouter:
     """The routes that generate no text."""
-    router = APIRouter(route_class=_Route)
+    router = APIRouter(route_class=_Route, responses=ERRORS)
 
     @router.get("/", include_in_schema=False)
     async def chat_page() -> Response:
@@ -123,7 +125,7 @@ def _information_routes(service: Service) -> APIRouter:
         status, body = service.health.report()
         return JSONResponse(body, status)
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -141,7 +143,7 @@ def _information_routes(service: Service) -> APIRouter:
     async def count_input_tokens(body: ResponsesRequest) -> dict[str, Any]:
         return await service.with_model(body.model, lambda model: input_tokens(model, body))
 
-    @router.post("/v1/messages/count_tokens")
+    @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
     async def count_message_tokens(body: CountRequest) -> dict[str, Any]:
         return await service.with_model(body.model, lambda model: count_tokens(model, body))
 

@@ -7,11 +7,12 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ..llm import BusyError, PromptLengthError, SettingError
@@ -25,6 +26,38 @@ ANTHROPIC_TYPES = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error",
     504: "timeout_error",
 }  # fmt: skip
+
+
+class ErrorDetails(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of an error in OpenAI's API."""
+
+    error: ErrorDetails
+
+
+class AnthropicErrorDetails(BaseModel):
+    type: str
+    message: str
+    details: dict[str, str] = {}
+
+
+class AnthropicErrorBody(BaseModel):
+    """The body of an error in Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetails
+
+
+# The errors of routes, for the description of the API. Without them, FastAPI adds its own error 422.
+Responses = dict[int | str, dict[str, Any]]
+ERRORS: Responses = {"default": {"description": "An error", "model": ErrorBody}}
+ANTHROPIC_ERRORS: Responses = {"default": {"description": "An error", "model": AnthropicErrorBody}}
 
 
 class ApiError(HTTPException):

@@ -20,6 +20,7 @@ from .errors import ApiError
 
 MAX_CHOICES = 128  # the limit of n in OpenAI's API
 MAX_STOPS = 64
+MAX_BAD_WORDS = 1024
 MAX_METADATA = 16
 SEED_STRIDE = 2**32  # choice i draws with seed + i * SEED_STRIDE, so that choices do not share draws
 
@@ -41,8 +42,6 @@ UNSUPPORTED: dict[str, tuple] = {
     # Fields of vLLM's API, which its clients send with their defaults.
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),  # in a chat, whose template writes them
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
@@ -255,6 +254,8 @@ class GenerationRequest(SamplingFields):
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = False
     min_tokens: int | None = Field(0, ge=0, lt=2**31)
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
+    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     priority: int | None = Field(0, ge=-(2**31), lt=2**31)
     structured_outputs: StructuredOutputs | None = None
     # Their names in older versions of vLLM.
@@ -270,7 +271,7 @@ class GenerationRequest(SamplingFields):
         arguments["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         arguments["stop_ids"] = self.stop_token_ids or []
         arguments["temperature"] = 1.0 if self.temperature is None else self.temperature  # OpenAI's default
-        arguments["max_new_tokens"] = self.max_new_tokens
+        arguments |= {"max_new_tokens": self.max_new_tokens, "min_new_tokens": self.min_tokens or 0}
         arguments["logprobs"] = self.logprob_count
         return arguments
 
@@ -288,7 +289,7 @@ class GenerationRequest(SamplingFields):
     @property
     def argument_fields(self) -> dict[str, str]:
         """The fields of the arguments of `LLM.generate` that have another name."""
-        return {"max_new_tokens": "max_tokens", "stop_ids": "stop_token_ids"}
+        return {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "stop_ids": "stop_token_ids"}
 
     @property
     def logprob_count(self) -> int | None:
@@ -336,11 +337,6 @@ class GenerationRequest(SamplingFields):
         if len(self.forms) > 1:
             first, second, *_ = (form.field for form in self.forms)
             raise ApiError(f"{second}: got it together with {first}, expected one of them", param=second)
-        if self.min_tokens and (self.stop or self.stop_token_ids or not self.ignore_eos):
-            message = (
-                "min_tokens is not supported by this server without ignore_eos, or together with stop or stop_token_ids"
-            )
-            raise ApiError(message, param="min_tokens", code="unsupported_parameter")
         longest = self.max_new_tokens
         if self.min_tokens and longest is not None and self.min_tokens > longest:
             message = f"min_tokens: got {self.min_tokens}, expected at most the maximum length, which is {longest}"

@@ -22,6 +22,7 @@ from .errors import ApiError, request_error
 from .grammar import Constraint, GrammarError
 from .model import ServedModel
 from .request import CompletionRequest, GenerationRequest
+from .token_rules import token_rules
 
 
 def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
@@ -113,7 +114,7 @@ def _starts(
     - `prompts`: the token ids of the prompt of each choice.
     - `field`: the field of the request that has the prompt, for messages.
     """
-    arguments = body.generate_arguments()
+    arguments = body.generate_arguments() | {"allowed_tokens": token_rules(model, body)}
 
     def start(index: int, ids: list[int]) -> Generation:
         own = {"seed": body.choice_seed(index % (body.n or 1))}

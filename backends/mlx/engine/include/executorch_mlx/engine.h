@@ -173,6 +173,7 @@ struct RequestOptions {
   std::span<const float> samples;
   bool timestamps = false;
   bool allow_suppressed = false;
+  int64_t min_new_tokens = 0;
 };
 
 // The fields of executorch_mlx_event.
@@ -335,6 +336,7 @@ class Engine {
     o.sample_count = options.samples.size();
     o.timestamps = options.timestamps;
     o.allow_suppressed = options.allow_suppressed;
+    o.min_new_tokens = options.min_new_tokens;
     o.on_event = request.state_->on_event ? Request::call_on_event : nullptr;
     o.user_data = request.state_.get();
     executorch_mlx_request* handle = nullptr;

@@ -236,10 +236,14 @@ typedef struct {
   size_t sample_count;
   bool timestamps;               // draw timestamp tokens, by Whisper's rules
   bool allow_suppressed;         // no rules for the tokens: tokens that the model suppresses may be drawn too
+
+  // The answer has at least so many tokens. Until then, no stop id is drawn, and stop strings are ordinary text. If
+  // there are stop ids, the program must take allowed_tokens or return logits. 0: no minimum.
+  int64_t min_new_tokens;
 } executorch_mlx_request_options;
 #define EXECUTORCH_MLX_REQUEST_OPTIONS \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
-   false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false}
+   false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0}
 
 // Checks a request and queues it. Copies everything that `options` points to. Free the request with
 // executorch_mlx_request_free().

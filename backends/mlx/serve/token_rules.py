@@ -1,0 +1,85 @@
+"""Which tokens the answers to a request may have, by vLLM's fields `allowed_token_ids` and `bad_words`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from ..llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
+from .errors import ApiError
+from .model import ServedModel
+from .request import GenerationRequest
+
+
+def token_rules(model: ServedModel, body: GenerationRequest) -> TokenRules | None:
+    """Return the rules of a request, or None if it has none. Raises ApiError if the model cannot follow them."""
+    fields = [name for name in ("allowed_token_ids", "bad_words") if getattr(body, name)]
+    if not fields:
+        return None
+    program = model.llm.program
+    if not program.takes("allowed_tokens"):
+        message = f"{fields[0]}: the model {model.name!r} was exported without allowed_tokens in its head"
+        raise ApiError(message, param=fields[0], code="unsupported_parameter")
+    for id in body.allowed_token_ids or []:
+        if not 0 <= id < program.vocab_size:
+            message = f"allowed_token_ids: id {id} is outside the vocabulary [0, {program.vocab_size})"
+            raise ApiError(message, param="allowed_token_ids")
+    sequences = [ids for word in body.bad_words or [] for ids in _spellings(model, word)]
+    stop_ids = {*(body.stop_token_ids or [])} | (set() if body.ignore_eos else model.llm.eos_ids)
+    minimum = (body.min_tokens or 0, stop_ids)
+    return TokenRules(program.vocab_size, body.allowed_token_ids, sequences, minimum, fields[-1])
+
+
+def _spellings(model: ServedModel, word: str) -> list[list[int]]:
+    """Return the tokens of a word, at the beginning of a text and after a space. Raises ApiError if it has none."""
+    if model.llm.tokenizer is None:
+        raise ApiError("bad_words: the model has no tokenizer", param="bad_words", code="unsupported_parameter")
+    bare = word.lstrip(" ")
+    spellings = [model.llm.encode(text, special=False) for text in (bare, f" {bare}")]
+    if not bare or not all(spellings):
+        raise ApiError(f"bad_words: {word!r} has no tokens", param="bad_words")
+    return spellings
+
+
+class TokenRules:
+    """The argument `allowed_tokens` of `LLM.generate`: returns the mask for the next token.
+
+    - `allowed`: the tokens that may be drawn, or None for all.
+    - `sequences`: of each of these sequences of tokens, the last one may not follow the others.
+    - `minimum`: the minimum length of an answer, and the stop ids, which may not be drawn before.
+    - `field`: the field of the request that has the last of these rules, for messages.
+
+    The mask depends on the tokens of the answer only. Calling this object raises ApiError if no token may follow.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        allowed: Iterable[int] | None,
+        sequences: Iterable[Sequence[int]],
+        minimum: tuple[int, Collection[int]],
+        field: str,
+    ):
+        import numpy
+
+        self._field, (self._minimum, self._stop_ids) = field, minimum
+        self._last_tokens: dict[tuple[int, ...], set[int]] = defaultdict(set)  # by the tokens in front of them
+        for *before, last in sequences:
+            self._last_tokens[tuple(before)].add(last)
+        self._lengths = sorted({len(before) for before in self._last_tokens})
+        self._bits = numpy.zeros(mask_word_count(vocab_size) * TOKENS_PER_MASK_WORD, dtype=numpy.uint8)
+        self._bits[slice(vocab_size) if allowed is None else [*allowed]] = 1
+
+    def __call__(self, answer: Sequence[int]) -> Any:
+        import numpy
+
+        bits = self._bits.copy()
+        for length in self._lengths:
+            if length <= len(answer):
+                bits[[*self._last_tokens.get(tuple(answer[len(answer) - length :]), ())]] = 0
+        if len(answer) < self._minimum:
+            bits[[*self._stop_ids]] = 0
+        if not bits.any():
+            raise ApiError(f"{self._field}: no token may follow after {len(answer)} tokens", param=self._field)
+        return numpy.packbits(bits, bitorder="little").view(numpy.int32)
