@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +323,7 @@ class GGUFFile:
 
         def add(name: str, parts: Sequence[str], recipe: Recipe | None = None) -> None:
             if all(map(self.has, parts)):
-                sources[name] = Source([self.tensors[part] for part in parts], recipe, list(map(self._factor, parts)))
+                sources[name] = Source([self.tensors[part] for part in parts], recipe)
 
         for name in model.state_dict():
             known = name
@@ -341,13 +341,19 @@ class GGUFFile:
                     add(f"{path}.down_proj{ending}", [f"{prefix}ffn_down_exps.{leaf}"])
                     add(f"{path}.gate_up_proj{ending}", [f"{prefix}ffn_{part}_exps.{leaf}" for part in ("gate", "up")])
                     add(f"{path}.gate_up_proj{ending}", [f"{prefix}{_GATE_UP}.{leaf}"])
-        return sources
+        parts = {part.name for source in sources.values() for part in source.parts}
+        return {
+            name: replace(source, factors=[self._factor(part, parts) for part in source.parts])
+            for name, source in sources.items()
+        }
 
-    def _factor(self, name: str) -> gguf.ReaderTensor | None:
-        """Return the tensor with the factor of the quantized weight `name`, or None."""
-        if self.tensors[name].tensor_type in FLOATS:
-            return None
-        return self.tensors.get(f"{name.removesuffix('.weight')}.scale")
+    def _factor(self, weight: gguf.ReaderTensor, parts: set[str]) -> gguf.ReaderTensor | None:
+        """Return the tensor with the factor of a quantized weight, or None.
+
+        The scales of Gemma 4's experts have the name of a factor, but the model itself has them: they are in `parts`.
+        """
+        name = f"{weight.name.removesuffix('.weight')}.scale"
+        return None if weight.tensor_type in FLOATS or name in parts else self.tensors.get(name)
 
     def _install_tensor(self, model, name: str, source: Source, unpacked: dict, inexact: dict) -> None:
         """Set the tensor `name` of the model.
