@@ -153,6 +153,24 @@ def test_running_answers_go_on_while_a_prompt_is_read(engine):
         running.cancel()
 
 
+@pytest.mark.parametrize(
+    ("length", "expected"), [(1, [0, 1, 2, 3, 0, 1, 2, 3]), (4, [0, 0, 1, 2, 1, 2, 3, 3])], ids=["all fit", "two fit"]
+)
+def test_prompts_that_fit_in_a_chunk_together_are_read_between_two_steps(path, length, expected):
+    """A chunk has 8 tokens. The prompt of the gate, one token, counts for the first step."""
+    order = []
+    with api.Engine(path, chunk_seconds=1e3, reuse_prompts=False) as engine:
+        gate = Gate(engine)
+        requests = [
+            engine.submit(PROMPT * length, lambda r, i=i: order.append(i), max_new_tokens=2) for i in range(4)
+        ]
+        gate.open()
+        for request in requests:
+            assert request.wait()
+            request.free()
+    assert order == expected
+
+
 def test_cancelled_requests_end_with_an_event(engine):
     running = [engine.submit(PROMPT) for _ in range(4)]
     waiting = engine.submit(PROMPT)

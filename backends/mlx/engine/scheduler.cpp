@@ -97,8 +97,7 @@ void Scheduler::loop() {
     guarded(running_, [this] { // the work between calls may lack memory, too
       end_cancelled();
       raise_limits();
-      begin_next();
-      advance_prompt();
+      advance_prompts();
       step();
     });
   }
@@ -198,13 +197,30 @@ void Scheduler::begin_next() {
   request->begin(static_cast<int64_t>(row->ids.size()));
 }
 
-// Feeds the next chunk of a prompt. The last chunk of an answer's prompt draws the first token.
-void Scheduler::advance_prompt() {
+// Reads a chunk of a prompt. If this ends the prompt, also reads the prompts of the next requests, so that the next
+// step draws a token for all of them. All prompts together have at most as many tokens as the largest chunk. None
+// begins after half of the time that a chunk may take.
+void Scheduler::advance_prompts() {
+  const auto begin = Clock::now();
+  const double seconds = chunk_seconds();
+  int64_t most = max_chunk_.value();
+  int64_t read = 0;
+  do {
+    begin_next();
+    read = advance_prompt(most);
+    most -= read;
+  } while (read > 0 && find_prompt() == running_.end() && (seconds == 0 || seconds_since(begin) < seconds / 2));
+}
+
+// Feeds the next chunk of a prompt, unless it has more than `most` tokens. The last chunk of an answer's prompt draws
+// the first token. Returns the size of the chunk.
+int64_t Scheduler::advance_prompt(int64_t most) {
   const auto found = find_prompt();
   if (found == running_.end()) {
-    return;
+    return 0;
   }
   const auto request = *found;
+  int64_t read = 0;
   finish_pending();
   guarded({request}, [&] {
     encode(*request);
@@ -212,6 +228,10 @@ void Scheduler::advance_prompt() {
     const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
     const auto begin = static_cast<int64_t>(request->row->ids.size());
     const auto chunk = rest.first(static_cast<size_t>(chunk_size(begin, static_cast<int64_t>(rest.size()))));
+    if (std::ssize(chunk) > most) {
+      return;
+    }
+    read = std::ssize(chunk);
     if (rest.empty()) {
       if (!request->work(*request->row)) {
         end(request, EXECUTORCH_MLX_LENGTH);
@@ -223,15 +243,19 @@ void Scheduler::advance_prompt() {
       draw({&request, 1});
     }
   });
+  return read;
 }
 
-// The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run,
-// a chunk should take options_.chunk_seconds. On a GPU, the last bits of a token's logits depend on the size of its
-// chunk. There, the size depends on times only if the option asks for it.
+// How long a chunk should take while answers run; 0: no limit. On a GPU, the last bits of a token's logits depend on
+// the size of its chunk. There, the size depends on times only if the option asks for it.
+double Scheduler::chunk_seconds() const {
+  return options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kDefaultChunkSeconds : 0;
+}
+
+// The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read.
 int64_t Scheduler::chunk_size(int64_t position, int64_t rest) const {
   const int64_t limit = max_chunk_.value();
-  const double seconds = // 0: no limit
-      options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kDefaultChunkSeconds : 0;
+  const double seconds = chunk_seconds();
   if (running_.size() == 1 || seconds == 0) {
     return std::min(limit, rest);
   }

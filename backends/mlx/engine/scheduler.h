@@ -1,7 +1,8 @@
 // The engine: a thread that gives rows to requests and runs the program.
 //
 // Between two steps, requests join and leave. A step adds one token to every running answer, or several with
-// speculation. While answers run, the chunks of a new prompt alternate with steps.
+// speculation. While answers run, the chunks of a long prompt alternate with steps. Several short prompts are read
+// between two steps.
 //
 // With overlap, a step is submitted before the host has read the tokens of the previous step: the new step takes them
 // on the device. Host and device then work at the same time. If a token ends its request, the draw after it is
@@ -78,9 +79,11 @@ class Scheduler {
   void end_cancelled();
   void begin_next();
   Requests::iterator find_prompt();
-  void advance_prompt();
+  void advance_prompts();
+  int64_t advance_prompt(int64_t most);
   void encode(Request& request);
   void feed(Request& request, std::span<const int64_t> tokens);
+  double chunk_seconds() const;
   int64_t chunk_size(int64_t position, int64_t rest) const;
   void step();
   void draw(std::span<const std::shared_ptr<Request>> requests);
