@@ -90,14 +90,14 @@ std::optional<std::vector<mx::array>> int8_quantized_matmuls(
 // The same for x [..., k] @ w.T + bias in float32, where w [n, k] is row-major.
 struct RowMatrix {
   mx::array w;
-  std::optional<mx::array> bias = std::nullopt;    // [n]
-  std::optional<mx::array> panels = std::nullopt;  // what pack_panels() wrote
+  std::optional<mx::array> bias;    // [n]
+  std::optional<mx::array> panels;  // what pack_panels() wrote
 };
 std::optional<std::vector<mx::array>> matmuls(
     const mx::array& x, const std::vector<RowMatrix>& matrices, mx::Stream stream);
 
-// The same for matmul_half() with w.T in place of b. The matrices w [n, k] are row-major, of the same dtype, and have no
-// bias. `dtypes` has those of the results.
+// The same for matmul_half() with w.T in place of b. The matrices w [n, k] are row-major, of the same dtype. Their
+// biases are not added. `dtypes` has those of the results.
 std::optional<std::vector<mx::array>> matmuls_half(
     const mx::array& x, const std::vector<RowMatrix>& matrices, const std::vector<mx::Dtype>& dtypes,
     mx::Stream stream);

@@ -282,7 +282,6 @@ Results products_of_row(const ProductGroup& group, Context& c) {
 Results products_of_floats(const ProductGroup& group, Context& c) {
   const auto x = c.in(table_of<fb::AddmmParams>(group.members[0].node).mat1());
   std::vector<cpu::RowMatrix> matrices;
-  std::vector<cpu::RowMatrix> halves;
   std::vector<mx::Dtype> dtypes;
   for (const auto& member : group.members) {
     const auto& n = table_of<fb::AddmmParams>(member.node);
@@ -292,10 +291,9 @@ Results products_of_floats(const ProductGroup& group, Context& c) {
       return std::nullopt;
     }
     check_product(x, w, c);
-    halves.push_back({w, std::nullopt, panels});
     dtypes.push_back(bias ? mx::float32 : x.dtype());
   }
-  return is_half(x.dtype()) ? cpu::matmuls_half(x, halves, dtypes, c.stream) : cpu::matmuls(x, matrices, c.stream);
+  return is_half(x.dtype()) ? cpu::matmuls_half(x, matrices, dtypes, c.stream) : cpu::matmuls(x, matrices, c.stream);
 }
 
 const fb::Tid* operand_of(const ProductGroup& group) {
@@ -344,8 +342,9 @@ Results compute(const ProductGroup& group, Context& c) {
   const auto* slot = operand_of(group);
   c.make_available({slot});
   const auto& x = c.in(slot);
-  const int64_t most = cpu::computes_at_once(c.stream) ? kMaxRowsOnCpu : kMaxRowsOnGpu;
-  const bool is_single = cpu::computes_at_once(c.stream) && group.members.size() == 1;
+  const bool is_on_cpu = cpu::computes_at_once(c.stream);
+  const int64_t most = is_on_cpu ? kMaxRowsOnCpu : kMaxRowsOnGpu;
+  const bool is_single = is_on_cpu && group.members.size() == 1;
   const bool has_few_rows = x.ndim() > 0 && x.size() > 0 && (is_single || rows_of(x) <= most);
   return has_few_rows ? results_of(group, c) : std::nullopt;
 }
