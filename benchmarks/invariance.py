@@ -25,41 +25,22 @@ import argparse
 import ctypes
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "test" / "runtime"))
+from product_arguments import BFLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul  # noqa: E402
+
 SHAPES = [(1024, 3072), (3072, 1024), (1024, 2048), (1024, 151_936)]  # K, N
 ROWS = [1, 4, 8, 16, 64, 128, 512]
 FORMATS = ["float32", "bf16", "int8", "int4"]  # of w; with bf16, x and y are bfloat16 too
-FLOAT32, BFLOAT16 = 0, 2  # the numbers of the types in the C API
 GROUP_SIZE = 64
 BYTES_PER_WEIGHT = {"float32": 4, "bf16": 2, "int8": 1 + 8 / GROUP_SIZE, "int4": 0.5 + 8 / GROUP_SIZE}
 WEIGHT_BYTES = 100 << 20  # total size of the matrices that take turns: more than the last-level cache holds
-
-
-class QuantizedMatmul(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
-    _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
-    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int), ("integer_panels", ctypes.c_void_p)]
-
-
-class HalfMatmul(ctypes.Structure):
-    _fields_ = [
-        ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
-        ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
-        ("x_type", ctypes.c_int), ("y_type", ctypes.c_int), ("panels", ctypes.c_void_p),
-    ]  # fmt: skip
-
-
-class Matmul(ctypes.Structure):
-    _fields_ = [
-        ("x", ctypes.c_void_p), ("b", ctypes.c_void_p), ("b_row_stride", ctypes.c_int64),
-        ("b_column_stride", ctypes.c_int64), ("packed_b", ctypes.c_void_p), ("c", ctypes.c_void_p),
-        ("c_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float), ("y", ctypes.c_void_p), ("panels", ctypes.c_void_p),
-    ]  # fmt: skip
 
 
 class OpenBlas:
@@ -212,7 +193,7 @@ def compare(new, old, weight_format, k, n, rows, repeats, limits, clock, half_ac
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    build = Path(__file__).resolve().parents[1] / "build"
+    build = ROOT / "build"
     parser.add_argument("--library", type=Path, default=build / "libmlx_blas.so")
     parser.add_argument("--against", type=Path, help="another libmlx_blas.so; by default OpenBLAS, for float32 only")
     parser.add_argument("--formats", nargs="+", choices=FORMATS)

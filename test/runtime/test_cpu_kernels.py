@@ -1,6 +1,7 @@
 """The kernels of libmlx_blas, for every instruction set that this processor supports.
 
-The ctypes structures are the arguments of the kernels, as runtime/cpu/kernels declares them in C++.
+The ctypes structures here and in product_arguments.py are the arguments of the kernels, as runtime/cpu/kernels declares
+them in C++.
 """
 
 import ctypes
@@ -12,37 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, QuantizedMatmul
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 
 
 # -- matrix products --------------------------------------------------------------------------------
 
-
-class QuantizedMatmul(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
-    _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
-    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int), ("integer_panels", ctypes.c_void_p)]
-
-
-class HalfMatmul(ctypes.Structure):
-    _fields_ = [
-        ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
-        ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
-        ("x_type", ctypes.c_int), ("y_type", ctypes.c_int), ("panels", ctypes.c_void_p),
-    ]  # fmt: skip
-
-
-class Matmul(ctypes.Structure):
-    _fields_ = [
-        ("x", ctypes.c_void_p), ("b", ctypes.c_void_p), ("b_row_stride", ctypes.c_int64),
-        ("b_column_stride", ctypes.c_int64), ("packed_b", ctypes.c_void_p), ("c", ctypes.c_void_p),
-        ("c_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float), ("y", ctypes.c_void_p), ("panels", ctypes.c_void_p),
-    ]  # fmt: skip
-
-
-FLOAT32, FLOAT16, BFLOAT16 = range(3)
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 HALF_TYPES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
 

@@ -9,7 +9,8 @@ import torch
 from executorch_mlx.custom_kernel_ops.int8_activations import rounded_to_int8
 from executorch_mlx.custom_ops.packing import pack
 from irprograms import Graph, ir
-from test_cpu_kernels import BFLOAT16, FLOAT16, FLOAT32, HALF_TYPES, TYPES, QuantizedMatmul, decode, encode
+from product_arguments import BFLOAT16, FLOAT16, FLOAT32, QuantizedMatmul
+from test_cpu_kernels import HALF_TYPES, TYPES, decode, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 

@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 import torch
 from test_blas import NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE
+from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul
 from test_cpu_kernels import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    HalfMatmul,
-    Matmul,
-    QuantizedMatmul,
     Rope,
     address,
     attend,

@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_cpu_kernels import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul, encode
+from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul
+from test_cpu_kernels import encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 

@@ -5,7 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_cpu_kernels import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul, encode
+from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul
+from test_cpu_kernels import encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 
