@@ -345,7 +345,8 @@ class Attention(ctypes.Structure):
 
 
 def attend(library, q, k, v, causal=False, mask=None, scale=0.5):
-    scores, y = (*q.shape[:3], k.shape[2]), torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
+    scores = (*q.shape[:3], k.shape[2])
+    y = torch.full((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), torch.nan, dtype=q.dtype)
     mask = None if mask is None else mask.expand(scores)
     is_bool = mask is not None and mask.dtype == torch.bool
     operands = (heads_of(x) for x in (q, k, v))
@@ -354,7 +355,7 @@ def attend(library, q, k, v, causal=False, mask=None, scale=0.5):
     mask_strides = (ctypes.c_int64 * 4)(*(mask.stride() if mask is not None else ()))
     attention = Attention(*operands, *sizes, causal, *masks, mask_strides, scale, address(y))
     library.executorch_mlx_attention(ctypes.byref(attention))
-    return y
+    return y.transpose(1, 2)
 
 
 MASKS = {

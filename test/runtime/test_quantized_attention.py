@@ -47,7 +47,7 @@ def entries_of(entries, scales, format):
 
 
 def attend(library, q, entries, scales, format, value_size, causal=False, mask=None):
-    y = torch.full((*q.shape[:3], value_size), torch.nan, dtype=q.dtype)
+    y = torch.full((q.shape[0], q.shape[2], q.shape[1], value_size), torch.nan, dtype=q.dtype)
     mask = None if mask is None else mask.expand(*q.shape[:3], entries.shape[2])
     is_bool = mask is not None and mask.dtype == torch.bool
     masks = (address(mask) if is_bool else None, None if is_bool else address(mask))
@@ -58,7 +58,7 @@ def attend(library, q, entries, scales, format, value_size, causal=False, mask=N
         heads_of(q), entries_of(entries, scales, format), *sizes, causal, *masks, strides, 0.3, address(y)
     )
     library.executorch_mlx_quantized_attention(ctypes.byref(attention))
-    return y
+    return y.transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -1,9 +1,8 @@
 // Attention over float keys and values, and rotary embedding: see accelerate.h.
 #include <algorithm>
 
-#include "../memory/views.h"
 #include "accelerate.h"
-#include "attention_inputs.h"
+#include "attention_arrays.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
@@ -40,7 +39,7 @@ bool is_supported_attention(
       ((mask->dtype() == mx::bool_ || mask->dtype() == mx::float32) && broadcasts_to(mask->shape(), scores));
 }
 
-// The arguments of the kernel for q, k and v without a mask. The result is contiguous in `y`.
+// The arguments of the kernel for q, k and v without a mask.
 ExecutorchMlxAttention attention_arguments(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, void* y) {
   return {
@@ -127,9 +126,7 @@ std::optional<mx::array> attention(
     }
     return [attention] { executorch_mlx_attention(&attention); };
   };
-  auto shape = q.shape();
-  shape.back() = v.shape(3);
-  return kernel_result("Attention", std::move(shape), q.dtype(), std::move(inputs), stream, make_task);
+  return attention_result("Attention", q, v.shape(3), std::move(inputs), stream, make_task);
 }
 
 std::optional<mx::array> attention_of_rows(
@@ -166,10 +163,7 @@ std::optional<mx::array> attention_of_rows(
     }
     return [rows] { executorch_mlx_attentions(rows.data(), static_cast<int>(rows.size())); };
   };
-  // The kernel writes the heads of a query side by side, as the next product reads them.
-  const mx::Shape shape{1, q.shape(2), q.shape(1), v.shape(3)};
-  const auto y = kernel_result("AttentionOfRows", shape, q.dtype(), std::move(inputs), stream, make_task);
-  return views::transpose(y, {0, 2, 1, 3}, stream);
+  return attention_result("AttentionOfRows", q, v.shape(3), std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

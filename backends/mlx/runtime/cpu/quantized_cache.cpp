@@ -3,7 +3,7 @@
 
 #include "../memory/views.h"
 #include "accelerate.h"
-#include "attention_inputs.h"
+#include "attention_arrays.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
@@ -110,9 +110,7 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::St
     }
     return [attention] { executorch_mlx_quantized_attention(&attention); };
   };
-  auto shape = a.q.shape();
-  shape[3] = a.value_size;
-  return kernel_result("QuantizedAttention", std::move(shape), a.q.dtype(), std::move(inputs), stream, make_task);
+  return attention_result("QuantizedAttention", a.q, a.value_size, std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

@@ -1,12 +1,16 @@
 #include "memory/strided_copy.h"
 
+#include <algorithm>
 #include <cstring>
+
+#include "cpu/accelerate.h"
 
 namespace executorch_mlx {
 
 namespace {
 
-constexpr size_t kPageBytes = 4096;  // the smallest page of any system
+constexpr size_t kPageBytes = 4096;         // the smallest page of any system
+constexpr size_t kBytesPerPart = 64 << 10;  // enough work to be worth handing over to another thread
 
 // Makes the page of a byte writable. New memory contains zeros, and the exchange of a zero for a zero is a write.
 void map_page(char* byte) {
@@ -40,6 +44,26 @@ class Copy {
     }
   }
 
+  // Copies the whole array. The threads of the kernels share the first axis that has more than one index.
+  void run_in_parallel(size_t bytes, const char* from, char* to) const {
+    size_t axis = 0;
+    while (axis < outer_ && shape_[axis] == 1) {
+      ++axis;
+    }
+    if (axis == outer_ || bytes < 2 * kBytesPerPart) {
+      return run(axis, from, to);
+    }
+    const int count = shape_[axis];
+    const int step = static_cast<int>(std::max<size_t>(1, kBytesPerPart / (bytes / count)));
+    const auto width = static_cast<int64_t>(width_);
+    cpu::parallel(static_cast<int>((int64_t{count} + step - 1) / step), [&](int part) {
+      const int64_t first = int64_t{part} * step;
+      for (int64_t i = first; i < std::min<int64_t>(count, first + step); ++i) {
+        run(axis + 1, from + i * from_strides_[axis] * width, to + i * to_strides_[axis] * width);
+      }
+    });
+  }
+
   // Prepares the sub-array of `to` over the axes from `axis` on for an update.
   void prepare(size_t axis, char* to) const {
     if (axis == outer_) {
@@ -68,7 +92,11 @@ class Copy {
 void strided_copy(
     const mx::Shape& shape, size_t width, const char* from, const mx::Strides& from_strides, char* to,
     const mx::Strides& to_strides) {
-  Copy(shape, width, from_strides, to_strides).run(0, from, to);
+  size_t bytes = width;
+  for (const int size : shape) {
+    bytes *= static_cast<size_t>(size);
+  }
+  Copy(shape, width, from_strides, to_strides).run_in_parallel(bytes, from, to);
 }
 
 void prepare_for_update(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {

@@ -213,7 +213,7 @@ void multiply_by_seen_values(const Attention& a, const float* weights, int64_t k
 
 // Writes a row of the result: x * factor, with the type of q.
 void write_row(const Attention& a, const Tile& tile, int64_t row, float factor, float* x) {
-  const int64_t index = ((tile.batch * a.heads + tile.head(row)) * a.queries + tile.query(row)) * a.v_width;
+  const int64_t index = ((tile.batch * a.queries + tile.query(row)) * a.heads + tile.head(row)) * a.v_width;
   const bool is_float32 = a.q.type == FloatType::float32;
   float* y = is_float32 ? static_cast<float*>(a.y) + index : x;
   for (int64_t i = 0; i < a.v_width; ++i) {

@@ -295,10 +295,11 @@ struct ExecutorchMlxRope {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_rope(const ExecutorchMlxRope* rope);
 
-// y [batch, heads, queries, v_width] = softmax(scale * q @ k.T + mask) @ v for q [batch, heads, queries, width],
-// k [batch, kv_heads, keys, width] and v [batch, kv_heads, keys, v_width]. heads / kv_heads consecutive heads of
-// q share a head of k and v. At most one of the two masks is set. If a bool mask or `causal` hides all keys from a
-// query, all keys have the same weight for this query, as in MLX. y has the type of q.
+// softmax(scale * q @ k.T + mask) @ v for q [batch, heads, queries, width], k [batch, kv_heads, keys, width] and
+// v [batch, kv_heads, keys, v_width]. heads / kv_heads consecutive heads of q share a head of k and v. At most one of
+// the two masks is set. If a bool mask or `causal` hides all keys from a query, all keys have the same weight for this
+// query, as in MLX. The result y [batch, queries, heads, v_width] has the heads of a query side by side, as the next
+// product reads them. It has the type of q.
 struct ExecutorchMlxAttention {
   ExecutorchMlxHeads q;
   ExecutorchMlxHeads k;
@@ -352,8 +353,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantize_entries(const ExecutorchMlx
 
 // Attention of q [heads, queries, width] over `keys` entries. The keys are the first `width` numbers of an entry. The
 // values are `value_size` numbers from group `value_group` on. The masks are as in ExecutorchMlxAttention, but each
-// query sees at least one key. y [heads, queries, value_size] has the type of q. The first strides of q and of the mask
-// are not used.
+// query sees at least one key. The result y [queries, heads, value_size] has the type of q. The first strides of q and
+// of the mask are not used.
 struct ExecutorchMlxQuantizedAttention {
   ExecutorchMlxHeads q;
   ExecutorchMlxEntries cache;

@@ -217,7 +217,7 @@ void write_results(const Attention& a, const Sizes& s, const Tile& tile, Results
     if (a.cache.rotate) {
       rotate_groups(row, s.values / a.cache.group_size, a.cache.group_size);
     }
-    const int64_t index = (tile.head(i) * a.queries + tile.query(i)) * a.value_size;
+    const int64_t index = (tile.query(i) * a.heads + tile.head(i)) * a.value_size;
     if (a.q.type == FloatType::float32) {
       std::copy_n(row, a.value_size, static_cast<float*>(a.y) + index);
     } else {

@@ -1,6 +1,7 @@
-// Operands of the attention kernels, from MLX arrays.
+// Operands and results of the attention kernels, as MLX arrays.
 #pragma once
 
+#include "../memory/views.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
@@ -22,6 +23,16 @@ void set_mask(Attention& attention, const mx::array& mask) {
     const bool repeats = axis < added || mask.shape(axis - added) == 1;
     attention.mask_strides[axis] = repeats ? 0 : mask.strides(axis - added);
   }
+}
+
+// The result [batch, heads, queries, width] of attention for q, from a kernel that writes the heads of a query side by
+// side.
+inline mx::array attention_result(
+    const char* name, const mx::array& q, int width, std::vector<mx::array> inputs, mx::Stream stream,
+    MakeTask make_task) {
+  const mx::Shape shape{q.shape(0), q.shape(2), q.shape(1), width};
+  const auto y = kernel_result(name, shape, q.dtype(), std::move(inputs), stream, std::move(make_task));
+  return views::transpose(y, {0, 2, 1, 3}, stream);
 }
 
 } // namespace executorch_mlx::cpu
