@@ -5,7 +5,6 @@
 // key in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query
 // does not see contribute zeros, or nothing if their values are infinite or NaN.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "attention_tile.h"
@@ -32,24 +31,6 @@ struct Matrix {
   int64_t stride;
 };
 
-// Copies `width` elements with the distance `stride` between them.
-void copy_row(const void* from, FloatType type, int64_t stride, int64_t width, void* to) {
-  if (stride == 1) {
-    std::memcpy(to, from, width * size_of(type));
-    return;
-  }
-  const auto copy = [&](auto* x, auto* y) {
-    for (int64_t i = 0; i < width; ++i) {
-      y[i] = x[i * stride];
-    }
-  };
-  if (size_of(type) == 2) {
-    copy(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to));
-  } else {
-    copy(static_cast<const float*>(from), static_cast<float*>(to));
-  }
-}
-
 // Returns the first `count` rows of one attention head of x. Each row has `width` elements. If the products cannot read
 // the rows in place, they are copied to `buffer`.
 Matrix rows_of(
@@ -65,10 +46,21 @@ Matrix rows_of(
   }
   buffer.resize(count * width);
   for (int64_t i = 0; i < count; ++i) {
-    void* to = const_cast<void*>(at(buffer.data(), x.type, i * width));
+    void* to = at(buffer.data(), x.type, i * width);
     copy_row(at(data, x.type, i * x.strides[2]), x.type, x.strides[3], width, to);
   }
   return {buffer.data(), x.type, width};
+}
+
+const void* query_row(const Attention& a, const Tile& tile, int64_t row) {
+  const int64_t offset =
+      tile.batch * a.q.strides[0] + tile.head(row) * a.q.strides[1] + tile.query(row) * a.q.strides[2];
+  return at(a.q.data, a.q.type, offset);
+}
+
+void* result_row(const Attention& a, const Tile& tile, int64_t row) {
+  const int64_t index = ((tile.batch * a.queries + tile.query(row)) * a.heads + tile.head(row)) * a.v_width;
+  return at(a.y, a.q.type, index);
 }
 
 // Copies the queries of a tile to `buffer`: as they are if `in_pairs`, else as float32.
@@ -77,10 +69,8 @@ Matrix read_queries(const Attention& a, const Tile& tile, bool in_pairs, std::ve
   const int64_t stride = a.width + kPadding;
   buffer.resize(tile.count * stride);
   for (int64_t i = 0; i < tile.count; ++i) {
-    const int64_t offset =
-        tile.batch * a.q.strides[0] + tile.head(i) * a.q.strides[1] + tile.query(i) * a.q.strides[2];
-    const void* from = at(a.q.data, a.q.type, offset);
-    void* to = const_cast<void*>(at(buffer.data(), type, i * stride));
+    const void* from = query_row(a, tile, i);
+    void* to = at(buffer.data(), type, i * stride);
     if (in_pairs) {
       copy_row(from, type, a.q.strides[3], a.width, to);
     } else {
@@ -92,11 +82,11 @@ Matrix read_queries(const Attention& a, const Tile& tile, bool in_pairs, std::ve
 
 // The first row of the tile that sees more than `key` keys, or else the number of rows.
 int64_t first_row_beyond(const Attention& a, const Tile& tile, int64_t key) {
-  int64_t row = 0;
-  while (row < tile.count && visible_keys(a, tile, row) <= key) {
-    ++row;
+  if (!a.causal) {
+    return key < a.keys ? 0 : tile.count;
   }
-  return row;
+  const int64_t query = std::max<int64_t>(0, key - (a.keys - a.queries));
+  return std::clamp<int64_t>(query * tile.group - tile.first, 0, tile.count);
 }
 
 // scores [rows, keys] = q @ k.T. Leaves out some scores of keys that a row does not see.
@@ -206,21 +196,8 @@ void multiply_by_seen_values(const Attention& a, const float* weights, int64_t k
     multiply_by_some_values(a, weights + first, keys, 1, v, first, count, in_tiles, y);
   }
   // In tiles, a weight is the sum of two numbers, and the second one may be 0 where a value is infinite.
-  if (in_tiles && has_nan(y, a.v_width)) {
+  if (in_tiles && kernels().has_nan(y, a.v_width)) {
     multiply_by_some_values(a, weights, keys, 1, v, 0, keys, /*in_tiles=*/false, y);
-  }
-}
-
-// Writes a row of the result: x * factor, with the type of q.
-void write_row(const Attention& a, const Tile& tile, int64_t row, float factor, float* x) {
-  const int64_t index = ((tile.batch * a.queries + tile.query(row)) * a.heads + tile.head(row)) * a.v_width;
-  const bool is_float32 = a.q.type == FloatType::float32;
-  float* y = is_float32 ? static_cast<float*>(a.y) + index : x;
-  for (int64_t i = 0; i < a.v_width; ++i) {
-    y[i] = x[i] * factor;
-  }
-  if (!is_float32) {
-    kernels().narrow(x, a.q.type, static_cast<uint16_t*>(a.y) + index, a.v_width);
   }
 }
 
@@ -252,7 +229,7 @@ void attend(const Attention& a, const Tile& tile) {
         multiply_by_seen_values(a, weights, keys, {values, v.type, a.v_width}, row);
       });
   for (int64_t i = 0; i < tile.count; ++i) {
-    write_row(a, tile, i, factors[i], &y[i * a.v_width]);
+    kernels().scale(&y[i * a.v_width], factors[i], a.q.type, result_row(a, tile, i), a.v_width);
   }
 }
 

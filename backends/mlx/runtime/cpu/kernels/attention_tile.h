@@ -43,15 +43,6 @@ inline void read_as_float32(const void* from, FloatType type, int64_t stride, in
   }
 }
 
-// Whether a row has a NaN. Without an early end, so that the compiler can check several elements at once.
-inline bool has_nan(const float* x, int64_t width) {
-  bool result = false;
-  for (int64_t i = 0; i < width; ++i) {
-    result |= std::isnan(x[i]);
-  }
-  return result;
-}
-
 // Recomputes those rows of the outputs y [rows, width] that contain NaN, with zeros in place of the values of weight 0.
 // These are values that a row does not see. The product of all weights with the values multiplies them, too, and the
 // product of 0 and an infinite value is NaN. weights [rows, keys] has the distance `stride` between rows.
@@ -62,13 +53,13 @@ void leave_out_unseen_keys(
     ReadValue&& read_value, Multiply&& multiply) {
   static thread_local std::vector<float> values;
   for (int64_t row = 0; row < rows; ++row, weights += stride, y += width) {
-    if (!has_nan(y, width)) {
+    if (!kernels().has_nan(y, width)) {
       continue;
     }
     values.assign(keys * width, 0.0f);
     for (int64_t key = 0; key < keys; ++key) {
       if (weights[key] != 0) {
-        read_value(key, const_cast<void*>(at(values.data(), type, key * width)));
+        read_value(key, at(values.data(), type, key * width));
       }
     }
     multiply(weights, values.data(), y);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -18,6 +19,10 @@ constexpr size_t size_of(FloatType type) {
 // The address of element `index`.
 inline const void* at(const void* x, FloatType type, int64_t index) {
   return static_cast<const char*>(x) + index * static_cast<int64_t>(size_of(type));
+}
+
+inline void* at(void* x, FloatType type, int64_t index) {
+  return const_cast<void*>(at(static_cast<const void*>(x), type, index));
 }
 
 // Memory for floats that begins at a cache line. A vector that crosses a boundary between lines takes two loads.
@@ -62,24 +67,22 @@ class AsFloats {
   AlignedFloats copy_;
 };
 
-// Elements first ... first + count - 1 of x in float32: in their place if x is float32, else converted to `buffer`.
-inline const float* read_floats(const void* x, FloatType type, int64_t first, int64_t count, float* buffer) {
-  if (type == FloatType::float32) {
-    return static_cast<const float*>(x) + first;
+// Copies `width` elements with the distance `stride` between them.
+inline void copy_row(const void* from, FloatType type, int64_t stride, int64_t width, void* to) {
+  if (stride == 1) {
+    std::memcpy(to, from, width * size_of(type));
+    return;
   }
-  kernels().widen(static_cast<const uint16_t*>(x) + first, type, 1, buffer, count);
-  return buffer;
-}
-
-// Calls compute(to), which writes `count` float32 results to `to`, and stores them as the elements of y from `first`
-// on. `to` is in y if y is float32, else it is `buffer`.
-template <typename Compute>
-void write_floats(void* y, FloatType type, int64_t first, int64_t count, float* buffer, Compute&& compute) {
-  if (type == FloatType::float32) {
-    return compute(static_cast<float*>(y) + first);
+  const auto copy = [&](auto* x, auto* y) {
+    for (int64_t i = 0; i < width; ++i) {
+      y[i] = x[i * stride];
+    }
+  };
+  if (size_of(type) == 2) {
+    copy(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to));
+  } else {
+    copy(static_cast<const float*>(from), static_cast<float*>(to));
   }
-  compute(buffer);
-  kernels().narrow(buffer, type, static_cast<uint16_t*>(y) + first, count);
 }
 
 } // namespace executorch_mlx

@@ -1,5 +1,6 @@
 // Elementwise operations, one at a time and in sequence: see blas.h.
 #include <algorithm>
+#include <cstring>
 
 #include "conversion.h"
 
@@ -7,29 +8,23 @@ namespace executorch_mlx {
 
 namespace {
 
-using Unary = void (*)(const float*, float*, ptrdiff_t);
-using Binary = void (*)(const float*, const float*, float*, ptrdiff_t);
-
-constexpr int64_t kBlock = 2048;  // elements that are converted at a time, so that they stay in the cache
+using Unary = decltype(Kernels::silu);
+using Binary = decltype(Kernels::add);
 
 // y[i] = function(a[i], b[i % period])
 void binary(const void* a, const void* b, FloatType type, void* y, int64_t count, int64_t period, Binary function) {
-  alignas(64) float number[kBlock];
+  constexpr int64_t kCopies = 2048;
+  alignas(64) char number[kCopies * sizeof(float)];  // copies of b, if it is a single number
   if (period == 1) {
-    float first;
-    std::fill_n(number, kBlock, *read_floats(b, type, 0, 1, &first));
+    for (int64_t i = 0; i < kCopies; ++i) {
+      std::memcpy(number + i * size_of(type), b, size_of(type));
+    }
   }
   parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
-    alignas(64) float a_buffer[kBlock], b_buffer[kBlock];
     for (int64_t i = first; i < last;) {
-      int64_t length = std::min(kBlock, last - i);
-      const float* bs = number;
-      if (period > 1) {
-        length = std::min(length, period - i % period);
-        bs = read_floats(b, type, i % period, length, b_buffer);
-      }
-      const float* as = read_floats(a, type, i, length, a_buffer);
-      write_floats(y, type, i, length, a_buffer, [&](float* to) { function(as, bs, to, length); });
+      const int64_t index = i % period;
+      const int64_t length = std::min(last - i, period == 1 ? kCopies : period - index);
+      function(at(a, type, i), period == 1 ? number : at(b, type, index), type, at(y, type, i), length);
       i += length;
     }
   });
@@ -37,12 +32,7 @@ void binary(const void* a, const void* b, FloatType type, void* y, int64_t count
 
 void unary(const void* x, FloatType type, void* y, int64_t count, Unary function) {
   parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
-    alignas(64) float buffer[kBlock];
-    for (int64_t i = first; i < last; i += kBlock) {
-      const int64_t length = std::min(kBlock, last - i);
-      const float* xs = read_floats(x, type, i, length, buffer);
-      write_floats(y, type, i, length, buffer, [&](float* to) { function(xs, to, length); });
-    }
+    function(at(x, type, first), type, at(y, type, first), last - first);
   });
 }
 
@@ -68,7 +58,7 @@ Unary unary_kernel(Elementwise operation) {
     case Elementwise::tanh:
       return kernels().tanh;
     default:
-      return [](const float* x, float* y, ptrdiff_t count) { std::copy_n(x, count, y); };
+      return [](const void* x, FloatType type, void* y, ptrdiff_t count) { std::memcpy(y, x, count * size_of(type)); };
   }
 }
 
@@ -80,12 +70,12 @@ void compute(const ElementwiseStep& step, int64_t rows) {
   if (is_binary(operation)) {
     const Binary kernel = binary_kernel(operation);
     for (int64_t i = 0; i < parts; ++i) {
-      kernel(a.data + i * a.stride, b.data + i * b.stride, y + i * width, count);
+      kernel(a.data + i * a.stride, b.data + i * b.stride, FloatType::float32, y + i * width, count);
     }
   } else {
     const Unary kernel = unary_kernel(operation);
     for (int64_t i = 0; i < parts; ++i) {
-      kernel(a.data + i * a.stride, y + i * width, count);
+      kernel(a.data + i * a.stride, FloatType::float32, y + i * width, count);
     }
   }
 }

@@ -270,7 +270,7 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
       const int rows = std::min(kRowBlock, p.m - row);
       const int last_blocks = b - (blocks - prefetching);
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
-      void* y = const_cast<void*>(at(p.y, p.y_type, row * p.ldy + first));
+      void* y = at(p.y, p.y_type, row * p.ldy + first);
       simd.multiply_panels(
           type, x.get() + row / panel_rows * size, rows, w, columns, p.k, p.alpha, p.beta, y, p.y_type,
           p.ldy, ahead.begin, ahead.count);

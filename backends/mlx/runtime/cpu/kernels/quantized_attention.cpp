@@ -218,11 +218,7 @@ void write_results(const Attention& a, const Sizes& s, const Tile& tile, Results
       rotate_groups(row, s.values / a.cache.group_size, a.cache.group_size);
     }
     const int64_t index = (tile.query(i) * a.heads + tile.head(i)) * a.value_size;
-    if (a.q.type == FloatType::float32) {
-      std::copy_n(row, a.value_size, static_cast<float*>(a.y) + index);
-    } else {
-      kernels().narrow(row, a.q.type, static_cast<uint16_t*>(a.y) + index, a.value_size);
-    }
+    kernels().scale(row, 1, a.q.type, at(a.y, a.q.type, index), a.value_size);
   }
 }
 

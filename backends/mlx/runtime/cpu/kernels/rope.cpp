@@ -91,35 +91,24 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
   using namespace executorch_mlx;
   const auto& p = *rope;
   const auto& strides = p.x.strides;
-  const int64_t rotated_width = 2 * p.half;
   const auto angles = angles_of(rotation_of(p));
+  const FloatType type = p.x.type;
   parallel_ranges(p.batch * p.tokens, p.heads * p.width, [&](int64_t first, int64_t last) {
-    const bool is_float32 = p.x.type == FloatType::float32;
-    // A row of x in contiguous float32. Empty if the rows of x have this form already.
-    std::vector<float> copy(is_float32 && strides[3] == 1 ? 0 : p.width);
-    // A row of the result in float32. Empty if y is float32: the result is then written to y directly.
-    std::vector<float> rotated_row(is_float32 ? 0 : p.width);
+    std::vector<float> copy(strides[3] == 1 ? 0 : p.width);  // of a row whose elements are not contiguous
     for (int64_t i = first; i < last; ++i) {
       const int64_t b = i / p.tokens;
       const int64_t t = i % p.tokens;
       const int64_t token = p.offset_per_sequence ? i : t;
       for (int64_t h = 0; h < p.heads; ++h) {
-        const void* row = at(p.x.data, p.x.type, b * strides[0] + h * strides[1] + t * strides[2]);
-        const int64_t index = ((b * p.heads + h) * p.tokens + t) * p.width;
-        if (!is_float32) {
-          kernels().widen(static_cast<const uint16_t*>(row), p.x.type, strides[3], copy.data(), p.width);
-        } else {
-          for (size_t j = 0; j < copy.size(); ++j) {
-            copy[j] = static_cast<const float*>(row)[static_cast<int64_t>(j) * strides[3]];
-          }
+        const void* row = at(p.x.data, type, b * strides[0] + h * strides[1] + t * strides[2]);
+        if (!copy.empty()) {
+          copy_row(row, type, strides[3], p.width, copy.data());
+          row = copy.data();
         }
-        const float* from = copy.empty() ? static_cast<const float*>(row) : copy.data();
-        float* to = is_float32 ? static_cast<float*>(p.y) + index : rotated_row.data();
-        kernels().rotate(from, angles->cosines(token), angles->sines(token), to, p.half);
-        std::memcpy(to + rotated_width, from + rotated_width, (p.width - rotated_width) * sizeof(float));
-        if (!is_float32) {
-          kernels().narrow(to, p.x.type, static_cast<uint16_t*>(p.y) + index, p.width);
-        }
+        void* to = at(p.y, type, ((b * p.heads + h) * p.tokens + t) * p.width);
+        kernels().rotate(row, type, angles->cosines(token), angles->sines(token), to, p.half);
+        const int64_t rotated = 2 * p.half;
+        std::memcpy(at(to, type, rotated), at(row, type, rotated), (p.width - rotated) * size_of(type));
       }
     }
   });

@@ -158,7 +158,7 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
   for_columns(products.data(), count, size, [&](int i, int first, int last) {
     const auto& p = products[i];
     const float* const panels = p.panels + first / simd.panel_rows * simd.panel_size(p.k);
-    void* const y = const_cast<void*>(at(p.y, p.y_type, first));
+    void* const y = at(p.y, p.y_type, first);
     simd.multiply_streamed_panels(
         type, x.get(), stride, p.m, panels, last - first, p.k, p.alpha, p.beta, y, p.y_type, p.ldy);
   });

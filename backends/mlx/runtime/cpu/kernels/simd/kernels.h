@@ -225,21 +225,27 @@ struct Kernels {
   void (*narrow)(const float* x, FloatType type, uint16_t* y, ptrdiff_t count);
 
   // y = a + b, y = a - b, y = a * b and y = max(a, b), element by element. The maximum of a NaN and any number is NaN.
-  void (*add)(const float* a, const float* b, float* y, ptrdiff_t count);
-  void (*subtract)(const float* a, const float* b, float* y, ptrdiff_t count);
-  void (*multiply)(const float* a, const float* b, float* y, ptrdiff_t count);
-  void (*maximum)(const float* a, const float* b, float* y, ptrdiff_t count);
+  // These functions and the next ones read and write elements of `type`, which is float32, float16 or bfloat16, and
+  // compute in float32.
+  void (*add)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
+  void (*subtract)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
+  void (*multiply)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
+  void (*maximum)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
   // y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x).
-  void (*silu)(const float* x, float* y, ptrdiff_t count);
-  void (*sigmoid)(const float* x, float* y, ptrdiff_t count);
-  void (*tanh)(const float* x, float* y, ptrdiff_t count);
+  void (*silu)(const void* x, FloatType type, void* y, ptrdiff_t count);
+  void (*sigmoid)(const void* x, FloatType type, void* y, ptrdiff_t count);
+  void (*tanh)(const void* x, FloatType type, void* y, ptrdiff_t count);
+  // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
+  void (*rms_norm)(
+      const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps);
+  // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
+  void (*rotate)(const void* x, FloatType type, const float* cosines, const float* sines, void* y, ptrdiff_t half);
+  // y = factor * x, with elements of `type`.
+  void (*scale)(const float* x, float factor, FloatType type, void* y, ptrdiff_t count);
   // Replaces x by exp(scale * x - max(scale * x)), in place. Returns the sum of the new values. Further elements of
   // minus infinity would change neither the values nor the sum, if scale is positive.
   float (*softmax_numerators)(float* x, ptrdiff_t count, float scale);
-  // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
-  void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
-  // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
-  void (*rotate)(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half);
+  bool (*has_nan)(const float* x, ptrdiff_t count);
 
   // Recurrences over tokens. recurrence_columns() returns the number of columns of the state of which
   // gated_recurrence() should run a multiple at once, and scan_channels() the largest number of channels for

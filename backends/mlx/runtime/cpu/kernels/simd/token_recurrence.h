@@ -66,7 +66,7 @@ inline void prepare(const GatedRecurrence& r, int token, const PreparedToken& to
   copy(r.key, r.size, to.key);
   const int decays = r.decays_by_channel ? r.size : 1;
   copy(r.decay, decays, to.decay);
-  map(to.decay, to.decay, decays, decay_factor);
+  map(to.decay, FloatType::float32, to.decay, decays, decay_factor);
   for (int i = 0; i < r.size; ++i) {
     to.decayed_key[i] = to.key[i] * to.decay[r.decays_by_channel ? i : 0];
   }

@@ -298,33 +298,6 @@ inline Floats multiply_add(Floats x, Floats w, Floats acc) {
   return multiply_add(x, w, acc);
 }
 
-// Loads elements of `Type` as float32, and bfloat16 pairs as they are. load_first() loads `count` elements and sets the
-// other lanes to 0.
-template <FloatType Type>
-struct Elements {
-  typedef uint16_t Element;
-  static Floats load_all(const Element* from) {
-    return to_float<Type>(load<Halves>(from));
-  }
-  static Floats load_first(const Element* from, int count) {
-    return to_float<Type>(load_partial<Halves>(from, count));
-  }
-};
-
-template <>
-struct Elements<FloatType::float32> {
-  typedef float Element;
-  static Floats load_all(const Element* from) {
-    return load<Floats>(from);
-  }
-  static Floats load_first(const Element* from, int count) {
-    return load_partial<Floats>(from, count);
-  }
-};
-
-template <>
-struct Elements<FloatType::bfloat16_pair> : Elements<FloatType::float32> {};
-
 // Rounds to float16 or bfloat16, to the nearest value, ties to even. The result is in the low half of each lane.
 template <FloatType Type>
 inline Words to_half(Floats x) {
@@ -350,7 +323,7 @@ inline Halves low_halves(Words x) {
 #endif
 }
 
-// Rounds like to_half().
+// Rounds like to_half(), apart from the bits of a NaN.
 template <FloatType Type>
 inline Halves to_halves(Floats x) {
 #if defined(__AVX512BF16__)
@@ -361,19 +334,78 @@ inline Halves to_halves(Floats x) {
     }
   }
 #endif
+  if constexpr (Type == FloatType::float16) {
+#if defined(__AVX512F__)
+    return (Halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+    return (Halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#endif
+  }
   return low_halves(to_half<Type>(x));
+}
+
+// Loads elements of `Type` as float32, and bfloat16 pairs as they are. Stores float32 as elements of `Type`, rounded like
+// to_half(). load_first() loads `count` elements and sets the other lanes to 0; store_first() stores `count` lanes.
+template <FloatType Type>
+struct Elements {
+  typedef uint16_t Element;
+  static Floats load_all(const Element* from) {
+    return to_float<Type>(load<Halves>(from));
+  }
+  static Floats load_first(const Element* from, int count) {
+    return to_float<Type>(load_partial<Halves>(from, count));
+  }
+  static void store_all(Floats v, Element* to) {
+    const Halves halves = to_halves<Type>(v);
+    __builtin_memcpy(to, &halves, sizeof(halves));
+  }
+  static void store_first(Floats v, Element* to, int count) {
+    const Halves halves = to_halves<Type>(v);
+    __builtin_memcpy(to, &halves, count * sizeof(Element));
+  }
+};
+
+template <>
+struct Elements<FloatType::float32> {
+  typedef float Element;
+  static Floats load_all(const Element* from) {
+    return load<Floats>(from);
+  }
+  static Floats load_first(const Element* from, int count) {
+    return load_partial<Floats>(from, count);
+  }
+  static void store_all(Floats v, Element* to) {
+    store(v, to);
+  }
+  static void store_first(Floats v, Element* to, int count) {
+    store_partial(v, to, count);
+  }
+};
+
+template <>
+struct Elements<FloatType::bfloat16_pair> : Elements<FloatType::float32> {};
+
+// Calls run(Elements<type>{}) for float32, float16 or bfloat16.
+template <typename Run>
+inline void with_elements(FloatType type, Run&& run) {
+  switch (type) {
+    case FloatType::float16:
+      return run(Elements<FloatType::float16>{});
+    case FloatType::bfloat16:
+      return run(Elements<FloatType::bfloat16>{});
+    default:
+      return run(Elements<FloatType::float32>{});
+  }
 }
 
 template <FloatType Type>
 void narrow_to(const float* x, uint16_t* y, ptrdiff_t count) {
   ptrdiff_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    const Halves halves = to_halves<Type>(load<Floats>(x + i));
-    __builtin_memcpy(y + i, &halves, sizeof(halves));
+    Elements<Type>::store_all(load<Floats>(x + i), y + i);
   }
   if (const auto left = static_cast<int>(count - i); left > 0) {
-    const Halves halves = to_halves<Type>(load_partial<Floats>(x + i, left));
-    __builtin_memcpy(y + i, &halves, left * sizeof(uint16_t));
+    Elements<Type>::store_first(load_partial<Floats>(x + i, left), y + i, left);
   }
 }
 
@@ -386,8 +418,7 @@ template <FloatType Type>
 void widen_from(const uint16_t* x, ptrdiff_t stride, float* y, ptrdiff_t count) {
   ptrdiff_t i = 0;
   for (; stride == 1 && i + kLanes <= count; i += kLanes) {
-    const Floats floats = Elements<Type>::load_all(x + i);
-    __builtin_memcpy(y + i, &floats, sizeof(floats));
+    store(Elements<Type>::load_all(x + i), y + i);
   }
   for (; i < count; i += kLanes) {
     const ptrdiff_t lanes = count - i < kLanes ? count - i : kLanes;

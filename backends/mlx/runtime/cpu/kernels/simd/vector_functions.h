@@ -8,82 +8,108 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-// exp(x) = 2^n * exp(r): Cody and Waite's range reduction to |r| <= log(2) / 2, and the polynomial of Cephes' expf.
-inline Floats exp(Floats x) {
+// exp(x) = mantissa * 2^n. The exponent is n as the bits of a float have it, without the bias.
+struct SplitExp {
+  Floats mantissa;
+  Words exponent;
+};
+
+// Cody and Waite's range reduction, exp(x) = 2^n * exp(r) with |r| <= log(2) / 2, and the polynomial of Cephes' expf.
+inline SplitExp split_exp(Floats x) {
   constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
-  const Floats highest = Floats{} + 88.72283f;
-  const Floats lowest = Floats{} - 87.33654f;
-  const Floats clamped = x < lowest ? lowest : x;
-  const Floats rounded = multiply_add(clamped, broadcast(1.44269504f), broadcast(kRounding));
+  const Floats rounded = multiply_add(x, broadcast(1.44269504f), broadcast(kRounding));
   const Floats n = rounded - kRounding;
-  const Floats r = multiply_add(n, broadcast(2.12194440e-4f), multiply_add(n, broadcast(-0.693359375f), clamped));
+  const Floats r = multiply_add(n, broadcast(2.12194440e-4f), multiply_add(n, broadcast(-0.693359375f), x));
   constexpr float kCoefficients[] = {
       1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
   Floats p = Floats{} + 1.9875691500e-4f;
   for (const float c : kCoefficients) {
     p = multiply_add(p, r, broadcast(c));
   }
-  const Floats mantissa = multiply_add(p, r * r, r) + 1;
+  return {multiply_add(p, r * r, r) + 1, (Words)rounded << 23};
+}
+
+constexpr float kLowestExponent = -87.33654f;  // exp() of lower numbers is not a normal number
+
+inline Floats exp(Floats x) {
+  const Floats highest = Floats{} + 88.72283f;
+  const Floats lowest = Floats{} + kLowestExponent;
+  const auto [mantissa, exponent] = split_exp(x < lowest ? lowest : x);
   // Multiplies by 2^(n - 1) and then by 2. For n = 128, the factor 2^n would be infinite, although the result may be
   // finite.
-  const Words half = ((Words)rounded << 23) + (126u << 23);
-  const Floats y = mantissa * (Floats)half * 2;
+  const Floats y = mantissa * (Floats)(exponent + (126u << 23)) * 2;
   return x > highest ? Floats{} + __builtin_inff() : y;
 }
 
-// y[i] = function(x[i]) for i < count.
+// exp(x) for x <= 0, with 0 in place of results that are not normal numbers.
+inline Floats exp_of_negative(Floats x) {
+  const auto [mantissa, exponent] = split_exp(x);
+  const Floats y = mantissa * (Floats)(exponent + (127u << 23));
+  return x < kLowestExponent ? Floats{} : y;
+}
+
+// y[i] = function(x[i]) for i < count. x and y have elements of `type`.
 template <typename Function>
-inline void map(const float* x, float* y, ptrdiff_t count, const Function& function) {
-  ptrdiff_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats v = function(load<Floats>(x + i));
-    __builtin_memcpy(y + i, &v, sizeof(v));
-  }
-  if (i < count) {
-    const Floats v = function(load_partial<Floats>(x + i, static_cast<int>(count - i)));
-    __builtin_memcpy(y + i, &v, (count - i) * sizeof(float));
-  }
+inline void map(const void* x, FloatType type, void* y, ptrdiff_t count, const Function& function) {
+  with_elements(type, [&](auto elements) {
+    using E = decltype(elements);
+    const auto* from = static_cast<const typename E::Element*>(x);
+    auto* to = static_cast<typename E::Element*>(y);
+    ptrdiff_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      E::store_all(function(E::load_all(from + i)), to + i);
+    }
+    if (const int left = static_cast<int>(count - i); left > 0) {
+      E::store_first(function(E::load_first(from + i, left)), to + i, left);
+    }
+  });
 }
 
-// y[i] = function(a[i], b[i]) for i < count.
+// y[i] = function(a[i], b[i]) for i < count. a, b and y have elements of `type`.
 template <typename Function>
-inline void map(const float* a, const float* b, float* y, ptrdiff_t count, const Function& function) {
-  ptrdiff_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    store(function(load<Floats>(a + i), load<Floats>(b + i)), y + i);
-  }
-  if (const int left = static_cast<int>(count - i); left > 0) {
-    store_partial(function(load_partial<Floats>(a + i, left), load_partial<Floats>(b + i, left)), y + i, left);
-  }
+inline void map(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count, const Function& function) {
+  with_elements(type, [&](auto elements) {
+    using E = decltype(elements);
+    const auto* as = static_cast<const typename E::Element*>(a);
+    const auto* bs = static_cast<const typename E::Element*>(b);
+    auto* to = static_cast<typename E::Element*>(y);
+    ptrdiff_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      E::store_all(function(E::load_all(as + i), E::load_all(bs + i)), to + i);
+    }
+    if (const int left = static_cast<int>(count - i); left > 0) {
+      E::store_first(function(E::load_first(as + i, left), E::load_first(bs + i, left)), to + i, left);
+    }
+  });
 }
 
-void add(const float* a, const float* b, float* y, ptrdiff_t count) {
-  map(a, b, y, count, [](Floats a, Floats b) { return a + b; });
+void add(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count) {
+  map(a, b, type, y, count, [](Floats a, Floats b) { return a + b; });
 }
 
-void subtract(const float* a, const float* b, float* y, ptrdiff_t count) {
-  map(a, b, y, count, [](Floats a, Floats b) { return a - b; });
+void subtract(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count) {
+  map(a, b, type, y, count, [](Floats a, Floats b) { return a - b; });
 }
 
-void multiply(const float* a, const float* b, float* y, ptrdiff_t count) {
-  map(a, b, y, count, [](Floats a, Floats b) { return a * b; });
+void multiply(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count) {
+  map(a, b, type, y, count, [](Floats a, Floats b) { return a * b; });
 }
 
-void maximum(const float* a, const float* b, float* y, ptrdiff_t count) {
-  map(a, b, y, count, [](Floats a, Floats b) { return a > b || a != a ? a : b; });
+void maximum(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count) {
+  map(a, b, type, y, count, [](Floats a, Floats b) { return a > b || a != a ? a : b; });
 }
 
-void silu(const float* x, float* y, ptrdiff_t count) {
-  map(x, y, count, [](Floats v) { return v / (1 + exp(-v)); });
+void silu(const void* x, FloatType type, void* y, ptrdiff_t count) {
+  map(x, type, y, count, [](Floats v) { return v / (1 + exp(-v)); });
 }
 
-void sigmoid(const float* x, float* y, ptrdiff_t count) {
-  map(x, y, count, [](Floats v) { return 1 / (1 + exp(-v)); });
+void sigmoid(const void* x, FloatType type, void* y, ptrdiff_t count) {
+  map(x, type, y, count, [](Floats v) { return 1 / (1 + exp(-v)); });
 }
 
 // Near 0 with the polynomial of Cephes' tanhf, elsewhere as 1 - 2 / (exp(2 |x|) + 1) with the sign of x.
-void tanh(const float* x, float* y, ptrdiff_t count) {
-  map(x, y, count, [](Floats v) {
+void tanh(const void* x, FloatType type, void* y, ptrdiff_t count) {
+  map(x, type, y, count, [](Floats v) {
     constexpr float kCoefficients[] = {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f};
     const Floats square = v * v;
     Floats p = Floats{} - 5.70498872745e-3f;
@@ -95,6 +121,37 @@ void tanh(const float* x, float* y, ptrdiff_t count) {
     const Floats far = 1 - 2 / (exp(2 * magnitude) + 1);
     return magnitude < 0.625f ? near_zero : v < 0 ? -far : far;
   });
+}
+
+void scale(const float* x, float factor, FloatType type, void* y, ptrdiff_t count) {
+  with_elements(type, [&](auto elements) {
+    using E = decltype(elements);
+    auto* to = static_cast<typename E::Element*>(y);
+    ptrdiff_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      E::store_all(load<Floats>(x + i) * factor, to + i);
+    }
+    if (const int left = static_cast<int>(count - i); left > 0) {
+      E::store_first(load_partial<Floats>(x + i, left) * factor, to + i, left);
+    }
+  });
+}
+
+bool has_nan(const float* x, ptrdiff_t count) {
+  Ints found = {};
+  ptrdiff_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats v = load<Floats>(x + i);
+    found |= v != v;
+  }
+  bool result = false;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    result |= found[lane] != 0;
+  }
+  for (; i < count; ++i) {
+    result |= x[i] != x[i];
+  }
+  return result;
 }
 
 float softmax_numerators(float* x, ptrdiff_t count, float scale) {
@@ -113,10 +170,7 @@ float softmax_numerators(float* x, ptrdiff_t count, float scale) {
     x[i] *= scale;
     maximum = x[i] > maximum ? x[i] : maximum;
   }
-  const auto exp_below_maximum = [&](Floats v) {
-    const Floats difference = v - maximum;
-    return difference < -87.33654f ? Floats{} : exp(difference);
-  };
+  const auto exp_below_maximum = [&](Floats v) { return exp_of_negative(v - maximum); };
   Floats sums = {};
   for (ptrdiff_t i = 0; i < whole; i += kLanes) {
     const Floats v = exp_below_maximum(load<Floats>(x + i));
@@ -130,35 +184,68 @@ float softmax_numerators(float* x, ptrdiff_t count, float scale) {
   return sum(sums);
 }
 
-void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
-  for (ptrdiff_t row = 0; row < rows; ++row, x += width, y += width) {
-    Floats squares[4] = {};
-    const auto add_square = [&](int u, Floats v) { squares[u] = multiply_add(v, v, squares[u]); };
-    ptrdiff_t i = 0;
-    for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
-      for (int u = 0; u < 4; ++u) {
-        add_square(u, load<Floats>(x + i + u * kLanes));
+void rms_norm(
+    const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
+  with_elements(type, [&](auto elements) {
+    using E = decltype(elements);
+    const auto* from = static_cast<const typename E::Element*>(x);
+    auto* to = static_cast<typename E::Element*>(y);
+    const ptrdiff_t whole = width / kLanes * kLanes;
+    const int left = static_cast<int>(width - whole);
+    for (ptrdiff_t row = 0; row < rows; ++row, from += width, to += width) {
+      Floats squares[4] = {};
+      const auto add_square = [&](auto u, Floats v) { squares[u] = multiply_add(v, v, squares[u]); };
+      ptrdiff_t i = 0;
+      for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+        repeat<4>([&](auto u) { add_square(u, E::load_all(from + i + u * kLanes)); });
+      }
+      repeat<4>([&](auto u) {
+        const ptrdiff_t first = i + u * kLanes;
+        if (first + kLanes <= width) {
+          add_square(u, E::load_all(from + first));
+        } else if (first < width) {
+          add_square(u, E::load_first(from + first, left));
+        }
+      });
+      const float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+      const float factor = 1 / __builtin_sqrtf(total / static_cast<float>(width) + eps);
+      for (i = 0; i < whole; i += kLanes) {
+        const Floats v = E::load_all(from + i) * factor;
+        E::store_all(weight ? v * load<Floats>(weight + i) : v, to + i);
+      }
+      if (left > 0) {
+        const Floats v = E::load_first(from + i, left) * factor;
+        E::store_first(weight ? v * load_partial<Floats>(weight + i, left) : v, to + i, left);
       }
     }
-    for (int u = 0; i < width; ++u, i += kLanes) {
-      add_square(u, load_lanes(x + i, width - i < kLanes ? static_cast<int>(width - i) : kLanes));
-    }
-    const float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-    const float factor = 1 / __builtin_sqrtf(total / static_cast<float>(width) + eps);
-    for (ptrdiff_t j = 0; j < width; ++j) {
-      y[j] = weight ? x[j] * factor * weight[j] : x[j] * factor;
-    }
-  }
+  });
 }
 
-void rotate(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half) {
-  for (ptrdiff_t i = 0; i < half; i += kLanes) {
-    const int count = half - i < kLanes ? static_cast<int>(half - i) : kLanes;
-    const Floats a = load_lanes(x + i, count), b = load_lanes(x + half + i, count);
-    const Floats cosine = load_lanes(cosines + i, count), sine = load_lanes(sines + i, count);
-    store_lanes(multiply_add(-b, sine, a * cosine), y + i, count);
-    store_lanes(multiply_add(b, cosine, a * sine), y + half + i, count);
-  }
+void rotate(const void* x, FloatType type, const float* cosines, const float* sines, void* y, ptrdiff_t half) {
+  with_elements(type, [&](auto elements) {
+    using E = decltype(elements);
+    const auto* from = static_cast<const typename E::Element*>(x);
+    auto* to = static_cast<typename E::Element*>(y);
+    const auto first = [](Floats a, Floats b, Floats cosine, Floats sine) {
+      return multiply_add(-b, sine, a * cosine);
+    };
+    const auto second = [](Floats a, Floats b, Floats cosine, Floats sine) {
+      return multiply_add(b, cosine, a * sine);
+    };
+    ptrdiff_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+      const Floats a = E::load_all(from + i), b = E::load_all(from + half + i);
+      const Floats cosine = load<Floats>(cosines + i), sine = load<Floats>(sines + i);
+      E::store_all(first(a, b, cosine, sine), to + i);
+      E::store_all(second(a, b, cosine, sine), to + half + i);
+    }
+    if (const int left = static_cast<int>(half - i); left > 0) {
+      const Floats a = E::load_first(from + i, left), b = E::load_first(from + half + i, left);
+      const Floats cosine = load_partial<Floats>(cosines + i, left), sine = load_partial<Floats>(sines + i, left);
+      E::store_first(first(a, b, cosine, sine), to + i, left);
+      E::store_first(second(a, b, cosine, sine), to + half + i, left);
+    }
+  });
 }
 
 } // namespace
