@@ -8,10 +8,12 @@ import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, preprocess
+from executorch_mlx.builder import assemble as assembly
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.liveness import lifetimes, recycle
 from executorch_mlx.builder.emitter import Emitted, Replacement
 from executorch_mlx.builder.interface import Interface
+from executorch_mlx.builder.program import ProgramBuilder
 from executorch_mlx.builder.slots import Space, TensorSlot
 from executorch_mlx.serialization import ir
 from loaded_method import LoadedMethod
@@ -45,7 +47,11 @@ class RandomProgram:
         """Append random instructions to `chain`, and their results to `known`."""
         for _ in range(self.random.randint(4, 14)):
             kind = self.random.random()
-            if kind < 0.7 or depth > 1:
+            if kind < 0.2:
+                x, out = self.random.choice(known), self.slot()
+                chain.append(Emitted(ir.SiluNode, {"x": x, "out": out}))
+                known.append(out)
+            elif kind < 0.7 or depth > 1:
                 a, b, out = self.random.choice(known), self.random.choice(known), self.slot()
                 chain.append(Emitted(ir.AddNode, {"a": a, "b": b, "out": out}))
                 known.append(out)
@@ -127,6 +133,8 @@ class Interpreter:
                 self.slots[slot.idx] = hash((i, get(op.x)))  # each result is written before `x` is read for the next
         elif isinstance(op, ir.IdCopyNode):
             self.slots[op.out.idx] = get(op.x)
+        elif isinstance(op, ir.SiluNode):
+            self.slots[op.out.idx] = hash(("silu", get(op.x)))
         elif isinstance(op, ir.SliceUpdateNode):
             self.slots[op.out.idx] = hash(("update", get(op.dst), get(op.update)))
         else:
@@ -134,12 +142,29 @@ class Interpreter:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_random_programs_keep_their_results(seed):
-    plain = assemble(RandomProgram(seed), reuse_slots=False).graph
+def test_random_programs_keep_their_results(seed, monkeypatch):
+    with monkeypatch.context() as unordered:
+        unordered.setattr(assembly, "delay_activations", lambda builder: None)
+        plain = assemble(RandomProgram(seed), reuse_slots=False).graph
     shared = assemble(RandomProgram(seed)).graph
     assert shared.num_temp_tensors <= plain.num_temp_tensors
     for branch_seed in range(4):
         assert Interpreter(plain, branch_seed).results == Interpreter(shared, branch_seed).results
+
+
+def test_activation_runs_where_its_result_is_read(delegate):
+    class GatedLayer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+
+        def forward(self, x):
+            return torch.nn.functional.silu(self.gate(x)) * self.up(x)
+
+    program = torch.export.export(GatedLayer().eval(), (torch.ones(2, 8),))
+    graph = assemble(ProgramBuilder(program.run_decompositions({})).build()).graph
+    ops = [type(i.op) for i in graph.instruction_chains[0].instructions]
+    assert ops[-2:] == [ir.SiluNode, ir.MultiplyNode]
 
 
 def test_number_of_slots_is_the_largest_number_of_live_temporaries():

@@ -13,6 +13,7 @@ from . import dtypes
 from .digests import Digests
 from .emitter import Emitted
 from .liveness import drop_dead, lifetimes, recycle, slots_in
+from .order import delay_activations
 from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
 
@@ -40,10 +41,11 @@ class MLXProgram:
 def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Digests | None = None) -> MLXProgram:
     """Convert the program of `builder`, whose `build` has run, to the IR.
 
-    Removes dead instructions from `builder`, then numbers the slots. With `reuse_slots`, temporaries with disjoint
+    Removes dead instructions from `builder` and orders the others, then numbers the slots. With `reuse_slots`, temporaries with disjoint
     lifetimes share a slot. `digests` remembers the digests of constants for the programs of other methods.
     """
     drop_dead(builder)
+    delay_activations(builder)
     return _Assembler(builder, reuse_slots, digests or Digests()).assemble()
 
 

@@ -167,9 +167,8 @@ struct ElementwiseResults {
   uint64_t operations;            // elements that the steps have read, and elements of other results
 };
 
-// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy or not float32, if an
-// array has more than 16384 elements, because threads then share the work of each operation, or if the shapes differ in
-// more than the last axis.
+// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy, if the inputs differ in
+// their dtype or in more than the last axis, or if a row is longer than 16384 elements.
 std::optional<ElementwiseResults> elementwise_sequence(
     const ElementwiseSequence& sequence, const std::vector<mx::array>& inputs, mx::Stream stream);
 

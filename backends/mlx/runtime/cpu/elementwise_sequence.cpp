@@ -1,5 +1,6 @@
-// Sequences of small elementwise operations. Allocating the result of one of them takes longer than computing it, so
-// that results which only later steps read get no arrays.
+// Sequences of elementwise operations. Allocating the result of a small one takes longer than computing it, and a large
+// one has to be written to memory and read again. Results that only later steps read therefore get no arrays: a block of
+// rows goes through all steps while it is in the cache.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -12,19 +13,40 @@ namespace executorch_mlx::cpu {
 
 namespace {
 
-constexpr size_t kMaxElements = 16 << 10;  // of one array
+constexpr int64_t kMaxWidth = 16 << 10;
+constexpr int64_t kBlock = 8 << 10;        // elements of a step that are computed at a time, unless a row has more
+constexpr int64_t kSmallBlock = 16 << 10;  // up to which one thread computes all of them
 constexpr size_t kMaxSteps = ElementwiseSequence::kMaxSteps;
 constexpr size_t kMaxInputs = 2 * kMaxSteps;
+constexpr size_t kMaxItem = sizeof(float);
 
-// An operand: an array with the rows of the sequence, or one row or number for all of them.
+// Bytes for the results of steps that have no array. The next block of this thread uses them again.
+char* scratch(size_t step) {
+  constexpr size_t kPiece = static_cast<size_t>(kMaxWidth) * kMaxItem;
+  static thread_local const auto memory = std::make_unique_for_overwrite<char[]>(kMaxSteps * kPiece);
+  return memory.get() + step * kPiece;
+}
+
+// An operand: an array with the rows of the sequence, one row or number for all of them, or the columns of the result
+// of a step that has no array.
 struct Operand {
-  Rows rows;
+  const char* data;  // null if the step has no array
+  size_t step;
+  int64_t offset;  // the first column
+  int64_t stride;  // of the rows, in elements
   int64_t width;
   bool is_shared;
 
   bool is_number() const {
     return is_shared && width == 1;
   }
+};
+
+struct PlannedStep {
+  Elementwise operation;
+  Operand a;
+  Operand b;
+  Operand y;
 };
 
 // Computes one sequence.
@@ -44,7 +66,10 @@ class Run {
       }
       operands_[i] = *operand;
     }
-    executorch_mlx_elementwise_steps(steps_.data(), num_steps_, rows_);
+    const bool is_small = rows_ * width_ <= kSmallBlock;
+    const int64_t step = is_small ? rows_ : std::max<int64_t>(1, kBlock / width_);
+    const auto run = [&](int block) { run_block(block * step, std::min(rows_, (block + 1) * step)); };
+    is_small ? run(0) : parallel(static_cast<int>((rows_ + step - 1) / step), run);
     return std::move(results_);
   }
 
@@ -52,9 +77,11 @@ class Run {
   // Finds the rows of all inputs. The input with the most axes has the shape of the sequence but for the last axis.
   bool read_inputs() {
     for (const auto& x : inputs_) {
-      if (x.dtype() != mx::float32 || x.size() == 0 || x.size() > kMaxElements || !x.is_available()) {
+      const auto type = float_type(x.dtype());
+      if (!type || x.dtype() != inputs_[0].dtype() || x.size() == 0 || !x.is_available()) {
         return false;
       }
+      type_ = *type;
       if (like_ == nullptr || x.ndim() > like_->ndim()) {
         like_ = &x;
       }
@@ -65,7 +92,7 @@ class Run {
     rows_ = static_cast<int64_t>(like_->size()) / like_->shape(-1);
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const auto operand = input(inputs_[i]);
-      if (!operand) {
+      if (!operand || operand->width > kMaxWidth) {
         return false;
       }
       operands_[kMaxSteps + i] = *operand;
@@ -74,15 +101,16 @@ class Run {
   }
 
   std::optional<Operand> input(const mx::array& x) const {
+    const auto* data = x.data<char>();
     const bool has_rows =
         x.ndim() == like_->ndim() && std::equal(x.shape().begin(), x.shape().end() - 1, like_->shape().begin());
     if (has_rows) {
       const auto stride = row_stride(x);
-      return stride ? std::optional(Operand{{x.data<float>(), *stride}, x.shape(-1), false}) : std::nullopt;
+      return stride ? std::optional(Operand{data, 0, 0, *stride, x.shape(-1), false}) : std::nullopt;
     }
     const bool is_row = x.ndim() == 1 && (x.size() == 1 || x.strides(0) == 1);
     if (x.size() == 1 || is_row) {
-      return Operand{{x.data<float>(), 0}, static_cast<int64_t>(x.size()), true};
+      return Operand{data, 0, 0, 0, static_cast<int64_t>(x.size()), true};
     }
     return std::nullopt;
   }
@@ -93,7 +121,7 @@ class Run {
       return columns(step, a);
     }
     if (!is_binary(step.operation)) {
-      return a.is_shared ? std::nullopt : add_step(step, a.rows, {}, a.width);
+      return a.is_shared ? std::nullopt : std::optional(add_step(step, a, {}, a.width));
     }
     const Operand& b = operands_[step.b];
     if (a.is_shared && b.is_shared) {
@@ -102,7 +130,7 @@ class Run {
     const int64_t width = a.is_number() ? b.width : a.width;
     const auto a_rows = repeated(a, width);
     const auto b_rows = repeated(b, width);
-    return a_rows && b_rows ? add_step(step, *a_rows, *b_rows, width) : std::nullopt;
+    return a_rows && b_rows ? std::optional(add_step(step, *a_rows, *b_rows, width)) : std::nullopt;
   }
 
   std::optional<Operand> columns(const ElementwiseSequence::Step& step, const Operand& a) {
@@ -116,64 +144,74 @@ class Run {
     if (a.is_shared || !is_last_axis || width <= 0 || lacks_rest) {
       return std::nullopt;
     }
-    const Rows rows{a.rows.data + start, a.rows.stride};
-    if (step.is_result) {
-      return add_step(step, rows, {}, width);
+    const Operand result{a.data, a.step, a.offset + start, a.stride, width, false};
+    if (!step.is_result) {
+      results_.operations += static_cast<uint64_t>(rows_ * (a.width + width));
+      return result;
     }
-    results_.operations += static_cast<uint64_t>(rows_ * (a.width + width));
-    return Operand{rows, width, false};
+    if (rows_ * a.width > kSmallBlock) {
+      return std::nullopt;  // the operation itself needs no copy: its result is a view
+    }
+    return add_step(step, result, {}, width);
   }
 
-  // The rows of an operand with this width, or nullopt if it has another width. Repeats a number.
-  std::optional<Rows> repeated(const Operand& x, int64_t width) {
+  // An operand with this width, or nullopt if it has another width. Repeats a number.
+  std::optional<Operand> repeated(const Operand& x, int64_t width) {
     if (x.width == width) {
-      return x.rows;
+      return x;
     }
     if (!x.is_number()) {
       return std::nullopt;
     }
-    float* row = allocate_scratch(width);
-    std::fill_n(row, width, *x.rows.data);
-    return Rows{row, 0};
-  }
-
-  std::optional<Operand> add_step(const ElementwiseSequence::Step& step, Rows a, Rows b, int64_t width) {
-    const int64_t size = rows_ * width;
-    if (size > static_cast<int64_t>(kMaxElements)) {
-      return std::nullopt;
+    const size_t item = inputs_[0].itemsize();
+    auto& row = numbers_.emplace_back(std::make_unique_for_overwrite<char[]>(width * item));
+    for (int64_t i = 0; i < width; ++i) {
+      std::copy_n(x.data, item, row.get() + i * item);
     }
-    float* y = step.is_result ? allocate_array(width) : allocate_scratch(size);
-    results_.operations +=
-        static_cast<uint64_t>(size * (is_binary(step.operation) ? 2 : 1) + (step.is_result ? 0 : size));
-    steps_[num_steps_++] = {.operation = step.operation, .a = a, .b = b, .y = y, .width = width};
-    return Operand{{y, width}, width, false};
+    return Operand{row.get(), 0, 0, 0, width, true};
   }
 
-  float* allocate_array(int64_t width) {
-    auto shape = like_->shape();
-    shape.back() = static_cast<int>(width);
-    results_.arrays.push_back(allocate_result(shape, mx::float32));
-    return results_.arrays.back().data<float>();
+  Operand add_step(const ElementwiseSequence::Step& step, const Operand& a, const Operand& b, int64_t width) {
+    const auto size = static_cast<uint64_t>(rows_ * width);
+    results_.operations += size * (is_binary(step.operation) ? 2 : 1) + (step.is_result ? 0 : size);
+    width_ = std::max(width_, width);
+    Operand y{nullptr, num_steps_, 0, width, width, false};
+    if (step.is_result) {
+      auto shape = like_->shape();
+      shape.back() = static_cast<int>(width);
+      results_.arrays.push_back(allocate_result(shape, like_->dtype()));
+      y.data = results_.arrays.back().data<char>();
+    }
+    steps_[num_steps_++] = {step.operation, a, b, y};
+    return y;
   }
 
-  // Memory that the next sequence of this thread uses again. Each step takes at most two pieces: a repeated number and
-  // a result.
-  float* allocate_scratch(int64_t size) {
-    constexpr size_t kPiece = kMaxElements;
-    static thread_local const auto memory = std::make_unique_for_overwrite<float[]>(2 * kMaxSteps * kPiece);
-    float* result = memory.get() + scratch_used_;
-    scratch_used_ += (static_cast<size_t>(size) + 15) / 16 * 16;
-    return result;
+  // Computes rows first ... last - 1 of all steps.
+  void run_block(int64_t first, int64_t last) const {
+    const auto item = static_cast<int64_t>(inputs_[0].itemsize());
+    const auto rows = [&](const Operand& x) {
+      const char* begin = x.data == nullptr ? scratch(x.step) : x.data + first * x.stride * item;
+      return Rows{begin + x.offset * item, x.stride};
+    };
+    std::array<ElementwiseStep, kMaxSteps> steps;
+    for (size_t i = 0; i < num_steps_; ++i) {
+      const auto& [operation, a, b, y] = steps_[i];
+      const bool has_b = is_binary(operation);
+      steps[i] = {operation, rows(a), has_b ? rows(b) : Rows{}, const_cast<void*>(rows(y).data), y.width};
+    }
+    executorch_mlx_elementwise_steps(steps.data(), static_cast<int>(num_steps_), last - first, type_);
   }
 
   const ElementwiseSequence& sequence_;
   const std::vector<mx::array>& inputs_;
+  FloatType type_ = FloatType::float32;
   const mx::array* like_ = nullptr;
   int64_t rows_ = 0;
+  int64_t width_ = 1;  // of the widest step
   std::array<Operand, kMaxSteps + kMaxInputs> operands_;
-  std::array<ElementwiseStep, kMaxSteps> steps_;
-  int num_steps_ = 0;
-  size_t scratch_used_ = 0;
+  std::array<PlannedStep, kMaxSteps> steps_;
+  size_t num_steps_ = 0;
+  std::vector<std::unique_ptr<char[]>> numbers_;  // repeated in rows
   ElementwiseResults results_{};
 };
 

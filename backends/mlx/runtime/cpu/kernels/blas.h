@@ -233,9 +233,10 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_sigmoid(
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_tanh(
     const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
 
-// Computes the steps in order, for `rows` rows, in the calling thread. A step may read the results of earlier steps.
+// Computes the steps in order, for `rows` rows of elements of `type`, in the calling thread. A step may read the results
+// of earlier steps.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_elementwise_steps(
-    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows);
+    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows, executorch_mlx::FloatType type);
 
 // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. x and y have elements of `type`.
 // weight [width] may be null.

@@ -62,20 +62,18 @@ Unary unary_kernel(Elementwise operation) {
   }
 }
 
-void compute(const ElementwiseStep& step, int64_t rows) {
+void compute(const ElementwiseStep& step, int64_t rows, FloatType type) {
   const auto [operation, a, b, y, width] = step;
   const bool is_dense = a.stride == width && (!is_binary(operation) || b.stride == width);
   const int64_t parts = is_dense ? 1 : rows;
   const int64_t count = is_dense ? rows * width : width;
-  if (is_binary(operation)) {
-    const Binary kernel = binary_kernel(operation);
-    for (int64_t i = 0; i < parts; ++i) {
-      kernel(a.data + i * a.stride, b.data + i * b.stride, FloatType::float32, y + i * width, count);
-    }
-  } else {
-    const Unary kernel = unary_kernel(operation);
-    for (int64_t i = 0; i < parts; ++i) {
-      kernel(a.data + i * a.stride, FloatType::float32, y + i * width, count);
+  for (int64_t i = 0; i < parts; ++i) {
+    const void* x = at(a.data, type, i * a.stride);
+    void* to = at(y, type, i * width);
+    if (is_binary(operation)) {
+      binary_kernel(operation)(x, at(b.data, type, i * b.stride), type, to, count);
+    } else {
+      unary_kernel(operation)(x, type, to, count);
     }
   }
 }
@@ -85,9 +83,9 @@ void compute(const ElementwiseStep& step, int64_t rows) {
 } // namespace executorch_mlx
 
 extern "C" void executorch_mlx_elementwise_steps(
-    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows) {
+    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows, executorch_mlx::FloatType type) {
   for (int i = 0; i < count; ++i) {
-    executorch_mlx::compute(steps[i], rows);
+    executorch_mlx::compute(steps[i], rows, type);
   }
 }
 

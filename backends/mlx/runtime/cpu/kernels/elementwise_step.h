@@ -11,9 +11,9 @@ constexpr bool is_binary(Elementwise operation) {
   return operation <= Elementwise::maximum;
 }
 
-// Rows of float32 numbers. The numbers of a row lie in memory without gaps.
+// Rows of numbers. The numbers of a row lie in memory without gaps.
 struct Rows {
-  const float* data;
+  const void* data;
   int64_t stride;  // the distance between rows in elements; 0 if all rows are the same
 };
 
@@ -21,7 +21,7 @@ struct ElementwiseStep {
   Elementwise operation;
   Rows a;
   Rows b;  // only for binary operations
-  float* y;  // [rows, width], contiguous
+  void* y;   // [rows, width], contiguous
   int64_t width;
 };
 

@@ -92,7 +92,8 @@ class Tile {
         read(r_.inputs[i], step, inputs_begin() + i);
       }
     }
-    executorch_mlx_elementwise_steps(steps_.data(), static_cast<int>(steps_.size()), r_.rows);
+    executorch_mlx_elementwise_steps(
+        steps_.data(), static_cast<int>(steps_.size()), r_.rows, FloatType::float32);
     write(step);
   }
 
@@ -116,27 +117,23 @@ class Tile {
 
   template <typename AddValue>
   void add_step(const CellStep& step, AddValue&& add_value) {
-    const Rows a = values_[step.a];
+    const Value a = values_[step.a];
     if (step.operation == Elementwise::copy) {
       values_.push_back({a.data + int64_t{step.first_block} * units_, a.stride});
       blocks_.push_back(step.blocks);
       return;
     }
     add_value();
-    const Rows b = is_binary(step.operation) ? values_[step.b] : Rows{};
+    const Value b = is_binary(step.operation) ? values_[step.b] : Value{};
     steps_.push_back(
-        {.operation = step.operation, .a = a, .b = b, .y = result(static_cast<int>(values_.size()) - 1),
+        {.operation = step.operation, .a = {a.data, a.stride}, .b = {b.data, b.stride}, .y = values_.back().data,
          .width = int64_t{step.blocks} * units_});
-  }
-
-  float* result(int value) const {
-    return const_cast<float*>(values_[value].data);
   }
 
   // Reads the blocks of the units of this tile.
   void read(const CellInput& input, int step, int value) const {
     const float* from = input.data + step * input.step_stride;
-    float* to = result(value);
+    float* to = values_[value].data;
     if (input.blocks == 0) {
       std::fill_n(to, int64_t{blocks_[value]} * units_, *from);
       return;
@@ -156,13 +153,13 @@ class Tile {
       kernels().multiply_recurrent_panel(
           hidden_.at(step), hidden_.stride, r_.rows, packed_ + int64_t{gate} * units_ * r_.units, units_, r_.units,
           addend == nullptr ? nullptr : addend + step * step_stride + int64_t{gate} * r_.units + first_, row_stride,
-          result(0) + gate * units_, r_.gates * units_);
+          values_[0].data + gate * units_, r_.gates * units_);
     }
   }
 
   void copy_to_hidden(int step, int value) const {
     for (int row = 0; row < r_.rows; ++row) {
-      const Rows& from = values_[value];
+      const Value& from = values_[value];
       std::copy_n(from.data + row * from.stride, units_, hidden_.at(step) + row * hidden_.stride + first_);
     }
   }
@@ -175,7 +172,7 @@ class Tile {
       if (output.step_stride == 0 && !is_last) {
         continue;
       }
-      const Rows& from = values_[output.value];
+      const Value& from = values_[output.value];
       for (int block = 0; block < blocks_[output.value]; ++block) {
         float* to = output.data + step * output.step_stride + int64_t{block} * r_.units + first_;
         for (int row = 0; row < r_.rows; ++row) {
@@ -185,9 +182,15 @@ class Tile {
     }
     copy_to_hidden(step + 1, r_.carries[r_.hidden].next);
     for (int i = 0; i < r_.num_carries; ++i) {
-      std::copy_n(values_[r_.carries[i].next].data, int64_t{r_.rows} * units_, result(1 + i));
+      std::copy_n(values_[r_.carries[i].next].data, int64_t{r_.rows} * units_, values_[1 + i].data);
     }
   }
+
+  // The distance between rows is 0 if all rows are the same.
+  struct Value {
+    float* data;
+    int64_t stride;
+  };
 
   const ExecutorchMlxRecurrentLoop& r_;
   const Hidden& hidden_;
@@ -195,7 +198,7 @@ class Tile {
   int units_;
   const float* packed_;
   AlignedFloats memory_;
-  std::vector<Rows> values_;
+  std::vector<Value> values_;
   std::vector<int> blocks_;
   std::vector<ElementwiseStep> steps_;
 };
