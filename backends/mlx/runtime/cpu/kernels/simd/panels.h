@@ -247,6 +247,11 @@ inline void write_results(Floats total, const PanelResults& y, char* to, int cou
 template <FloatType Type, int P>
 void write_tile(const PanelSums<P>& sums, int rows, int columns, const PanelResults& y) {
   for (int r = 0; r < rows; ++r) {
+    for (const char* line = y.at(r, 0); line < y.at(r, columns); line += kCacheLine) {
+      __builtin_prefetch(line, /*for writing*/ 1);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
     const Floats* totals = sums.levels[kPanelLevels][r / kPanelGroupRows][r % kPanelGroupRows];
     for (int p = 0; p < P; ++p) {
       const int count = columns - p * kLanes < kLanes ? columns - p * kLanes : kLanes;
