@@ -1,4 +1,4 @@
-// Groups of elementwise instructions, which the runtime computes together if their operands are small.
+// Groups of elementwise instructions, which the runtime computes together.
 #pragma once
 
 #include <cstddef>
