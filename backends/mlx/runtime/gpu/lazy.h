@@ -152,8 +152,9 @@ inline const FusibleNorm* norm_of(const mx::array& x, int size) {
   return is_norm ? static_cast<const FusibleNorm*>(&x.primitive()) : nullptr;
 }
 
-// Source code of a function that one warp calls for a row of kDim elements. With kNorm, normalizes the row and
-// multiplies it by `weight`. Then rotates it by `angle` times the inverse of each frequency, and writes it to `out`.
+// Source code of two functions that a warp calls. set_rotation(angle) sets the rotation: by `angle` times the inverse of
+// each frequency. norm_rope(x, weight, out) normalizes a row of kDim elements and multiplies it by `weight`, with kNorm,
+// then rotates it, and writes it to `out`.
 constexpr char kNormRope[] = R"(
   constexpr int kHalf = kDim / 2;
   constexpr int kPairs = (kHalf + 31) / 32;  // of a thread
