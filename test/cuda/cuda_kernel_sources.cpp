@@ -136,6 +136,10 @@ class Kernels {
     for (size_t count = 1; count <= 4; ++count) {
       compile(product(x, std::vector(count, w))[0]);
     }
+    if (has_norm) {
+      const auto lazy = mx::square(zeros({kDepth}), stream_);  // whose address is not known when the kernel is chosen
+      compile(product(norm(zeros({1, vectors, kDepth}), lazy), {w})[0]);
+    }
     const auto gate = product(x, {w})[0];
     compile(expect(gpu::gated_products(gate, product(x, {w})[0], stream_), "gated_products"));
     compile(expect(gpu::add_product(zeros(gate.shape()), gate, stream_), "add_product"));
@@ -177,7 +181,11 @@ class Kernels {
   }
 
   mx::array norm(const mx::array& x) const {
-    return expect(gpu::rms_norm(x, zeros({x.shape(-1)}), 1e-5f, stream_), "rms_norm");
+    return norm(x, zeros({x.shape(-1)}));
+  }
+
+  mx::array norm(const mx::array& x, const mx::array& weight) const {
+    return expect(gpu::rms_norm(x, weight, 1e-5f, stream_), "rms_norm");
   }
 
   // The input of products.

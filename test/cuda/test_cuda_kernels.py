@@ -58,6 +58,9 @@ def test_sources_of_all_kernels_are_written(sources):
     assert named | composed == sources.keys()
     constants = ("kSpans = 1", "kSpans = 8", "kNorm = 0", "kNorm = 1", "kHasOffset = 0", "kHasOffset = 1")
     assert all(any(constant in source for source in sources["attention_step"]) for constant in constants)
+    for name in ("products_of_row_1", "rms_norms"):
+        for constant in ("kHasAlignedNorm = 0", "kHasAlignedNorm = 1"):
+            assert any("kNorm = 1" in source and constant in source for source in sources[name])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

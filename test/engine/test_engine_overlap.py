@@ -3,6 +3,9 @@
 On a CPU, the engine overlaps steps only if the caller asks for it.
 """
 
+import math
+import threading
+
 import c_api as api
 import pytest
 from executorch_mlx import memory
@@ -62,6 +65,34 @@ def test_cancelled_request_leaves_the_others_alone(path, expected):
         assert third.tokens == expected
         for request in (first, second, third):
             request.free()
+
+
+@pytest.mark.parametrize("same", [0, 20])
+def test_a_prompt_is_submitted_before_the_token_after_the_previous_one_is_read(path, same):
+    """A prompt that begins like the previous one waits for it, because it reuses its row."""
+    prompts = [PROMPT, [*PROMPT[:same], *reversed(PROMPT[same:])]]
+    with api.Engine(path, overlap=0) as engine:
+        expected = [engine.generate(prompt, **SETTINGS) for prompt in prompts]
+    opened, running = threading.Event(), []
+    with api.Engine(path, overlap=1, chunk_seconds=math.inf) as engine:
+        gate = engine.submit([1], lambda _: opened.wait(60), max_new_tokens=1)
+        requests = [
+            engine.submit(prompt, lambda _: running.append(engine.stats().running), **SETTINGS) for prompt in prompts
+        ]
+        opened.set()
+        assert all(request.wait() for request in (gate, *requests))
+        assert [request.tokens for request in requests] == expected
+        assert requests[1].info.reused_tokens == same
+        assert running[0] == 2
+        for request in (gate, *requests):
+            request.free()
+
+
+def test_a_step_is_submitted_before_the_token_after_the_prompt_is_read(path, expected):
+    with api.Engine(path, overlap=1, chunk_seconds=math.inf) as engine:
+        assert engine.generate(PROMPT, **SETTINGS, stop_ids=[expected[0]]) == []
+        assert engine.generate(PROMPT, **SETTINGS) == expected
+        assert engine.stats().steps == 2 + len(expected)  # a draw of the stop id, and a discarded one
 
 
 @pytest.mark.parametrize("settings", [{"logprobs": 3}, {"allowed_tokens": lambda answer: range(100, 1500)}])

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "request.h"
 #include "row_state.h"
 
 namespace executorch_mlx::engine {
@@ -10,6 +11,11 @@ namespace {
 
 // A common prefix with fewer tokens is worth neither a copy nor the loss of what a row holds.
 constexpr int64_t kMinPrefix = 16;
+
+// The number of tokens with which both begin.
+int64_t common_length(std::span<const int64_t> a, std::span<const int64_t> b) {
+  return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+}
 
 } // namespace
 
@@ -51,6 +57,13 @@ bool Rows::has_free() const {
   return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.request == nullptr; });
 }
 
+bool Rows::has_beginning(std::span<const int64_t> prompt, const std::vector<float>* samples) const {
+  return reuse_ && std::any_of(rows_.begin(), rows_.end(), [&](const Row& row) {
+    const std::span<const int64_t> ids = row.request != nullptr ? row.request->ids : row.ids;
+    return row.has_same_sound(samples) && common_length(ids, prompt) >= kMinPrefix;
+  });
+}
+
 // Returns how many tokens at the beginning of `prompt` the row holds, at most `limit`. Returns 0 if the row cannot
 // rewind to the end of these tokens.
 int64_t Rows::usable_prefix_length(
@@ -58,9 +71,7 @@ int64_t Rows::usable_prefix_length(
   if (!row.has_same_sound(samples)) {
     return 0;
   }
-  const auto size = [](const auto& tokens) { return static_cast<int64_t>(tokens.size()); };
-  const auto end = prompt.begin() + std::min({limit, size(prompt), size(row.ids)});
-  const int64_t length = std::mismatch(prompt.begin(), end, row.ids.begin()).first - prompt.begin();
+  const int64_t length = std::min(limit, common_length(prompt, row.ids));
   return reuse_ && row.written - length <= program_.metadata().max_rewind ? length : 0;
 }
 

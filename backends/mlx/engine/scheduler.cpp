@@ -1,6 +1,7 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -14,7 +15,8 @@ namespace {
 // The largest chunk on a CPU, unless an option says otherwise. A larger one would not make the matrix products faster,
 // and would need more memory for the attention scores. On a GPU, a chunk is as large as the program permits.
 constexpr int64_t kCpuChunk = 512;
-constexpr double kDefaultChunkSeconds = 0.25;
+constexpr double kCpuChunkSeconds = 0.25;
+constexpr double kAnyTime = std::numeric_limits<double>::infinity();
 constexpr int64_t kRaiseLimitsAfter = 1024; // steps
 
 int64_t largest_chunk(const LlmProgram& program, const executorch_mlx_engine_options& options) {
@@ -179,7 +181,7 @@ void Scheduler::read_prompts() {
     const int64_t read = advance_prompt(seconds - used);
     tokens += read;
     used = seconds_since(begin);
-    const bool has_room = tokens < max_chunk_.value() && (seconds == 0 || used < seconds / 2);
+    const bool has_room = tokens < max_chunk_.value() && used < seconds / 2;
     if (read == 0 || find_prompt() != running_.end() || !has_room) {
       return;
     }
@@ -201,7 +203,9 @@ void Scheduler::begin_next() {
     queue_.erase(queue_.begin());
     ++stats_.running;
   }
-  finish_pending(); // rows may be copied
+  if (rows_.has_beginning(request->ids, request->options.samples.get())) {
+    finish_pending(); // a row may be copied
+  }
   // A call needs at least one token, so that the last one of a prompt is never reused for an answer.
   const auto length = static_cast<int64_t>(request->ids.size());
   Row* row = nullptr;
@@ -225,7 +229,10 @@ int64_t Scheduler::advance_prompt(double seconds) {
   }
   const auto request = *found;
   int64_t size = 0;
-  finish_pending();
+  const bool overlaps = can_overlap(*request) && !request->work && seconds == kAnyTime;
+  if (!overlaps) {
+    finish_pending();
+  }
   guarded({request}, [&] {
     encode(*request);
     // The work may add tokens to the row.
@@ -238,7 +245,11 @@ int64_t Scheduler::advance_prompt(double seconds) {
         end(request, EXECUTORCH_MLX_LENGTH);
       }
     } else if (request->work || chunk.size() < rest.size()) {
+      finish_pending();
       fits({request}, max_chunk_, size, [&] { feed(*request, chunk); });
+    } else if (overlaps) {
+      request->is_decoding = true;
+      fits({request}, max_chunk_, size, [&] { submit_prompt(request); });
     } else {
       request->is_decoding = true;
       draw({&request, 1});
@@ -247,17 +258,17 @@ int64_t Scheduler::advance_prompt(double seconds) {
   return size;
 }
 
-// How long a chunk of a prompt should take while answers run; 0: any time. On a GPU, the last bits of a token's logits
-// depend on the size of its chunk. There, the size depends on times only if the option asks for it.
+// How long a chunk of a prompt should take while answers run. On a GPU, the last bits of a token's logits depend on the
+// size of its chunk. There, the size depends on times only if the option asks for it.
 double Scheduler::chunk_seconds() const {
-  return options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kDefaultChunkSeconds : 0;
+  return options_.chunk_seconds > 0 ? options_.chunk_seconds : program_.runs_on_cpu() ? kCpuChunkSeconds : kAnyTime;
 }
 
 // The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run,
-// the chunk should take `seconds`, or any time if chunk_seconds() is 0.
+// the chunk should take `seconds`.
 int64_t Scheduler::chunk_size(int64_t position, int64_t rest, double seconds) const {
   const int64_t limit = max_chunk_.value();
-  if (running_.size() == 1 || chunk_seconds() == 0) {
+  if (running_.size() == 1 || seconds == kAnyTime) {
     return std::min(limit, rest);
   }
   return chunk_times_.next_size(position, rest, limit, seconds);

@@ -6,7 +6,7 @@
 // With overlap, a step is submitted before the host has read the tokens of the previous step: the new step takes them
 // on the device. Host and device then work at the same time. If a token ends its request, the draw after it is
 // discarded. The discarded draw has written a position behind the answer, which is overwritten when the row is used
-// again.
+// again. The last chunk of a prompt, which draws the first token of the answer, is submitted in the same way.
 #pragma once
 
 #include <algorithm>
@@ -118,6 +118,7 @@ class Scheduler {
   bool needs_draw_after_pending(const Request& request) const;
   bool may_follow_pending();
   void advance_pending();
+  void submit_prompt(const std::shared_ptr<Request>& request);
   PendingStep submit(Requests requests, const PendingStep* source = nullptr);
   void finish(PendingStep step);
   void finish_pending();
@@ -129,7 +130,7 @@ class Scheduler {
   Rows rows_;
   Requests running_; // those that have a row, in the order in which they began
   const bool overlaps_;
-  std::vector<PendingStep> pending_; // calls of one step, whose tokens are not read yet
+  std::vector<PendingStep> pending_; // the calls of one step or of a prompt, whose tokens are not read yet
   Clock::time_point finished_; // when the last pending call ended
   std::optional<Clock::time_point> advanced_; // when advance_pending() ended, if nothing ran since
   ChunkTimes chunk_times_;

@@ -41,7 +41,7 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
   const LlmMetadata& meta = program_.metadata();
   const RequestOptions& options = request.options;
   const bool chooses = options.draft < 0;
-  const auto position = static_cast<int64_t>(request.row->ids.size());
+  const auto position = static_cast<int64_t>(request.ids.size()) - 1;
   const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
   const int64_t most = std::min({
       options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_.value(), program_.max_draft(),

@@ -1,4 +1,4 @@
-// Overlap: the scheduler submits a step before the host has read the tokens of the previous one.
+// Overlap: the scheduler submits a step or a prompt before the host has read the tokens of the previous one.
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -21,7 +21,7 @@ bool Scheduler::needs_draw_after_pending(const Request& request) const {
     return false;
   }
   const auto generated = static_cast<int64_t>(request.ids.size() - request.options.prompt.size());
-  const auto position = static_cast<int64_t>(request.row->ids.size()) + 1;
+  const auto position = static_cast<int64_t>(request.ids.size());
   const int64_t most = request.options.max_new_tokens;
   return (most == 0 || generated + 1 < most) && position < program_.metadata().max_context_len;
 }
@@ -93,20 +93,28 @@ void Scheduler::advance_pending() {
   }
 }
 
+// Submits the last chunk of a prompt, and then takes the tokens of the calls before. The device computes the prompt
+// meanwhile, and when it is done, the next prompt may be submitted.
+void Scheduler::submit_prompt(const std::shared_ptr<Request>& request) {
+  PendingStep prompt = submit(Requests{request});
+  finish_pending();
+  pending_.push_back(std::move(prompt));
+}
+
 // Submits the next draw of each request, in one call. With `source`, a pending step of these requests, the call takes
 // the tokens of `source` on the device.
 Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* source) {
   const auto begin = Clock::now();
-  const size_t ahead = source == nullptr ? 0 : 1;
+  const bool is_ahead = source != nullptr;
   std::vector<RowTask> tasks;
   std::vector<size_t> sources;
   for (const auto& request : requests) {
     std::vector<int64_t> no_draft;
     Row& row = *request->row;
     RowTask task = request->draw_task(no_draft);
-    task.seed = request->seed_of_draw(ahead);
-    task.tokens = std::span(request->ids).last(1);
-    task.position = static_cast<int64_t>(row.ids.size() + ahead);
+    task.seed = request->seed_of_draw(is_ahead ? 1 : 0);
+    task.tokens = is_ahead ? std::span(request->ids).last(1) : std::span(request->ids).subspan(row.ids.size());
+    task.position = static_cast<int64_t>(is_ahead ? request->ids.size() : row.ids.size());
     task.row = row.index;
     row.expect(task);
     tasks.push_back(task);
@@ -131,8 +139,7 @@ void Scheduler::finish(PendingStep step) {
     for (size_t i = 0; i < step.requests.size(); ++i) {
       const auto& request = step.requests[i];
       if (!request->is_over()) {
-        const int64_t fed = request->ids.back();
-        take_plain(request, {&fed, 1}, drawn[i]);
+        take_plain(request, std::span(request->ids).subspan(request->row->ids.size()), drawn[i]);
       }
     }
   });

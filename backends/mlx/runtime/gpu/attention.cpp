@@ -199,7 +199,7 @@ std::optional<mx::array> attention_step(
       {operand(q, 0), operand(q, 1), operand(k, 0), operand(k, 1), new_value != nullptr ? *new_value : v, offset,
        FusibleRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
       {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts, rope.offset.value_or(0)}, plan.blocks, kThreads,
-      {kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
+      {kStepFreqs, kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
   if (rope.offset) {
     // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
     call.inputs[kStepOffset] = workspace;

@@ -14,8 +14,8 @@ namespace {
 
 // The parts of the source of both kernels. kBlock and the numbers of kSpanNumbers say what the block computes. kSetup
 // starts to load the first keys and values, and each iteration starts to load those of the next one. Between kSetup and
-// kAttention, a kernel defines query_row, the kPerBlock query heads. If kOwn is 1, the last position is not in the
-// cache, but in own_key and own_value.
+// kAttention, a kernel waits for its inputs and defines query_row, the kPerBlock query heads. If kOwn is 1, the last
+// position is not in the cache, but in own_key and own_value.
 constexpr char kBlock[] = R"(
   const int first_head = blockIdx.x / max_parts * kPerBlock;  // counted over all rows
   const int part = blockIdx.x % max_parts;
@@ -51,7 +51,6 @@ constexpr char kSetup[] = R"(
     }
   };
   load(begin);
-  wait_for_inputs();
 )";
 
 constexpr char kAttention[] = R"(
@@ -242,6 +241,7 @@ class KernelsOfSpans {
 const SequenceKernel& attention_kernel(int spans) {
   static KernelsOfSpans kernels(
       "attention_of_token", {"q", "keys", "values", "workspace"}, {"capacity", "max_parts"}, R"(
+  wait_for_inputs();
   const T* const query_row = q + first_head * kDim;
   const T* const own_key = nullptr;
   const T* const own_value = nullptr;
@@ -257,13 +257,18 @@ const SequenceKernel& attention_step_kernel(int spans) {
       {"capacity", "max_parts", "rotated_by"}, str(kNormRope, R"(
   __shared__ __align__(16) T query_row[kPerBlock * kDim], own_key[kDim], own_value[kDim];
   const int source = first_head / kShared * kDim;  // of the new key and value
-  const float angle =
-      __int_as_float(kPositionScale) * static_cast<float>(kHasOffset ? rotated_by : offset[kPerRow ? row : 0]);
   const int warp = threadIdx.x / 32;
+  if (kHasOffset && warp <= kPerBlock) {
+    set_rotation(__int_as_float(kPositionScale) * static_cast<float>(rotated_by));
+  }
+  wait_for_inputs();
+  if (!kHasOffset && warp <= kPerBlock) {
+    set_rotation(__int_as_float(kPositionScale) * static_cast<float>(offset[kPerRow ? row : 0]));
+  }
   if (warp < kPerBlock) {
-    norm_rope(new_query + (first_head + warp) * kDim, query_weight, angle, query_row + warp * kDim);
+    norm_rope(new_query + (first_head + warp) * kDim, query_weight, query_row + warp * kDim);
   } else if (warp == kPerBlock) {
-    norm_rope(new_key + source, key_weight, angle, own_key);
+    norm_rope(new_key + source, key_weight, own_key);
   } else if (warp == kPerBlock + 1) {
     for (int i = threadIdx.x % 32; i < kDim; i += 32) {
       own_value[i] = new_value[source + i];

@@ -91,7 +91,8 @@ std::string norm_rope_text(int arrays) {
     return;
   }
   const float angle = __int_as_float(kScale) * static_cast<float>(position + offset[kPerRow ? batch : 0]);
-  norm_rope(x + row * kDim, weight, angle, y + ((uint64_t(batch) * heads + head) * length + position) * kDim);
+  set_rotation(angle);
+  norm_rope(x + row * kDim, weight, y + ((uint64_t(batch) * heads + head) * length + position) * kDim);
 )";
 }
 

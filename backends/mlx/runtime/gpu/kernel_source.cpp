@@ -114,12 +114,12 @@ std::string select_numbers(const std::vector<const char*>& names, int count, con
 
 std::string kernel_source(
     const std::string& name, mx::Dtype type, const Constants& constants, const std::vector<std::string>& parameters,
-    std::string_view body, std::string_view header) {
+    std::string_view body, std::string_view header, std::string_view attributes) {
   std::string text = str(kPrelude, "using T = ", name_of(type), ";\n");
   for (const auto& [constant, value] : constants) {
     text += str("constexpr int ", constant, " = ", value, ";\n");
   }
-  text += str(header, "extern \"C\" __global__ void ", name, "(");
+  text += str(header, "extern \"C\" __global__ void ", attributes, " ", name, "(");
   const char* separator = "";
   for (const auto& parameter : parameters) {
     text += str(separator, parameter);

@@ -152,19 +152,30 @@ inline const FusibleNorm* norm_of(const mx::array& x, int size) {
   return is_norm ? static_cast<const FusibleNorm*>(&x.primitive()) : nullptr;
 }
 
-// Source code of a function that one warp calls for a row of kDim elements. With kNorm, normalizes the row and
-// multiplies it by `weight`. Then rotates it by `angle` times the inverse of each frequency, and writes it to `out`.
+// Source code of two functions that a warp calls. set_rotation(angle) sets the rotation: by `angle` times the inverse of
+// each frequency. norm_rope(x, weight, out) normalizes a row of kDim elements and multiplies it by `weight`, with kNorm,
+// then rotates it, and writes it to `out`.
 constexpr char kNormRope[] = R"(
   constexpr int kHalf = kDim / 2;
   constexpr int kPairs = (kHalf + 31) / 32;  // of a thread
-  const auto norm_rope = [&](const T* x, const T* weight, float angle, T* out) {
+  float sines[kPairs], cosines[kPairs];
+  const auto set_rotation = [&](float angle) {
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const float theta = angle * (1.0f / static_cast<float>(freqs[min(pair * 32 + int(threadIdx.x) % 32, kHalf - 1)]));
+      sines[pair] = sinf(theta);
+      cosines[pair] = cosf(theta);
+    }
+  };
+  const auto norm_rope = [&](const T* x, const T* weight, T* out) {
     const int lane_of_warp = threadIdx.x % 32;
-    float first[kPairs], second[kPairs];
+    float first[kPairs], second[kPairs], first_weight[kPairs], second_weight[kPairs];
     float squares = 0.0f;
     for (int pair = 0; pair < kPairs; ++pair) {
       const int i = pair * 32 + lane_of_warp;
       first[pair] = i < kHalf ? static_cast<float>(x[i]) : 0.0f;
       second[pair] = i < kHalf ? static_cast<float>(x[kHalf + i]) : 0.0f;
+      first_weight[pair] = kNorm && i < kHalf ? static_cast<float>(weight[i]) : 0.0f;
+      second_weight[pair] = kNorm && i < kHalf ? static_cast<float>(weight[kHalf + i]) : 0.0f;
       squares += first[pair] * first[pair] + second[pair] * second[pair];
     }
     for (int other = 16; other > 0; other /= 2) {
@@ -174,20 +185,17 @@ constexpr char kNormRope[] = R"(
     for (int pair = 0; pair < kPairs; ++pair) {
       const int i = pair * 32 + lane_of_warp;
       if (i < kHalf) {
-        const auto normalized = [&](float value, int at) {
+        const auto normalized = [&](float value, float factor) {
           if (!kNorm) {
             return value;
           }
           const T rounded = static_cast<T>(value * norm);
-          return static_cast<float>(static_cast<T>(static_cast<float>(weight[at]) * static_cast<float>(rounded)));
+          return static_cast<float>(static_cast<T>(factor * static_cast<float>(rounded)));
         };
-        const float theta = angle * (1.0f / static_cast<float>(freqs[i]));
-        const float sine = sinf(theta);
-        const float cosine = cosf(theta);
-        const float a = normalized(first[pair], i);
-        const float b = normalized(second[pair], kHalf + i);
-        out[i] = static_cast<T>(a * cosine - b * sine);
-        out[kHalf + i] = static_cast<T>(a * sine + b * cosine);
+        const float a = normalized(first[pair], first_weight[pair]);
+        const float b = normalized(second[pair], second_weight[pair]);
+        out[i] = static_cast<T>(a * cosines[pair] - b * sines[pair]);
+        out[kHalf + i] = static_cast<T>(a * sines[pair] + b * cosines[pair]);
       }
     }
   };

@@ -7,13 +7,36 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-// The kRowsPerWarp rows of a warp. Several vectors share the loads of the rows, and several rows those of the vectors.
-// Each thread keeps kAhead loads of each row under way. The first kEarly of them are issued before x is ready, so that
-// the block waits for the weights and for x at the same time.
+// The row of each matrix with which a warp begins, if there is one vector. Each thread keeps kAhead loads of a row under
+// way. The first kEarly of them are issued before x is ready, so that the block waits for the weights and for x at the
+// same time.
+const std::string kRowOfWarp = R"(
+  constexpr int kWide = 16 / sizeof(T);
+  constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
+  constexpr int kMaxAhead = 6;
+  constexpr int kAhead = kSteps < kMaxAhead ? kSteps : kMaxAhead;
+  constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warps = gridDim.x * (kThreads / 32);
+  uint32_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  const T* w[kCount];
+  rows_of(row, w);
+  uint4 weights[kCount][kAhead];
+  const auto load = [&](int step, int slot) {
+    const int i = (step * 32 + lane) * kWide;
+    #pragma unroll
+    for (int m = 0; i < kDepth && m < kCount; ++m) {
+      weights[m][slot] = *reinterpret_cast<const uint4*>(w[m] + i);
+    }
+  };
+)";
+
+// The kRowsPerWarp rows of a warp, if there are several vectors, which share the loads of the rows. Several rows share
+// the loads of the vectors.
 const std::string kRowsOfWarp = R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
-  constexpr int kMaxAhead = kVectors == 1 ? 6 : 4;
+  constexpr int kMaxAhead = 4;
   constexpr int kAhead = kSteps < kMaxAhead ? kSteps : kMaxAhead;
   constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
   const uint32_t lane = threadIdx.x % 32;
@@ -43,7 +66,7 @@ const std::string kRowsOfTile = str("  constexpr int kTileRows = ", kTileRows, "
   constexpr int kWarps = kThreads / 32;
   constexpr int kStep = 4 * kWide * kWarps;
   constexpr int kSteps = (kDepth + kStep - 1) / kStep;
-  constexpr int kMaxAhead = kCount == 1 ? 6 : 4;
+  constexpr int kMaxAhead = kCount == 1 ? 6 : 3;
   constexpr int kAhead = kSteps < kMaxAhead ? kSteps : kMaxAhead;
   constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
@@ -80,9 +103,26 @@ const std::string kLoadOthers = R"(
   }
 )";
 
+// Reads the weights of a norm into the threads of a block. This is done before the vector is ready, because the weights
+// are not in the L2 cache.
+const std::string kReadNorm = R"(
+  constexpr int kParts = (kDepth / kWide + kThreads - 1) / kThreads;  // of the vector in each thread
+  uint4 factors[kParts];
+  #pragma unroll
+  for (int part = 0; kNorm && part < kParts; ++part) {
+    const int i = (part * kThreads + threadIdx.x) * kWide;
+    if (kHasAlignedNorm && i < kDepth) {
+      factors[part] = *reinterpret_cast<const uint4*>(norm + i);
+    }
+    #pragma unroll
+    for (int j = 0; !kHasAlignedNorm && i < kDepth && j < kWide; ++j) {
+      reinterpret_cast<T*>(&factors[part])[j] = norm[i + j];
+    }
+  }
+)";
+
 // Reads a vector into the `parts` of the threads of a block.
 const std::string kReadVector = R"(
-  constexpr int kParts = (kDepth / kWide + kThreads - 1) / kThreads;  // of the vector in each thread
   uint4 parts[kParts];
   #pragma unroll
   for (int part = 0; part < kParts; ++part) {
@@ -91,11 +131,12 @@ const std::string kReadVector = R"(
   }
 )";
 
-// Replaces a vector in `parts` by its RMSNorm with the weights `norm`.
+// Replaces a vector in `parts` by its RMSNorm with the weights `factors`.
 const std::string kNormalize = str(R"(
   float squares = 0.0f;
   #pragma unroll
   for (int part = 0; part < kParts; ++part) {
+    #pragma unroll
     for (int j = 0; j < kWide; ++j) {
       const float value = static_cast<float>(reinterpret_cast<const T*>(&parts[part])[j]);
       squares += value * value;
@@ -106,10 +147,12 @@ const std::string kNormalize = str(R"(
   #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     const int i = (part * kThreads + threadIdx.x) * kWide;
+    #pragma unroll
     for (int j = 0; i < kDepth && j < kWide; ++j) {
       T& value = reinterpret_cast<T*>(&parts[part])[j];
       value = static_cast<T>(static_cast<float>(value) * scale);
-      value = static_cast<T>(static_cast<float>(norm[i + j]) * static_cast<float>(value));
+      const T factor = reinterpret_cast<const T*>(&factors[part])[j];
+      value = static_cast<T>(static_cast<float>(factor) * static_cast<float>(value));
     }
   }
 )");
@@ -125,9 +168,63 @@ const std::string kWriteVector = R"(
   }
 )";
 
-// Adds up the products of the vectors with the rows of the warp. Element i of vector v is at vectors[v * kDepth + i].
-// Each lane has a part of every sum. The parts are added in pairs of lanes, first of those that are 16 apart. With
-// several vectors, each lane of a pair keeps the sums of half of them, and sends the parts of the others.
+// The products of one vector with the rows of a warp, one after the other. While a thread multiplies the last elements of
+// a row, it loads the first ones of the next row. Each lane has a part of every sum. The parts are added in pairs of
+// lanes, first of those that are 16 apart.
+const std::string kSumsOfRows = R"(
+  for (bool has_next = true; has_next; row += warps) {
+    has_next = row + warps < kRows;
+    const float summand = lane == 0 ? summand_of(row, 0) : 0.0f;
+    float sums[kCount], products[kCount];
+    #pragma unroll
+    for (int m = 0; m < kCount; ++m) {
+      sums[m] = 0.0f;
+    }
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int slot = step % kAhead;
+      uint4 now[kCount];
+      #pragma unroll
+      for (int m = 0; m < kCount; ++m) {
+        now[m] = weights[m][slot];
+      }
+      if (step + kAhead == kSteps) {
+        rows_of(row + warps, w);
+      }
+      if (step + kAhead < kSteps) {
+        load(step + kAhead, slot);
+      } else if (has_next) {
+        load(slot, slot);
+      }
+      const int at = (step * 32 + lane) * kWide;
+      if (at < kDepth) {
+        const uint4 values = *reinterpret_cast<const uint4*>(vectors + at);
+        #pragma unroll
+        for (int m = 0; m < kCount; ++m) {
+          #pragma unroll
+          for (int j = 0; j < kWide; ++j) {
+            sums[m] += static_cast<float>(reinterpret_cast<const T*>(&values)[j]) *
+                static_cast<float>(reinterpret_cast<const T*>(&now[m])[j]);
+          }
+        }
+      }
+    }
+    #pragma unroll
+    for (int m = 0; m < kCount; ++m) {
+      #pragma unroll
+      for (int other = 16; other > 0; other /= 2) {
+        sums[m] += __shfl_xor_sync(0xFFFFFFFFu, sums[m], other);
+      }
+      products[m] = static_cast<float>(static_cast<T>(sums[m]));
+    }
+    if (lane == 0) {
+      finish(row, 0, products, summand);
+    }
+  }
+)";
+
+// Adds up the products of several vectors with the rows of the warp, in the same order. Element i of vector v is at
+// vectors[v * kDepth + i]. Each lane of a pair keeps the sums of half of the vectors, and sends the parts of the others.
 const std::string kSumsOfWarp = R"(
   constexpr int kPlaces = kVectors > 4 ? 8 : kVectors > 2 ? 4 : kVectors;  // of vectors: a power of two
   float sums[kRowsPerWarp][kCount][kPlaces];
@@ -135,9 +232,15 @@ const std::string kSumsOfWarp = R"(
   for (int i = 0; i < kRowsPerWarp * kCount * kPlaces; ++i) {
     sums[i / kPlaces / kCount][i / kPlaces % kCount][i % kPlaces] = 0.0f;
   }
+  const int vector_of_lane = lane / (32 / kPlaces);
+  const bool is_first_of_vector = lane % (32 / kPlaces) == 0 && vector_of_lane < kVectors;
+  float summands[kRowsPerWarp];
+  #pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    summands[r] = is_first_of_vector ? summand_of(first_row + r, vector_of_lane) : 0.0f;
+  }
   constexpr int kRounds = (kSteps + kAhead - 1) / kAhead;
-  constexpr int kUnrolledRounds = kVectors == 1 ? kRounds : 1;
-  #pragma unroll kUnrolledRounds
+  #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
     #pragma unroll
     for (int slot = 0; slot < kAhead; ++slot) {
@@ -165,8 +268,6 @@ const std::string kSumsOfWarp = R"(
       }
     }
   }
-  const int vector_of_lane = lane / (32 / kPlaces);
-  const bool is_first_of_vector = lane % (32 / kPlaces) == 0 && vector_of_lane < kVectors;
   #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
     float products[kCount];
@@ -192,14 +293,15 @@ const std::string kSumsOfWarp = R"(
       products[m] = static_cast<float>(static_cast<T>(parts[0]));
     }
     if (is_first_of_vector) {
-      finish(first_row + r, vector_of_lane, products);
+      finish(first_row + r, vector_of_lane, products, summands[r]);
     }
   }
 )";
 
 // Adds up the products of the vectors with the rows of the tile. The Tensor Cores multiply 16 rows of 16 elements by 8
 // vectors, and expect certain elements in each thread. Which elements of the rows these are does not matter, as long as
-// those of the vectors are the same: a thread has eight elements side by side, for two multiplications.
+// those of the vectors are the same: a thread has eight elements side by side, for two multiplications. It loads those of
+// the vectors one step ahead.
 const std::string kSumsOfTile = R"(
   const auto multiply_add = [](float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                uint32_t b1) {
@@ -223,13 +325,29 @@ const std::string kSumsOfTile = R"(
   for (int i = 0; i < kSums; ++i) {
     sums[i / 4 / kGroups][i / 4 % kGroups][i % 4] = 0.0f;
   }
+  uint4 next[kGroups];
+  const auto load_vectors = [&](int step) {
+    const int i = step * kStep + own;
+    #pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int v = group * 8 + row;
+      next[group] = i < kDepth && v < kVectors ? *reinterpret_cast<const uint4*>(vectors + v * kDepth + i)
+                                               : uint4{0, 0, 0, 0};
+    }
+  };
+  load_vectors(0);
   constexpr int kRounds = (kSteps + kAhead - 1) / kAhead;
   #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
     #pragma unroll
     for (int slot = 0; slot < kAhead; ++slot) {
       const int step = round * kAhead + slot;
-      uint4 low[kCount], high[kCount];
+      uint4 low[kCount], high[kCount], values[kGroups];
+      #pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        values[group] = next[group];
+      }
+      load_vectors(step + 1);
       #pragma unroll
       for (int m = 0; m < kCount; ++m) {
         low[m] = weights[0][m][slot];
@@ -238,12 +356,9 @@ const std::string kSumsOfTile = R"(
       if (step + kAhead < kSteps) {
         load(step + kAhead, slot);
       }
-      const int i = step * kStep + own;
       #pragma unroll
       for (int group = 0; step < kSteps && group < kGroups; ++group) {
-        const int v = group * 8 + row;
-        const uint4 x = i < kDepth && v < kVectors ? *reinterpret_cast<const uint4*>(vectors + v * kDepth + i)
-                                                   : uint4{0, 0, 0, 0};
+        const uint4 x = values[group];
         #pragma unroll
         for (int m = 0; m < kCount; ++m) {
           multiply_add(sums[m][group], low[m].x, high[m].x, low[m].y, high[m].y, x.x, x.y);
@@ -273,7 +388,7 @@ const std::string kSumsOfTile = R"(
       }
       products[m] = static_cast<float>(static_cast<T>(sum));
     }
-    finish(blockIdx.x * kTileRows + r, v, products);
+    finish(blockIdx.x * kTileRows + r, v, products, summand_of(blockIdx.x * kTileRows + r, v));
   }
 )";
 
@@ -282,12 +397,12 @@ const std::string kSumsOfTile = R"(
 std::string product_text(ProductMethod method, const std::string& definitions) {
   switch (method) {
     case ProductMethod::single:
-      return definitions + kRowsOfWarp + kLoadEarly + R"(
+      return definitions + kRowOfWarp + kReadNorm + kLoadEarly + R"(
   __shared__ __align__(16) T vectors[kDepth];
   const T* const vector = x;
   T* const to = vectors;
 )" + kReadVector + kLoadOthers + "  if (kNorm) {" + kNormalize + "  }\n" + kWriteVector + "  __syncthreads();\n" +
-          kSumsOfWarp;
+          kSumsOfRows;
     case ProductMethod::few:
       return definitions + kRowsOfWarp + kLoadEarly + "  const T* const vectors = x;\n" + kLoadOthers + kSumsOfWarp;
     default:
@@ -295,13 +410,16 @@ std::string product_text(ProductMethod method, const std::string& definitions) {
   }
 }
 
+const char* product_attributes(ProductMethod method) {
+  return method == ProductMethod::in_tiles ? "__launch_bounds__(kThreads, 2)" : "";
+}
+
 std::string norm_text() {
   return R"(
   constexpr int kWide = 16 / sizeof(T);
   const T* const vector = x + blockIdx.x * kDepth;
   T* const to = y + blockIdx.x * kDepth;
-  wait_for_inputs();
-)" + kReadVector + kNormalize + kWriteVector;
+)" + kReadNorm + "  wait_for_inputs();\n" + kReadVector + kNormalize + kWriteVector;
 }
 
 } // namespace executorch_mlx::gpu

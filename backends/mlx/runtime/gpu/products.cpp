@@ -1,6 +1,7 @@
 // Products of one row vector, or of a few, with matrices. If a single vector is the lazy result of an RMSNorm, each block
 // computes the norm itself, because this takes less time than another kernel. Several vectors get a kernel for their
 // norms.
+#include <algorithm>
 #include <bit>
 #include <functional>
 #include <optional>
@@ -22,9 +23,9 @@ namespace {
 
 constexpr size_t kMaxMatrices = 4;
 constexpr const char* kRowNames[kMaxMatrices] = {"kRows0", "kRows1", "kRows2", "kRows3"};
-constexpr int kManyColumns = 4096;  // from here on, blocks are larger, because each one reads the whole vector
 constexpr int64_t kMaxRowsOfProduct = 1 << 25;  // a launch counts its threads in 31 bits
 constexpr size_t kMaxRowBytes = 40 << 10;  // of shared memory, of which a block has 48 KiB
+constexpr int kNormWeight = 1;  // the number of this input
 constexpr int64_t kRowsForPairs = 2048;  // two warps for each sub-processor of an H100 or H200, approximately
 constexpr int kVersionOfTensorCores = 80;  // of the architecture, from which on they multiply bfloat16
 
@@ -33,6 +34,9 @@ constexpr int kVersionOfTensorCores = 80;  // of the architecture, from which on
 constexpr int kEarlyLoads = 6;
 constexpr int kFewEarlyLoads = 3;
 constexpr int kManyThreads = 132 * 2048;  // of an H100 or H200
+
+// The blocks that multiply one vector. If a matrix has more rows than these have warps, a warp goes on with other rows.
+constexpr int kMaxBlocksOfRow = kManyThreads / kThreads;
 
 // The kernels of an operation, one for each method.
 class Kernels {
@@ -59,18 +63,19 @@ const Kernels& gated_products_kernels() {
   static const Kernels kernels([](ProductMethod method) {
     return SequenceKernel("gated_products", {"x", "norm"}, {"gate", "up"}, {"y"}, {}, product_text(method, R"(
   constexpr int kCount = 2;
+  const auto summand_of = [](uint32_t, int) { return 0.0f; };
   const auto rows_of = [&](uint32_t row, const T* (&w)[kCount]) {
     const uint64_t begin = uint64_t(min(row, uint32_t(kRows0 - 1))) * kDepth;
     w[0] = gate + begin;
     w[1] = up + begin;
   };
-  const auto finish = [&](uint32_t row, int v, const float (&products)[kCount]) {
+  const auto finish = [&](uint32_t row, int v, const float (&products)[kCount], float) {
     const float silu = static_cast<float>(static_cast<T>(products[0] / (1.0f + expf(-products[0]))));
     if (row < kRows0) {
       y[v * kRows0 + row] = static_cast<T>(silu * products[1]);
     }
   };
-)"));
+)"), product_attributes(method));
   });
   return kernels;
 }
@@ -83,13 +88,15 @@ const Kernels& product_and_sum_kernels() {
   const auto rows_of = [&](uint32_t row, const T* (&w)[kCount]) {
     w[0] = matrix + uint64_t(min(row, uint32_t(kRows0 - 1))) * kDepth;
   };
-  const auto finish = [&](uint32_t row, int v, const float (&products)[kCount]) {
+  const auto summand_of = [&](uint32_t row, int v) {
+    return row < kRows0 ? static_cast<float>(added[v * kRows0 + row]) : 0.0f;
+  };
+  const auto finish = [&](uint32_t row, int v, const float (&products)[kCount], float summand) {
     if (row < kRows0) {
-      const int at = v * kRows0 + row;
-      y[at] = static_cast<T>(products[0] + static_cast<float>(added[at]));
+      y[v * kRows0 + row] = static_cast<T>(products[0] + summand);
     }
   };
-)"));
+)"), product_attributes(method));
   });
   return kernels;
 }
@@ -102,6 +109,7 @@ const Kernels& products_kernels(size_t matrices) {
       std::vector<std::string> weights, outputs;
       std::string find = R"(
   constexpr int kCount = 1;
+  const auto summand_of = [](uint32_t, int) { return 0.0f; };
   const auto find = [&](uint32_t row, const T*& w, T*& y, int& rows) {
 )";
       for (size_t i = 0; i < count; ++i) {
@@ -119,7 +127,7 @@ const Kernels& products_kernels(size_t matrices) {
     w[0] = w0;
     find(row, w[0], y, rows);
   };
-  const auto finish = [&](uint32_t row, int v, const float (&products)[kCount]) {
+  const auto finish = [&](uint32_t row, int v, const float (&products)[kCount], float) {
     const T* w;
     T* y;
     int rows;
@@ -128,7 +136,9 @@ const Kernels& products_kernels(size_t matrices) {
     }
   };
 )";
-      return SequenceKernel(str("products_of_row_", count), {"x", "norm"}, weights, outputs, {}, product_text(method, find));
+      return SequenceKernel(
+          str("products_of_row_", count), {"x", "norm"}, weights, outputs, {}, product_text(method, find),
+          product_attributes(method));
     });
   };
   static const Kernels kernels[kMaxMatrices] = {make(1), make(2), make(3), make(4)};
@@ -162,11 +172,6 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// The number of threads of a block that normalizes a vector of `depth` elements.
-int norm_threads_of(int depth) {
-  return depth < kManyColumns ? kThreads : 2 * kThreads;
-}
-
 // Runs a kernel of an operation, for the vectors x. The results have a row for each row of the first `count` matrices.
 // If x is the lazy result of an RMSNorm, the kernel computes this, or another one of the sequence.
 std::vector<mx::array> run(
@@ -175,20 +180,20 @@ std::vector<mx::array> run(
   const mx::array& normalized = before_reshapes(x);
   const ProductMethod method = *method_for(x, stream);
   const int depth = matrices[0].shape(1), vectors = static_cast<int>(vectors_of(x));
-  const int norm_threads = norm_threads_of(depth);
-  const int threads = method == ProductMethod::single ? norm_threads : kThreads;
   const FusibleNorm* const norm = norm_of(normalized, depth);
   const int eps = std::bit_cast<int>(norm != nullptr ? norm->eps : 0.0f);
   mx::array operand = norm != nullptr ? normalized.inputs()[0] : normalized;
   const mx::array weight = norm != nullptr ? normalized.inputs()[1] : operand;
+  const bool is_aligned = weight.is_available() && weight.offset() % 16 == 0;
   if (norm != nullptr && vectors > 1) {
     operand = norms_kernel()(
         {.inputs = {operand, weight}, .weights = {}, .shapes = {operand.shape()}, .dtype = x.dtype(), .numbers = {},
-         .blocks = vectors, .threads = norm_threads},
-        {{"kThreads", norm_threads}, {"kDepth", depth}, {"kEps", eps}}, stream)[0];
+         .blocks = vectors, .threads = kThreads, .early = {kNormWeight}},
+        {{"kThreads", kThreads}, {"kDepth", depth}, {"kNorm", 1}, {"kHasAlignedNorm", is_aligned}, {"kEps", eps}},
+        stream)[0];
   }
   SequenceKernel::Call call{
-      {operand, vectors > 1 ? operand : weight}, matrices, std::move(shapes), x.dtype(), {}, 0, threads};
+      {operand, vectors > 1 ? operand : weight}, matrices, std::move(shapes), x.dtype(), {}, 0, kThreads};
   if (added) {
     call.inputs.push_back(*added);
   }
@@ -199,12 +204,19 @@ std::vector<mx::array> run(
   // Few vectors share the loads of each row. Two rows of a warp share those of the vectors, if there are enough warps.
   const bool has_pairs = method == ProductMethod::few && matrices.size() == count && rows >= kRowsForPairs;
   const int rows_per_warp = has_pairs ? 2 : 1;
-  const int rows_per_block = method == ProductMethod::in_tiles ? kTileRows : threads / kWarp * rows_per_warp;
+  const int rows_per_block = method == ProductMethod::in_tiles ? kTileRows : kThreads / kWarp * rows_per_warp;
   call.blocks = blocks_of(rows, rows_per_block);
+  if (method == ProductMethod::single) {
+    call.blocks = std::min(call.blocks, kMaxBlocksOfRow);
+    if (norm != nullptr) {
+      call.early.push_back(kNormWeight);
+    }
+  }
   Constants constants{
-      {"kThreads", threads}, {"kDepth", depth}, {"kVectors", vectors}, {"kNorm", norm != nullptr}, {"kEps", eps},
-      {"kRowsPerWarp", rows_per_warp}, {"kIsBfloat16", x.dtype() == mx::bfloat16},
-      {"kMaxEarly", int64_t{call.blocks} * threads > kManyThreads ? kFewEarlyLoads : kEarlyLoads}};
+      {"kThreads", kThreads}, {"kDepth", depth}, {"kVectors", vectors}, {"kNorm", norm != nullptr},
+      {"kHasAlignedNorm", is_aligned}, {"kEps", eps}, {"kRowsPerWarp", rows_per_warp}, {"kRows", rows},
+      {"kIsBfloat16", x.dtype() == mx::bfloat16},
+      {"kMaxEarly", int64_t{call.blocks} * kThreads > kManyThreads ? kFewEarlyLoads : kEarlyLoads}};
   for (size_t i = 0; i < count; ++i) {
     constants.push_back({kRowNames[i], matrices[i].shape(0)});
   }

@@ -276,13 +276,14 @@ bool SequenceKernel::Launch::reads_early_from(const Launch& before) const {
 
 SequenceKernel::SequenceKernel(
     std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
-    std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body)
+    std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body, std::string attributes)
     : name_(std::move(name)),
       inputs_(std::move(inputs)),
       weights_(std::move(weights)),
       outputs_(std::move(outputs)),
       numbers_(std::move(numbers)),
-      body_(std::move(body)) {}
+      body_(std::move(body)),
+      attributes_(std::move(attributes)) {}
 
 std::vector<mx::array> SequenceKernel::operator()(Call call, Constants constants, mx::Stream stream) const {
   const auto inputs = std::exchange(call.inputs, {});
@@ -352,7 +353,7 @@ std::string SequenceKernel::source(const Launch& launch) const {
     parameters.push_back(number_parameter("own_blocks"));
   }
   const std::string body = launch.call.leaves_gpu_idle ? kLoadAhead + body_ : body_;
-  return kernel_source(name_, type, launch.constants, parameters, body, kHeader);
+  return kernel_source(name_, type, launch.constants, parameters, body, kHeader, attributes_);
 }
 
 const std::pair<mx::array, mx::array>* SequenceKernel::product(const mx::array& y) {

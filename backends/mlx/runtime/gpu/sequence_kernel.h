@@ -27,10 +27,11 @@ class SequenceKernel {
   // `body` is the source of the body of a function. Its parameters are pointers with the names in `inputs`, `weights`
   // and `outputs`, and int32 numbers with the names in `numbers`. T is the dtype of the first input and of the weights.
   // Every thread that reads an input or writes to memory calls wait_for_inputs() before. It may read weights earlier,
-  // and those inputs that Call::early lists.
+  // and those inputs that Call::early lists. `attributes` are those of the kernel in CUDA.
   SequenceKernel(
       std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
-      std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body);
+      std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body,
+      std::string attributes = "");
 
   struct Call {
     std::vector<mx::array> inputs;
@@ -64,7 +65,7 @@ class SequenceKernel {
 
   std::string name_;
   std::vector<std::string> inputs_, weights_, outputs_, numbers_;
-  std::string body_;
+  std::string body_, attributes_;
   mutable std::mutex mutex_;
   mutable std::map<std::vector<int>, CUfunc_st*> functions_;  // by all that the source depends on
 };

@@ -96,7 +96,7 @@ typedef struct {
   int64_t queue_limit;         // requests that may wait; submit() returns BUSY beyond; 0: no limit
   int64_t chunk;               // largest prefill chunk in tokens; 0: the program's, but 512 on a CPU
   double chunk_seconds;        // while answers run, a prefill chunk should take about this long; 0: 0.25 s
-                               // on a CPU, no limit on a GPU
+                               // on a CPU, any time on a GPU; INFINITY: any time
   bool reuse_prompts;          // keep the rows of finished requests for prompts that begin like them
   int64_t overlap;             // submit a step before the previous one's tokens are read; 0: no, 1: yes, -1: on a GPU
 } executorch_mlx_engine_options;
