@@ -60,7 +60,7 @@ BODIES = {
         "metadata": {"a": "b"},
         "tools": [{"type": "function", **FUNCTION}], "tool_choice": {"type": "function", "name": "f"}, "seed": 1,
         "parallel_tool_calls": True, "include": ["message.output_text.logprobs"], "stop": ["x"],
-        "truncation": "disabled",
+        "truncation": "disabled", "min_tokens": 1, "bad_words": ["a"], "allowed_token_ids": None,
     },
     "/v1/messages": {
         "model": NAME, "max_tokens": 2, "messages": [
@@ -77,6 +77,7 @@ BODIES = {
         "thinking": {"type": "adaptive", "display": "omitted"}, "metadata": {"user_id": "u"},
         "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "min_tokens": 1, "bad_words": ["a"], "stop_token_ids": [7], "structured_outputs": None,
     },
     "/tokenize": {"model": NAME, "prompt": "a", "messages": None, "tools": None, "add_special_tokens": True,
                   "return_token_strs": True, "chat_template_kwargs": None, "add_generation_prompt": None,

@@ -310,8 +310,8 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
         if self.forms and not isinstance(self.response_format, TextFormat | None):
-            field = self.forms[0].param
-            raise ApiError(f"{field}: got it together with response_format, expected one of them", param=field)
+            message = f"response_format: got it together with {self.forms[0].param}, expected one of them"
+            raise ApiError(message, param="response_format")
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message: got true together with add_generation_prompt, expected one of them"
             raise ApiError(message, param="continue_final_message")

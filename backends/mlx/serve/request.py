@@ -238,7 +238,26 @@ class StructuredOutputs(Strict):
         return [*forms, any_object] if self.json_object else forms
 
 
-class GenerationRequest(SamplingFields):
+class ExtendedFields(SamplingFields):
+    """The sampling parameters, and fields of vLLM's API. Requests of all APIs for answers take them."""
+
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = False
+    min_tokens: int | None = Field(0, ge=0, lt=2**31)
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
+    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
+    structured_outputs: StructuredOutputs | None = None
+
+    def extensions(self) -> dict[str, Any]:
+        """Return the values of these fields, as in a request."""
+        values = self.model_dump(exclude_none=True, by_alias=True, include={*ExtendedFields.model_fields})
+        if self.logit_bias:
+            values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        return values
+
+
+class GenerationRequest(ExtendedFields):
     """The fields that chat and completion requests share."""
 
     model_config = ConfigDict(extra="allow")
@@ -251,13 +270,6 @@ class GenerationRequest(SamplingFields):
     metadata: Metadata | None = None
     store: bool | None = None  # no effect: the server stores no answers
     prompt_cache_options: dict[str, Any] | None = None  # guides OpenAI's cache
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    ignore_eos: bool | None = False
-    min_tokens: int | None = Field(0, ge=0, lt=2**31)
-    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
-    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
-    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
-    structured_outputs: StructuredOutputs | None = None
     # Their names in older versions of vLLM.
     guided_json: Schema | None = None
     guided_regex: str | None = None

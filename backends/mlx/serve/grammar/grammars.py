@@ -84,13 +84,10 @@ class Grammars:
         is_text: bool = False,
     ) -> Constraint:
         """Return the constraint of a structure, which the field `param` of a request sets. Raises GrammarError."""
-        if body.ignore_eos:
-            message = f"ignore_eos: got true with {param}, which decides where the answer ends; expected false"
-            raise GrammarError(message, "ignore_eos")
-        for field in ("min_tokens", "allowed_token_ids", "bad_words"):
+        for field in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
             if getattr(body, field):
-                message = f"{field}: got a value with {param}, which decides what may follow; expected null"
-                raise GrammarError(message, field)
+                message = f"{param}: got it together with {field}, but it decides which token may follow or end the answer"
+                raise GrammarError(message, param)
         with self._lock:
             compiled = self._compile(structure, param)
         return Constraint(self._model, self.end_finder, *compiled, reasoning, is_text)
