@@ -86,7 +86,7 @@ class Grammars:
         """Return the constraint of a structure, which the field `param` of a request sets. Raises GrammarError."""
         for field in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
             if getattr(body, field):
-                message = f"{param}: got it together with {field}, but it decides which token may follow or end the answer"
+                message = f"{param}: got it together with {field}, but it decides what follows and ends the answer"
                 raise GrammarError(message, param)
         with self._lock:
             compiled = self._compile(structure, param)

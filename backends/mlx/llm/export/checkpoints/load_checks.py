@@ -21,7 +21,7 @@ _LAYOUT = (
 
 
 def setting(settings: dict, name: str, kind: type, default: Any = None) -> Any:
-    """Return the setting `name` of a quantization, or `default` if it is missing. Raises ValueError for another type."""
+    """Return a setting of a quantization, or `default` if it is missing. Raises ValueError for another type."""
     value = settings.get(name)
     if value is None:
         return default
