@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import snapshot_download
@@ -18,6 +19,9 @@ from .language_part import (
     CONFIG_ERRORS, config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
 )  # fmt: skip
 from .packed import MLXEmbedding, Packed, install, packable_weights
+
+if TYPE_CHECKING:
+    from .gguf.file import GGUFFile
 
 OPERANDS = ("weight", "scales", "biases")
 _ADAPTER = "adapter_config.json"  # the settings of an adapter of peft or mlx-lm
@@ -37,9 +41,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     folder = Path(folder)
     try:
         if is_gguf(folder):
-            from .gguf.file import GGUFFile  # needs the package gguf
-
-            model = GGUFFile(folder).load()
+            model = open_gguf(folder).load()
         else:
             model = _load_folder(folder, dtype)
             remove_other_media(model)
@@ -54,6 +56,15 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
 def is_gguf(path: str | Path) -> bool:
     """Whether `path` is an existing file whose name ends in `.gguf`."""
     return Path(path).suffix == ".gguf" and Path(path).is_file()
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Return an open GGUF file. Raises ValueError as `GGUFFile` does, and if the package gguf is missing."""
+    try:
+        from .gguf.file import GGUFFile
+    except ImportError as error:
+        raise ValueError(f"{path}: expected the package gguf: pip install gguf") from error
+    return GGUFFile(path)
 
 
 def find_checkpoint(model: str | Path) -> Path:
