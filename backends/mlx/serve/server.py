@@ -48,6 +48,12 @@ class _Server(uvicorn.Server):
         service.is_draining = True
         asyncio.get_running_loop().call_later(service.settings.grace_seconds, service.answers.close)
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn would cancel the requests and the app, and log that as errors
+            for connection in [*self.server_state.connections]:
+                connection.transport.abort()
+            await self.lifespan.shutdown()
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=CLOSE_SECONDS)
 
 
 def _bind(host: str, port: int) -> socket.socket:
