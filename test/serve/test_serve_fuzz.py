@@ -31,7 +31,7 @@ COMMON = {
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1.0}, "user": "u", "stream_options": None,
     "store": True, "prompt_cache_options": {"mode": "implicit"}, "structured_outputs": None, "min_tokens": 0,
     "stop_token_ids": [7], "allowed_token_ids": None, "bad_words": [], "guided_json": None, "guided_regex": "a",
-    "guided_choice": None, "guided_grammar": None,
+    "guided_choice": None, "guided_grammar": None, "prompt_logprobs": None,
 }  # fmt: skip
 BODIES = {
     "/v1/chat/completions": COMMON | {

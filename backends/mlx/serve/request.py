@@ -49,7 +49,6 @@ UNSUPPORTED: dict[str, tuple] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
@@ -270,7 +269,8 @@ class GenerationRequest(ExtendedFields):
     metadata: Metadata | None = None
     store: bool | None = None  # no effect: the server stores no answers
     prompt_cache_options: dict[str, Any] | None = None  # guides OpenAI's cache
-    # Their names in older versions of vLLM.
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)  # vLLM's field
+    # The names of structured outputs in older versions of vLLM.
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
@@ -307,6 +307,11 @@ class GenerationRequest(ExtendedFields):
     def logprob_count(self) -> int | None:
         """The number of most likely tokens to return with each token, or None for no log probabilities."""
         raise NotImplementedError
+
+    @property
+    def prompt_logprob_counts(self) -> dict[str, int | None]:
+        """The numbers of most likely tokens to return with each token of the prompt, by the fields that set them."""
+        return {"prompt_logprobs": self.prompt_logprobs}
 
     @property
     def form(self) -> Form | None:
@@ -353,6 +358,8 @@ class GenerationRequest(ExtendedFields):
         if self.min_tokens and longest is not None and self.min_tokens > longest:
             message = f"min_tokens: got {self.min_tokens}, expected at most the maximum length, which is {longest}"
             raise ApiError(message, param="min_tokens")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError("prompt_logprobs: got it with stream, expected one of them", param="prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options: got options without stream", param="stream_options")
 
@@ -382,6 +389,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def logprob_count(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_logprob_counts(self) -> dict[str, int | None]:
+        return super().prompt_logprob_counts | ({"logprobs": self.logprobs} if self.echo else {})
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -67,8 +67,9 @@ def configuration(app, settings: Settings, **options) -> uvicorn.Config:
     """Return the configuration of uvicorn for `app`. `options` are further fields."""
     timeout = int(settings.grace_seconds) + CLOSE_SECONDS
     return uvicorn.Config(
-        app, http=HalfClosedProtocol, ws="none", access_log=False, server_header=False, timeout_graceful_shutdown=timeout,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS, h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
+        app, http=HalfClosedProtocol, ws="none", access_log=False, server_header=False,
+        timeout_graceful_shutdown=timeout, timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
     )  # fmt: skip
 
 
