@@ -84,6 +84,8 @@ class LLMProgram:
     ):
         self.path = Path(path)
         for file in (path, draft):
+            if file is not None and Path(file).is_dir():
+                raise ValueError(f"{file}: got a folder, expected a program, which `executorch-mlx export` makes of it")
             if file is not None and not Path(file).is_file():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
         options = binding.LoadOptions(
