@@ -49,7 +49,7 @@ BODIES = {
     },
     "/v1/completions": COMMON | {
         "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None,
-        "add_special_tokens": True,
+        "add_special_tokens": True, "response_format": {"type": "json_object"},
         "structured_outputs": {"json": SCHEMA, "regex": None, "choice": ["a"], "grammar": 'root ::= "a"'}},
     "/v1/responses": {
         "model": NAME, "input": [

@@ -52,6 +52,16 @@ def test_json_object(client):
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
+def test_response_format_of_a_completion(client):
+    """As in vLLM's API."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": record(ok={"type": "boolean"})}}
+    fields = {"model": NAME, "prompt": ["Return", "The"], "max_tokens": 40}
+    for choice in client.completions.create(**fields, extra_body={"response_format": form}).choices:
+        assert choice.finish_reason == "stop" and isinstance(json.loads(choice.text)["ok"], bool)
+    text = client.completions.create(**fields, seed=1, extra_body={"response_format": {"type": "text"}}).choices[0].text
+    assert text == client.completions.create(**fields, seed=1).choices[0].text
+
+
 def test_keywords_of_no_draft_are_annotations(client):
     """As in JSON Schema. Libraries add their own, such as `min_items` and `x-order`."""
     schema = record(a=INTEGER | {"x-order": 1}) | {"min_items": 1, "models": {"not": {}}, "$anchor": "top"}

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from .chat_request import FUNCTION_NAME, MAX_TOOLS, Cacheable, ChatRequest
+from .chat_request import MAX_TOOLS, Cacheable, ChatRequest
 from .errors import ApiError
-from .request import MAX_STOPS, Caller, ExtendedFields, Several, Stop, Strict
+from .parts import FUNCTION_NAME, Caller, Several, Strict
+from .request import MAX_STOPS, ExtendedFields, Stop
 
 BETWEEN_BLOCKS = "\n\n"  # blocks are texts of their own
 

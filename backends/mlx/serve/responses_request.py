@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
+from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
-from .request import (
-    SERVICE_TIERS, Caller, ExtendedFields, Metadata, Several, Stops, StreamOptions, Strict,
-)  # fmt: skip
+from .parts import FUNCTION_NAME, Caller, Several, Strict
+from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
 
 NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
 

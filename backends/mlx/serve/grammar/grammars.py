@@ -23,8 +23,9 @@ from .token_budget import TokenBudget
 
 if TYPE_CHECKING:
     from ..chat_request import ChatRequest, Function
+    from ..forms import Form
     from ..model import ServedModel
-    from ..request import CompletionRequest, Form, GenerationRequest
+    from ..request import CompletionRequest, GenerationRequest
 
 # The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
 Reasoning = tuple[int | None, int | None, bool]
