@@ -458,10 +458,21 @@ def test_unsupported_metadata_are_refused(architecture, metadata, message, tmp_p
     assert re.search(message, survey(tmp_path / "m.gguf").obstacle)
 
 
+def test_more_layers_than_the_file_has_are_refused(tmp_path):
+    """Before transformers builds them."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(10**6)
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(4, np.float32))
+    write_and_close(writer)
+    with pytest.raises(ValueError, match="llama.block_count: got 1000000 layers, expected 1, which have tensors"):
+        load_causal_lm(tmp_path / "m.gguf")
+
+
 def test_a_type_that_gguf_cannot_dequantize_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     for add, value in ((writer.add_block_count, 1), (writer.add_embedding_length, 256), (writer.add_head_count, 1)):
         add(value)
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(256, np.float32))
     writer.add_tensor("token_embd.weight", np.zeros((4, 292), np.uint8), raw_dtype=Type.Q8_K)
     write_and_close(writer)
     with pytest.raises(ValueError, match="token_embd.weight: got Q8_K"):

@@ -190,6 +190,10 @@ class GGUFFile:
 
     def config(self) -> PretrainedConfig:
         """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
+        layers = {match[1] for name in self.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
+        if self.layer_count > len(layers):  # transformers would build all of them
+            message = f"got {self.layer_count} layers, expected {len(layers)}, which have tensors"
+            raise ValueError(f"{self.path}: {self.architecture}.block_count: {message}")
         known = self.known
         settings = known.settings(self)
         keys = {key: name for key, name in (KEYS | known.keys).items() if name not in settings}
