@@ -53,7 +53,7 @@ class Strict(RequestPart):
 
 
 class Caller(Strict):
-    """Who calls a function: always the model. With OpenAI and Anthropic, a program that it has written may do so, too."""
+    """Who calls a function: always the model. With OpenAI and Anthropic, a program of the model may do so, too."""
 
     type: Literal["direct"]
 
