@@ -75,6 +75,15 @@ def test_a_model_that_can_be_exported(tmp_path, capsys):
     assert "4 with attention with 2 key heads of 32, 128 numbers per token" in lines[2]
 
 
+def test_a_gguf_file(tmp_path, capsys):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.close):
+        write()
+    assert main(["doctor", "--model", str(tmp_path / "m.gguf")]) == 1
+    assert "m.gguf: general.architecture: got mamba, expected one of" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

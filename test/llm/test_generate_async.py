@@ -436,3 +436,26 @@ while memory.get_active_memory():
     time.sleep(0.01)
 print("end")"""
     assert python(source) == "end\n"
+
+
+@pytest.mark.parametrize("end", ["del llm", "llm.close()"])
+def test_ctrl_c_while_a_model_is_freed(chat_program, end):
+    """The memory is freed, and KeyboardInterrupt raised, although Python ignores what a finalizer raises."""
+    source = f"""
+import os, signal, threading, time
+from executorch_mlx import LLM, memory
+llm, called = LLM.load({str(chat_program)!r}), threading.Event()
+def mask(answer):
+    called.set()
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+answer = llm.generate([5], allowed_tokens=mask)
+called.wait()
+del answer
+try:
+    {end}
+    time.sleep(60)
+except KeyboardInterrupt:
+    print(memory.get_active_memory())"""
+    assert python(source) == "0\n"

@@ -13,6 +13,7 @@ from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.gguf.blocks import EXACT, packed_tensor
 from executorch_mlx.llm.export.gguf.file import GGUFFile
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
+from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
 from gguf import GGMLQuantizationType as Type
 
@@ -269,6 +270,8 @@ def test_logits_of_more_architectures(architecture, tmp_path):
     reference = write_gguf(tmp_path / "m.gguf", architecture, type_)
     model = use_gathered_experts(load_causal_lm(tmp_path / "m.gguf"))
     assert type(model) is type(reference)
+    found = survey(tmp_path / "m.gguf")
+    assert found.obstacle is None and found.architecture == type(reference).__name__
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS).logits, reference(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
@@ -445,11 +448,23 @@ def test_linear_scaling_of_the_rotary_embedding(tmp_path):
     [
         ("llama", {"rope.scaling.type": "yarn"}, "rope.scaling.type yarn"),
         ("llama", {"rope.dimension_count": 8.0}, "rope.dimension_count 8"),
+        ("qwen3", {"attention.layer_norm_rms_epsilon": "x"}, "m.gguf: the metadata describe no model of transformers"),
     ],
 )
-def test_unsupported_rope_metadata_is_refused(architecture, metadata, message, tmp_path):
+def test_unsupported_metadata_are_refused(architecture, metadata, message, tmp_path):
     write_gguf(tmp_path / "m.gguf", architecture, Type.F32, **metadata)
     with pytest.raises(ValueError, match=message):
+        load_causal_lm(tmp_path / "m.gguf")
+    assert re.search(message, survey(tmp_path / "m.gguf").obstacle)
+
+
+def test_more_layers_than_the_file_has_are_refused(tmp_path):
+    """Before transformers builds them."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(10**6)
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(4, np.float32))
+    write_and_close(writer)
+    with pytest.raises(ValueError, match="llama.block_count: got 1000000 layers, expected 1, which have tensors"):
         load_causal_lm(tmp_path / "m.gguf")
 
 
@@ -457,6 +472,7 @@ def test_a_type_that_gguf_cannot_dequantize_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     for add, value in ((writer.add_block_count, 1), (writer.add_embedding_length, 256), (writer.add_head_count, 1)):
         add(value)
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(256, np.float32))
     writer.add_tensor("token_embd.weight", np.zeros((4, 292), np.uint8), raw_dtype=Type.Q8_K)
     write_and_close(writer)
     with pytest.raises(ValueError, match="token_embd.weight: got Q8_K"):

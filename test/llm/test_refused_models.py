@@ -162,6 +162,31 @@ def set_an_unknown_quantization(folder):
     set_in_config(folder, quantization_config=settings)
 
 
+def leave_out_the_kind_of_torchao(folder):
+    set_in_config(folder, quantization_config={"quant_method": "torchao"})
+
+
+def store_no_weights_of_torchao(folder):
+    kind = {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {}}}
+    set_in_config(folder, quantization_config={"quant_method": "torchao", "quant_type": kind})
+
+
+def set_a_version_as_number(folder):
+    set_in_config(folder, quantization_config={"quant_method": "awq", "version": 5})
+
+
+def set_one_size_of_a_block(folder):
+    set_in_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128]})
+
+
+def set_a_list_of_settings(folder):
+    set_in_config(folder, quantization_config=["gptq"])
+
+
+def make_the_config_a_list(folder):
+    (folder / "config.json").write_text("[]")
+
+
 def break_the_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
@@ -188,8 +213,14 @@ DAMAGES = {
     leave_out_a_factor: "model: transformers cannot read config.json: .*Missing required keys",
     set_a_number_as_text: "model: transformers cannot read config.json: .*field 'hidden_size'",
     remove_the_weights_of_gptq: r"model: expected files model\*.safetensors with the tensors",
-    set_a_padding_id_outside_the_vocabulary: "model: Padding_idx must be within num_embeddings",
+    set_a_padding_id_outside_the_vocabulary: "transformers cannot load the checkpoint: Padding_idx must be within",
     set_an_unknown_quantization: "got {'quant_method': 'awq', 'version': 'gemv'}, which is not supported; export",
+    leave_out_the_kind_of_torchao: "model: config.json: quantization_config.quant_type: got no value, expected {",
+    store_no_weights_of_torchao: "model: transformers cannot load the checkpoint: Invalid torchao safetensors metadata",
+    set_a_version_as_number: "model: config.json: quantization_config.version: got '5', expected a text",
+    set_one_size_of_a_block: r"config.json: quantization_config: got the block size \[128\], expected two integers",
+    set_a_list_of_settings: r"config.json: quantization_config: got \['gptq'\], expected an object",
+    make_the_config_a_list: r"config.json: got \[\], expected a JSON object",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
     remove_the_file_of_the_tokens: "tokenizer: .*model lacks the file of its tokens, such as tokenizer.json",
     name_code_of_the_model: "model: the code of the model is a part of the checkpoint, and is not run; expected",

@@ -1,6 +1,7 @@
 """The command `executorch-mlx run`. Tests with signals, pipes and terminals use a process of their own."""
 
 import argparse
+import importlib.metadata
 import io
 import json
 import os
@@ -213,9 +214,17 @@ def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_p
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
 
 
+def test_version(capfd):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capfd.readouterr().out == f"executorch-mlx {importlib.metadata.version('executorch-mlx')}\n"
+
+
 def test_missing_and_invalid_files(run_in_process, tmp_path):
     done = run_in_process("run", tmp_path / "none.pte", "--prompt", "x")
     assert done.returncode == 1 and "No such file" in done.stderr
+    done = run_in_process("run", tmp_path, "--prompt", "x")
+    assert done.returncode == 1 and f"executorch-mlx: {tmp_path}: got a folder, expected a program" in done.stderr
     Path(tmp_path / "text.pte").write_text("not a program, but long enough to be read as one" * 9)
     done = run_in_process("run", tmp_path / "text.pte", "--prompt", "x")
     assert done.returncode == 1 and f"executorch-mlx: {tmp_path}/text.pte: " in done.stderr

@@ -29,6 +29,7 @@ def test_models(client):
     assert [model.id for model in client.models.list()] == [NAME]
     model = client.models.retrieve(NAME)
     assert model.object == "model" and model.has_chat_template is True
+    assert model.context_length == model.max_input_tokens == small_llm.CONTEXT
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 
@@ -262,7 +263,7 @@ INVALID = [
     ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
     ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
     ({"extra_body": {"min_tokens": 13, "ignore_eos": True}}, "min_tokens", "got 13, expected at most the maximum length"),
-    ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs", "is not supported by this server: expected null"),
+    ({"extra_body": {"prompt_logprobs": -1}}, "prompt_logprobs", "got -1, expected greater than or equal to 0"),
     ({"extra_body": {"bad_words": [""]}}, "bad_words.0", "got 0 characters, expected at least 1"),
     ({"extra_body": {"bad_words": [" "]}}, "bad_words", "bad_words: ' ' has no tokens"),
     ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids", "got 0 items, expected at least 1"),

@@ -65,6 +65,19 @@ def test_after_a_signal_running_answers_have_the_grace_period_to_finish(chat_pro
     assert [(line["path"], line["status"]) for line in log] == [("/v1/completions", 200)]
 
 
+def test_third_interrupt_closes_connections(chat_program, tmp_path):
+    """Here, of a client whose request does not arrive. No exception is logged."""
+    with started(tmp_path, chat_program) as (url, process):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+            assert httpx.get(f"{url}/health").status_code == 200  # the server has read the other request, too
+            for _ in range(3):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+            assert process.wait(timeout=60) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
 def test_draft_model_changes_no_answer(logprob_program, chat_program, tmp_path):
     """The requests run one after the other. The second asks for three choices, which run at the same time."""
     prompt = {"model": "mine", "prompt": "Return the", "max_tokens": 40, "ignore_eos": True}

@@ -31,7 +31,7 @@ COMMON = {
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1.0}, "user": "u", "stream_options": None,
     "store": True, "prompt_cache_options": {"mode": "implicit"}, "structured_outputs": None, "min_tokens": 0,
     "stop_token_ids": [7], "allowed_token_ids": None, "bad_words": [], "guided_json": None, "guided_regex": "a",
-    "guided_choice": None, "guided_grammar": None,
+    "guided_choice": None, "guided_grammar": None, "prompt_logprobs": None,
 }  # fmt: skip
 BODIES = {
     "/v1/chat/completions": COMMON | {
@@ -49,7 +49,7 @@ BODIES = {
     },
     "/v1/completions": COMMON | {
         "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None,
-        "add_special_tokens": True,
+        "add_special_tokens": True, "response_format": {"type": "json_object"},
         "structured_outputs": {"json": SCHEMA, "regex": None, "choice": ["a"], "grammar": 'root ::= "a"'}},
     "/v1/responses": {
         "model": NAME, "input": [
@@ -60,7 +60,7 @@ BODIES = {
         "metadata": {"a": "b"},
         "tools": [{"type": "function", **FUNCTION}], "tool_choice": {"type": "function", "name": "f"}, "seed": 1,
         "parallel_tool_calls": True, "include": ["message.output_text.logprobs"], "stop": ["x"],
-        "truncation": "disabled",
+        "truncation": "disabled", "min_tokens": 1, "bad_words": ["a"], "allowed_token_ids": None,
     },
     "/v1/messages": {
         "model": NAME, "max_tokens": 2, "messages": [
@@ -77,6 +77,7 @@ BODIES = {
         "thinking": {"type": "adaptive", "display": "omitted"}, "metadata": {"user_id": "u"},
         "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "min_tokens": 1, "bad_words": ["a"], "stop_token_ids": [7], "structured_outputs": None,
     },
     "/tokenize": {"model": NAME, "prompt": "a", "messages": None, "tools": None, "add_special_tokens": True,
                   "return_token_strs": True, "chat_template_kwargs": None, "add_generation_prompt": None,

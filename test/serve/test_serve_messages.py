@@ -178,6 +178,17 @@ def test_schema_of_the_output(server):
     assert json.loads(message["content"][0]["text"]).keys() == {"a"}
 
 
+def test_rules_for_tokens(server):
+    """As in the other APIs."""
+    rules = {"allowed_token_ids": [300, 301], "min_tokens": 9, "bad_words": [server.llm.text([301])]}
+    assert create(server, max_tokens=9, **rules)["content"][0]["text"] == server.llm.text([300] * 9)
+    pytest.importorskip("xgrammar")
+    assert create(server, structured_outputs={"json": {"const": 5}})["content"][0]["text"] == "5"
+    output = {"format": {"type": "json_schema", "schema": {}}}
+    response = post(server, output_config=output, bad_words=["a"]).json()
+    assert response["error"]["message"].startswith("output_config.format: got it together with bad_words")
+
+
 def test_count_tokens(server):
     server.text = "Hello."
     fields = {"tools": TOOLS, "system": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]}

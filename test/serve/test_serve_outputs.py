@@ -129,8 +129,8 @@ def test_wrong_form_returns_400(client, form, param, message):
 @pytest.mark.parametrize(
     "fields, param",
     [
-        ({"response_format": {"type": "json_object"}}, "structured_outputs"),
-        ({"ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"ignore_eos": True}, "structured_outputs"),
         ({"guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": None, "guided_json": {"type": "thing"}}, "guided_json"),
     ],

@@ -181,6 +181,19 @@ def test_sampling_parameters_reach_the_model(client, server):
     assert answer.output_text == expected.result().text
 
 
+def test_rules_for_tokens(client, server):
+    """As in the other APIs. `text` and vLLM's field for the form of an answer exclude each other."""
+    rules = {"allowed_token_ids": [300, 301], "min_tokens": 9, "bad_words": [server.llm.text([301])]}
+    answer = create(client, extra_body=rules | {"seed": 3}, max_output_tokens=9)
+    assert answer.output_text == server.llm.text([300] * 9) and answer.usage.output_tokens == 9
+    pytest.importorskip("xgrammar")
+    assert create(client, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}).output_text in ("yes", "no")
+    for name, value in (("min_tokens", 3), ("structured_outputs", {"json": {}})):
+        with pytest.raises(openai.BadRequestError, match=f"text.format: got it together with {name}") as caught:
+            create(client, text={"format": {"type": "json_object"}}, extra_body={name: value})
+        assert caught.value.param == "text.format"
+
+
 def test_fields_that_have_no_effect(client, server):
     server.text = "Hello."
     reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "abc", "other": None}

@@ -52,6 +52,16 @@ def test_json_object(client):
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
+def test_response_format_of_a_completion(client):
+    """As in vLLM's API."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": record(ok={"type": "boolean"})}}
+    fields = {"model": NAME, "prompt": ["Return", "The"], "max_tokens": 40}
+    for choice in client.completions.create(**fields, extra_body={"response_format": form}).choices:
+        assert choice.finish_reason == "stop" and isinstance(json.loads(choice.text)["ok"], bool)
+    text = client.completions.create(**fields, seed=1, extra_body={"response_format": {"type": "text"}}).choices[0].text
+    assert text == client.completions.create(**fields, seed=1).choices[0].text
+
+
 def test_keywords_of_no_draft_are_annotations(client):
     """As in JSON Schema. Libraries add their own, such as `min_items` and `x-order`."""
     schema = record(a=INTEGER | {"x-order": 1}) | {"min_items": 1, "models": {"not": {}}, "$anchor": "top"}
@@ -208,6 +218,8 @@ ZOD = [
         ),
         {"pattern": r'^"\\?[a"]*$'},
         {"maxItems": 1},
+        array_of({"type": "string", "minLength": 1.0, "maxLength": 2.0}, minItems=1.0, maxItems=2.0),
+        {"additionalProperties": INTEGER, "minProperties": 1, "maxProperties": 2**32},
         {"propertyNames": {"pattern": "^a$"}},
         {"$schema": "http://json-schema.org/draft-07/schema#", "items": [INTEGER], "additionalItems": {"const": "a"}},
         {"patternProperties": {"^a$": INTEGER}},
@@ -309,6 +321,7 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"pattern": "a**"}, "$.pattern: Regex parsing error at position 3: Two consecutive repetition modifiers"),
         ({"patternProperties": {"a{2,1}": STRING}}, "$.patternProperties: EBNF parser error"),
         ({"type": "string", "minLength": -1}, "$.minLength: got '-1', expected an integer of at least 0"),
+        ({"type": "array", "maxItems": 1.5}, "$.maxItems: got '1.5', expected an integer of at least 0"),
         ({"type": "number", "minimum": "a"}, "$.minimum: got 'a', expected a number"),
         (record(a={"type": "integer", "minimum": 3, "maximum": 2}), "$.properties.a: no integer of 64 bits lies"),
         ({"type": "integer", "minimum": 1e30}, "$: no integer of 64 bits lies within the bounds"),

@@ -170,6 +170,33 @@ def test_echo_with_log_probabilities(program, request):
     assert joined == pytest.approx(given.token_logprobs, abs=1e-4)
 
 
+def test_prompt_logprobs(logprob_program):
+    """vLLM's field. Of the tokens of a prompt, the first one has no values."""
+    text, body = "Return the value of\n", {"prompt_logprobs": 2}
+    with served.serve(logprob_program) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            ids = server.llm.encode(text)
+            settings = {"model": NAME, "extra_body": body, "n": 2, "max_tokens": 1}
+            answer = client.completions.create(prompt=[ids, [5]], **settings, echo=True, logprobs=1)
+            chatted = client.chat.completions.create(messages=MESSAGES, **settings)
+            with pytest.raises(openai.BadRequestError, match="prompt_logprobs: got it with stream") as caught:
+                client.completions.create(prompt=text, stream=True, **settings)
+            assert caught.value.param == "prompt_logprobs"
+            with pytest.raises(openai.BadRequestError, match="prompt_logprobs: got 5, expected at most 4") as caught:
+                client.completions.create(model=NAME, prompt=text, extra_body={"prompt_logprobs": 5})
+        (score,) = server.llm.score(ids[:1], [ids[1:]], logprobs=2)
+        first, *entries = answer.choices[0].prompt_logprobs
+        assert first is None and answer.choices[1].prompt_logprobs == [None, *entries]
+        assert answer.choices[2].prompt_logprobs == [None]
+        assert {*map(len, answer.choices[0].logprobs.top_logprobs[1:])} <= {1, 2}  # the echo has fewer
+        for id, value, top, entry in zip(ids[1:], score.logprobs, score.top_logprobs, entries, strict=True):
+            assert {*entry} == {str(id), *(str(token) for token, _ in top)} and next(iter(entry)) == str(id)
+            assert entry[str(id)]["logprob"] == pytest.approx(value, abs=1e-4)
+            assert entry[str(id)]["decoded_token"] == server.llm.text([id])
+            assert [entry[str(token)]["rank"] for token, _ in top] == [1, 2]
+    assert len(chatted.prompt_logprobs) == chatted.usage.prompt_tokens and chatted.prompt_logprobs[0] is None
+
+
 def test_deadline_ends_the_computation_of_an_echo(chat_program):
     """Here, each token of the prompts takes a call."""
     import httpx
@@ -183,9 +210,13 @@ def test_deadline_ends_the_computation_of_an_echo(chat_program):
 
 def test_echo_of_a_model_that_cannot_score_returns_400(mask_program):
     with served.serve(mask_program) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        with pytest.raises(openai.BadRequestError, match="export it with --logprobs") as caught:
-            client.completions.create(model=NAME, prompt="Return", max_tokens=0, echo=True, logprobs=1)
-        assert caught.value.param == "echo"
+        for field, fields in {
+            "logprobs": {"echo": True, "logprobs": 1, "max_tokens": 0},
+            "prompt_logprobs": {"extra_body": {"prompt_logprobs": 0}},
+        }.items():
+            with pytest.raises(openai.BadRequestError, match=f"{field}: .* export it with --logprobs") as caught:
+                client.completions.create(model=NAME, prompt="Return", **fields)
+            assert caught.value.param == field
 
 
 def test_text_of_tokens_without_bytes_returns_400(logits_program):

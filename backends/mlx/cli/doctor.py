@@ -28,8 +28,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--library", metavar="PATH", help="delegate library to check (default: the installed one)")
     parser.add_argument(
         "--model", metavar="DIR",
-        help="print what an export of the model in this folder would give, or why the model cannot be exported; reads "
-        "only its config.json",
+        help="print what an export of the model in this folder or GGUF file would give, or why the model cannot be "
+        "exported; reads only its config.json, or the header of the file",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
@@ -49,12 +49,12 @@ def run(options: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-def _run_for_model(folder: str) -> int:
-    """Print what an export of the model in `folder` would give. Returns 1 if it cannot be exported."""
+def _run_for_model(checkpoint: str) -> int:
+    """Print what an export of the model in a folder or GGUF file would give. Returns 1 if it cannot be exported."""
     with quiet_imports():
         from ..llm.export.survey import survey
     try:
-        found = survey(folder)
+        found = survey(checkpoint)
     except ValueError as error:
         raise CommandError(error) from error
     _print("model", found.architecture)

@@ -13,12 +13,25 @@ from .model_arguments import INTERRUPTED, CommandError
 COMMANDS = ("export", "run", "serve", "batch", "transcribe", "inspect", "doctor")
 
 
+class _PrintVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata  # takes longer than the rest of a command line
+
+        try:
+            version = importlib.metadata.version("executorch-mlx")
+        except importlib.metadata.PackageNotFoundError:
+            version = "is not installed, runs from its sources"
+        print(f"executorch-mlx {version}")
+        parser.exit()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="executorch-mlx",
         description="Export, run, serve and inspect models for the MLX delegate of ExecuTorch.",
     )
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     arguments = sys.argv[1:] if arguments is None else arguments
     # Only the module of the given command is imported. The other modules import large packages, which takes time.

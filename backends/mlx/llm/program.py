@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from . import binding
@@ -81,6 +84,8 @@ class LLMProgram:
     ):
         self.path = Path(path)
         for file in (path, draft):
+            if file is not None and Path(file).is_dir():
+                raise ValueError(f"{file}: got a folder, expected a program, which `executorch-mlx export` makes of it")
             if file is not None and not Path(file).is_file():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
         options = binding.LoadOptions(
@@ -90,7 +95,7 @@ class LLMProgram:
         self.handles = _Handles(path, options, processes)
         # The finalizer also runs at the exit of the process, before Python becomes unable to run the callbacks of the
         # engine's thread.
-        self._finalizer = weakref.finalize(self, self.handles.close)
+        self._finalizer = weakref.finalize(self, _finalize, self.handles)
         self.chunk: int = self.get("get_max_seq_len", 1)
         self.max_context_len: int = self.get("get_max_context_len", self.chunk)
         self.rows: int = self.get("get_max_batch_size", 1)
@@ -276,9 +281,12 @@ class _Handles:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End all requests, wait until nothing uses the objects, and free them."""
-        if os.getpid() != self.process:  # a fork has neither the threads to wait for nor processes of its own to end
-            return
+        """End all requests, wait until nothing uses the objects, and free them. Ctrl-C has its effect afterwards."""
+        if os.getpid() == self.process:  # a fork has neither the threads to wait for nor processes of its own to end
+            with _later_interrupts():
+                self._close()
+
+    def _close(self) -> None:
         with self._changed:
             self.is_closed = True
         # The garbage collector may run this on the thread of an engine, which cannot wait for its own end. If it does
@@ -294,3 +302,34 @@ class _Handles:
         self.library.model_free(self.model)
         if self._processes is not None:
             self._processes.close()
+
+
+def _finalize(handles: _Handles) -> None:
+    """Close `handles` when their program is freed.
+
+    Python ignores exceptions that a finalizer raises, also KeyboardInterrupt, which is therefore raised again later.
+    """
+    try:
+        handles.close()
+    except KeyboardInterrupt:
+        try:
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        except RuntimeError:  # the interpreter ends, and starts no threads
+            raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _later_interrupts() -> Iterator[None]:
+    """A context manager: handles a SIGINT that arrives within the context at its end."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # Python runs its handlers on the main thread
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *arguments: arrived.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if arrived:
+            handler(*arrived[0])

@@ -20,6 +20,7 @@ from .model import ServedModel, text_of
 
 if TYPE_CHECKING:
     from .echo import Echo
+    from .prompt_scores import PromptScores
 
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # OpenAI's names of finish reasons
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
@@ -192,6 +193,7 @@ class Choice:
     - `wants_logprobs`: the deltas have the log probabilities of the tokens.
     - `one_call`: end the answer after its first tool call.
     - `echo`: the prompt, which is repeated before the answer, or None.
+    - `prompt_scores`: the log probabilities of the prompt, which the echo or the response needs, or None.
 
     Attributes: `generation`, the tokens as they are generated, or None before the start; `total`, the sum of the deltas
     so far; `completion_tokens`, their number of tokens, also if the engine has generated more; `reasoning_tokens`, the
@@ -208,7 +210,9 @@ class Choice:
         wants_logprobs: bool = False,
         one_call: bool = False,
         echo: Echo | None = None,
+        prompt_scores: PromptScores | None = None,
     ):
+        self.prompt_scores = prompt_scores
         self.index, self.total, self.wants_logprobs = index, Total(), wants_logprobs
         self.completion_tokens, self.reasoning_tokens, self.first_token_at = 0, 0, None
         self.generation: Generation | NoTokens | None = None
@@ -244,8 +248,8 @@ class Choice:
 
     def _end(self) -> None:
         self._is_cancelled = True
-        if self._echo is not None:
-            self._echo.cancel()
+        if self.prompt_scores is not None:
+            self.prompt_scores.cancel()
 
     @property
     def metrics(self) -> Metrics:
@@ -253,6 +257,8 @@ class Choice:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
+        if self.prompt_scores is not None:
+            await self.prompt_scores.values()
         if self._echo is not None:
             yield self._note(await self._echo.delta())
         async with aclosing(self._all_deltas()) as deltas:

@@ -10,10 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .request import Form, GenerationRequest, Several, Strict, limit
+from .parts import FUNCTION_NAME, Several, Strict
+from .request import GenerationRequest, limit
 
 MAX_TOOLS = 128
-FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,256}$"  # OpenAI allows 64 characters; those of MCP servers can be longer
 
 # Messages ------------------------------------------------------------------------------
 
@@ -192,38 +192,6 @@ class AllowedToolChoice(Strict):
     allowed_tools: AllowedTools
 
 
-# The format of the answer ----------------------------------------------------------------
-
-
-class JsonSchema(Strict):
-    name: str = Field("answer", pattern=FUNCTION_NAME)
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class TextFormat(Strict):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Strict):
-    """Any JSON object, or one that follows a schema: other servers take it here.
-
-    `value`: the schema under the name that huggingface_hub gives it.
-    """
-
-    type: Literal["json_object"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    value: dict[str, Any] | None = None
-
-
-class JsonSchemaFormat(Strict):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
 # The request ---------------------------------------------------------------------------
 
 
@@ -238,7 +206,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, lt=2**31)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     tools: Several[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = True
@@ -294,24 +261,10 @@ class ChatRequest(GenerationRequest):
         """Whether an answer may have only one call: if the request says so, or chooses one function."""
         return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTool)
 
-    @property
-    def form(self) -> Form | None:
-        if isinstance(self.response_format, JsonSchemaFormat):
-            return Form("json", self.response_format.json_schema.schema_, "response_format.json_schema.schema")
-        if isinstance(self.response_format, JsonObjectFormat):
-            for name, schema in (("schema", self.response_format.schema_), ("value", self.response_format.value)):
-                if schema is not None:
-                    return Form("json", schema, f"response_format.{name}")
-            return Form("json", {"type": "object"}, "response_format")
-        return super().form
-
     def check_fields(self) -> None:
         super().check_fields()
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
-        if self.forms and not isinstance(self.response_format, TextFormat | None):
-            field = self.forms[0].param
-            raise ApiError(f"{field}: got it together with response_format, expected one of them", param=field)
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message: got true together with add_generation_prompt, expected one of them"
             raise ApiError(message, param="continue_final_message")

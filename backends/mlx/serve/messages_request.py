@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from .chat_request import FUNCTION_NAME, MAX_TOOLS, Cacheable, ChatRequest
+from .chat_request import MAX_TOOLS, Cacheable, ChatRequest
 from .errors import ApiError
-from .request import MAX_STOPS, Caller, SamplingFields, Several, Stop, Strict
+from .parts import FUNCTION_NAME, Caller, Several, Strict
+from .request import MAX_STOPS, ExtendedFields, Stop
 
 BETWEEN_BLOCKS = "\n\n"  # blocks are texts of their own
 
@@ -176,7 +177,7 @@ class ContextManagement(Strict):
     edits: Several[ClearThinking] | None = None
 
 
-class CountRequest(SamplingFields, Cacheable):
+class CountRequest(ExtendedFields, Cacheable):
     """The request of `/v1/messages/count_tokens`. It may have all fields of a request for an answer."""
 
     model: str
@@ -197,9 +198,8 @@ class CountRequest(SamplingFields, Cacheable):
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     speed: Literal["standard"] | None = None
-    # Not in Anthropic's API, as most sampling parameters.
+    # Not in Anthropic's API, as most extended fields.
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
 
     @property
     def shows_thinking(self) -> bool:
@@ -213,10 +213,7 @@ class CountRequest(SamplingFields, Cacheable):
         if self.thread is not None:
             message = "thread is not supported: this server stores no answers; send all messages"
             raise ApiError(message, param="thread", code="thread_unsupported_request")  # the package then sends them
-        common = {*SamplingFields.model_fields, "model", "max_tokens", "stream", "priority"}
-        given = self.model_dump(exclude_none=True, include=common)
-        if self.logit_bias:
-            given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        given = self.extensions() | self.model_dump(exclude_none=True, include={"model", "max_tokens", "stream"})
         if self.tools:
             given["tools"] = [tool.as_chat_tool() for tool in self.tools]
         if self.tool_choice is not None:

@@ -109,12 +109,9 @@ class ServedModel:
     def description(self) -> dict[str, Any]:
         """Return the fields of the model's object in `/v1/models` that are known once it is loaded."""
         program = self.llm.program
-        return {"has_chat_template": self.llm.chats, **context_fields(program.max_context_len)}
-
-
-def context_fields(length: int) -> dict[str, int]:
-    """Return the context length in tokens, under the names that clients of other servers read."""
-    return {"context_length": length, "max_model_len": length}
+        # The length has the names that clients of other servers and of Anthropic read.
+        names = ("context_length", "max_model_len", "max_input_tokens", "max_tokens")
+        return {"has_chat_template": self.llm.chats} | dict.fromkeys(names, program.max_context_len)
 
 
 def text_of(values: Sequence[bytes]) -> str:

@@ -7,16 +7,14 @@ the value of the field has no effect.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from functools import cache
-from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
 from ..llm.sampling_parameters import SCALARS
-from . import strict_json
 from .errors import ApiError
+from .forms import Form, ResponseFormat, Schema, StructuredOutputs, Texts, forms_of
+from .parts import RequestPart, Several, Strict
 
 MAX_CHOICES = 128  # the limit of n in OpenAI's API
 MAX_STOPS = 64
@@ -49,7 +47,6 @@ UNSUPPORTED: dict[str, tuple] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
@@ -79,65 +76,6 @@ UNSUPPORTED: dict[str, tuple] = {
 }
 # Fields that identify the client or the request, or guide OpenAI's cache. They have no effect on the answer.
 IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "request_id", "rid"}
-
-
-T = TypeVar("T")
-# A list of which only the first error is reported: a large body could have millions of them.
-Several = Annotated[list[T], Field(fail_fast=True)]
-
-
-class RequestPart(BaseModel):
-    """The base of a request and of all its parts: no conversion between types.
-
-    A number such as 5.0 is an integer, as in JSON Schema. Clients in which a parameter is a float send it so.
-    """
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_integers(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        given = {name: value.get(name) for name in _integer_fields(cls)}
-        whole = {name: int(part) for name, part in given.items() if isinstance(part, float) and part.is_integer()}
-        return value | whole
-
-
-class Strict(RequestPart):
-    """A part of a request without unknown fields.
-
-    An unknown field with the value null has no effect. Clients send such fields, for instance in messages of answers.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        names = _field_names(cls)
-        known = {key: part for key, part in value.items() if key in names}
-        unknown = ((key, part) for key, part in value.items() if key not in names and part is not None)
-        return known | dict(islice(unknown, 1))  # pydantic reports it
-
-
-class Caller(Strict):
-    """Who calls a function: always the model. With OpenAI and Anthropic, a program that it has written may do so, too."""
-
-    type: Literal["direct"]
-
-
-@cache
-def _integer_fields(model: type[BaseModel]) -> set[str]:
-    fields = model.model_fields.items()
-    return {name for name, field in fields if int in (field.annotation, *get_args(field.annotation))}
-
-
-@cache
-def _field_names(model: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 def _token_keys(value: Any) -> Any:
@@ -181,64 +119,26 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = False  # OpenAI's padding of events, which this server never sends
 
 
-def _parsed_schema(value: Any) -> Any:
-    """Return a schema that comes as JSON text, as vLLM also takes it. Raises ValueError for other text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return strict_json.parse(value.encode())
-    except ApiError as error:
-        raise ValueError(str(error).replace("the request body", "the text")) from error
+class ExtendedFields(SamplingFields):
+    """The sampling parameters, and fields of vLLM's API. Requests of all APIs for answers take them."""
+
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = False
+    min_tokens: int | None = Field(0, ge=0, lt=2**31)
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
+    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
+    structured_outputs: StructuredOutputs | None = None
+
+    def extensions(self) -> dict[str, Any]:
+        """Return the values of these fields, as in a request."""
+        values = self.model_dump(exclude_none=True, by_alias=True, include={*ExtendedFields.model_fields})
+        if self.logit_bias:
+            values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        return values
 
 
-@dataclass(frozen=True)
-class Form:
-    """The form that a request sets for its answers.
-
-    - `kind`, `value`: `json` and a JSON schema, `regex` and a pattern, `choice` and a list of texts, or `grammar` and a
-      grammar in GBNF.
-    - `field`: the field of the request that has the value.
-    """
-
-    kind: str
-    value: Any
-    field: str
-
-    @property
-    def param(self) -> str:
-        """The field of the request that has `field`, or is it."""
-        return self.field.partition(".")[0]
-
-
-Schema = Annotated[dict[str, Any], BeforeValidator(_parsed_schema)]
-Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
-
-
-def _forms(prefix: str, values: dict[str, Any]) -> list[Form]:
-    """Return the forms of the values that are given, by kind. The names of their fields begin with `prefix`."""
-    return [Form(kind, value, prefix + kind) for kind, value in values.items() if value is not None]
-
-
-class StructuredOutputs(Strict):
-    """vLLM's way to set the form of an answer: one of the first five fields."""
-
-    json_: Schema | None = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: Texts | None = None
-    grammar: str | None = None
-    disable_any_whitespace: bool | None = None  # no effect: the JSON of answers is in one line
-
-    @property
-    def forms(self) -> list[Form]:
-        """The forms that are given: one, or the request is wrong."""
-        given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        forms = _forms("structured_outputs.", given)
-        any_object = Form("json", {"type": "object"}, "structured_outputs.json_object")
-        return [*forms, any_object] if self.json_object else forms
-
-
-class GenerationRequest(SamplingFields):
+class GenerationRequest(ExtendedFields):
     """The fields that chat and completion requests share."""
 
     model_config = ConfigDict(extra="allow")
@@ -251,14 +151,9 @@ class GenerationRequest(SamplingFields):
     metadata: Metadata | None = None
     store: bool | None = None  # no effect: the server stores no answers
     prompt_cache_options: dict[str, Any] | None = None  # guides OpenAI's cache
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    ignore_eos: bool | None = False
-    min_tokens: int | None = Field(0, ge=0, lt=2**31)
-    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
-    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
-    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
-    structured_outputs: StructuredOutputs | None = None
-    # Their names in older versions of vLLM.
+    response_format: ResponseFormat | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)  # vLLM's field
+    # The names of structured outputs in older versions of vLLM.
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
@@ -297,16 +192,21 @@ class GenerationRequest(SamplingFields):
         raise NotImplementedError
 
     @property
+    def prompt_logprob_counts(self) -> dict[str, int | None]:
+        """The numbers of most likely tokens to return with each token of the prompt, by the fields that set them."""
+        return {"prompt_logprobs": self.prompt_logprobs}
+
+    @property
     def form(self) -> Form | None:
         """The form that the answers have, or None for any text."""
         return next(iter(self.forms), None)
 
     @property
     def forms(self) -> list[Form]:
-        """The forms that vLLM's fields give: one or none, or the request is wrong."""
+        """The forms that the fields give: one or none, or the request is wrong."""
         guided = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
-        structured = [] if self.structured_outputs is None else self.structured_outputs.forms
-        return [*structured, *_forms("guided_", guided)]
+        structured, format = ([] if p is None else p.forms for p in (self.structured_outputs, self.response_format))
+        return [*structured, *forms_of("guided_", guided), *format]
 
     @property
     def include_usage(self) -> bool:
@@ -335,12 +235,14 @@ class GenerationRequest(SamplingFields):
             message = f"structured_outputs: got {got}, expected one of json, json_object, regex, choice and grammar"
             raise ApiError(message, param="structured_outputs")
         if len(self.forms) > 1:
-            first, second, *_ = (form.field for form in self.forms)
-            raise ApiError(f"{second}: got it together with {first}, expected one of them", param=second)
+            first, *_, last = (form.param for form in self.forms)
+            raise ApiError(f"{last}: got it together with {first}, expected one of them", param=last)
         longest = self.max_new_tokens
         if self.min_tokens and longest is not None and self.min_tokens > longest:
             message = f"min_tokens: got {self.min_tokens}, expected at most the maximum length, which is {longest}"
             raise ApiError(message, param="min_tokens")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError("prompt_logprobs: got it with stream, expected one of them", param="prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options: got options without stream", param="stream_options")
 
@@ -370,6 +272,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def logprob_count(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_logprob_counts(self) -> dict[str, int | None]:
+        return super().prompt_logprob_counts | ({"logprobs": self.logprobs} if self.echo else {})
 
     @property
     def prompts(self) -> list[str | list[int]]:

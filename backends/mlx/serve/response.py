@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .answer import Answer, Call, Choice, Delta, TokenLogprob
+from .answer import LOWEST_LOGPROB, Answer, Call, Choice, Delta, TokenLogprob, text_of
 from .errors import ApiError
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL
@@ -36,7 +36,7 @@ class CompletionFormat:
 
     def __init__(self, answer: Answer, body: GenerationRequest):
         self._answer, self._includes_usage = answer, body.include_usage
-        self._has_continuous_usage = body.has_continuous_usage
+        self._has_continuous_usage, self._prompt_count = body.has_continuous_usage, body.prompt_logprobs
         self._common = {
             "id": f"{self.id_prefix}-{answer.id}",
             "created": answer.created,
@@ -83,7 +83,29 @@ class CompletionFormat:
     def _whole(self, choice: Choice) -> dict[str, Any]:
         logprobs = self._logprobs(choice.total.logprobs) if choice.wants_logprobs else None
         text = {"text": choice.total.content, "logprobs": logprobs}
-        return {"index": choice.index, **text, "finish_reason": choice.total.finish}
+        return {"index": choice.index, **text, "finish_reason": choice.total.finish} | self._prompt_logprobs(choice)
+
+    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+        """Return the member `prompt_logprobs` if the client asked for it, as in vLLM's API."""
+        if self._prompt_count is None:
+            return {}
+        scores, model = choice.prompt_scores, self._answer.model
+
+        def entry(id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+            name = text_of([model.token_bytes(id)])
+            return {"logprob": max(logprob, LOWEST_LOGPROB), "rank": rank, "decoded_token": name}
+
+        entries: list[dict[str, Any] | None] = []
+        for id, (logprob, top) in zip(scores.ids, scores.computed, strict=True):
+            if logprob is None:
+                entries.append(None)
+                continue
+            # The token itself comes first. Only if it is one of the most likely ones, its rank is known.
+            by_id = {str(id): entry(id, logprob, None)}
+            for rank, (other, value) in enumerate(top[: self._prompt_count], 1):
+                by_id[str(other)] = entry(other, value, rank)
+            entries.append(by_id)
+        return {"prompt_logprobs": entries}
 
     def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any]:
         return {
@@ -99,6 +121,9 @@ class ChatFormat(CompletionFormat):
     """Builds the JSON objects for the answer to a chat request."""
 
     id_prefix, response_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def response(self) -> dict[str, Any]:
+        return super().response() | self._prompt_logprobs(self._answer.choices[0])
 
     def first_chunks(self) -> list[dict[str, Any]]:
         start = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}

@@ -8,12 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
+from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
-from .request import (
-    IDENTITIES, SERVICE_TIERS, Caller, GenerationRequest, Metadata, SamplingFields, Several, Stops, StreamOptions,
-    Strict,
-)  # fmt: skip
+from .parts import FUNCTION_NAME, Caller, Several, Strict
+from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
 
 NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
 
@@ -212,7 +210,7 @@ Includable = Literal[
 ]  # fmt: skip
 
 
-class ResponsesRequest(SamplingFields, Strict):
+class ResponsesRequest(ExtendedFields, Strict):
     """The request of `/v1/responses`. The server keeps no answers: `store` has no effect."""
 
     model: str
@@ -241,10 +239,8 @@ class ResponsesRequest(SamplingFields, Strict):
     prompt_cache_options: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None  # Codex identifies itself and its turn by it
     reasoning: Reasoning | None = None
-    # Not in OpenAI's API, as most sampling parameters.
+    # Not in OpenAI's API, as most extended fields.
     stop: Stops | None = None
-    ignore_eos: bool | None = False
-    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -279,12 +275,8 @@ class ResponsesRequest(SamplingFields, Strict):
     def as_chat_request(self) -> ChatRequest:
         """Return the chat request with the same answer. Raises ApiError."""
         self.check_fields()
-        given = self.model_dump(
-            exclude_none=True,
-            include={*GenerationRequest.model_fields, "chat_template_kwargs"} - {"stream_options", *IDENTITIES},
-        )
-        if self.logit_bias:
-            given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        same = {"model", "stream", "stop", "chat_template_kwargs"}
+        given = self.extensions() | self.model_dump(exclude_none=True, include=same)
         if self.tools:
             given["tools"] = [function.as_chat_tool() for function in self.functions]
         if isinstance(self.tool_choice, ResponseToolChoice):

@@ -16,6 +16,7 @@ import uvicorn
 
 from ..llm import LLM
 from .app import create_app
+from .half_closed import HalfClosedProtocol
 from .middleware import access_log, is_loopback
 from .models import Models
 from .settings import Settings
@@ -47,6 +48,12 @@ class _Server(uvicorn.Server):
         service.is_draining = True
         asyncio.get_running_loop().call_later(service.settings.grace_seconds, service.answers.close)
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn would cancel the requests and the app, and log that as errors
+            for connection in [*self.server_state.connections]:
+                connection.transport.abort()
+            await self.lifespan.shutdown()
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=CLOSE_SECONDS)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -60,8 +67,9 @@ def configuration(app, settings: Settings, **options) -> uvicorn.Config:
     """Return the configuration of uvicorn for `app`. `options` are further fields."""
     timeout = int(settings.grace_seconds) + CLOSE_SECONDS
     return uvicorn.Config(
-        app, http="h11", ws="none", access_log=False, server_header=False, timeout_graceful_shutdown=timeout,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS, h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
+        app, http=HalfClosedProtocol, ws="none", access_log=False, server_header=False,
+        timeout_graceful_shutdown=timeout, timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from .echo import Echo
 from .errors import ApiError, request_error
 from .grammar import Constraint, GrammarError
 from .model import ServedModel
+from .prompt_scores import PromptScores
 from .request import CompletionRequest, GenerationRequest
 from .token_rules import token_rules
 
@@ -33,16 +34,20 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     ids = [_prompt_ids(model, prompt, "prompt", special) for prompt in body.prompts]
     if wants_logprobs:
         _text(model, [], "logprobs")  # raises if the tokens have no text
-    echoes = [_echo(model, body, *prompt) if body.echo else None for prompt in zip(body.prompts, ids)]
+    scores = [_prompt_scores(model, body, own) for own in ids]
+    echoes = [_echo(model, body, *prompt) if body.echo else None for prompt in zip(body.prompts, scores)]
     prompts = [own for own in ids for _ in range(count)]
-    if body.echo and body.max_new_tokens == 0:
+    if body.max_new_tokens == 0 and (body.echo or body.prompt_logprobs is not None):
         starts = [partial(NoTokens, own) for own in prompts]
     else:
         starts = _starts(model, body, prompts, "prompt", _constraint(model.grammars.for_completion, body))
     choices = [
-        Choice(index, model, start, wants_logprobs=wants_logprobs, echo=echoes[index // count])
+        Choice(
+            index, model, start, wants_logprobs=wants_logprobs,
+            echo=echoes[index // count], prompt_scores=scores[index // count],
+        )
         for index, start in enumerate(starts)
-    ]
+    ]  # fmt: skip
     return _started(Answer(model, choices, len(ids)))
 
 
@@ -54,12 +59,13 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     functions = {function.name: function.parameters for function in body.functions}
     one_call = body.wants_one_call or model.format.has_one_call
     constraint = _constraint(model.grammars.for_chat, body, prompt.opening)
+    scores = _prompt_scores(model, body, ids)
     choices = []
     for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
         choices.append(
             Choice(
                 index, model, start, model.format.parser(functions, prompt.opening),
-                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and one_call,
+                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and one_call, prompt_scores=scores,
             )
         )  # fmt: skip
     return _started(Answer(model, choices))
@@ -88,22 +94,29 @@ def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
         raise ApiError(str(error).replace("text", field, 1), param=field) from error
 
 
-def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], ids: list[int]) -> Echo:
-    """Return the `Echo` of a prompt, whose token ids are `ids`. Raises ApiError."""
-    text = _text(model, prompt, "echo")
-    if body.logprobs is None:
-        return Echo(model, text, ids, None)
-    if not can_score(model.llm.program):
-        message = (
-            f"echo: got true with logprobs, but the model {model.name!r} cannot compute the log probabilities of a "
-            "prompt: export it with --logprobs and without --no-speculation, or with --outputs logits or both"
-        )
-        raise ApiError(message, param="echo", code="unsupported_parameter")
-    try:
-        model.llm.score(ids[:1], [], logprobs=body.logprobs)  # raises for a number that the model does not return
-    except ValueError as error:
-        raise request_error(error, "prompt") from error
-    return Echo(model, text, ids, body.logprobs)
+def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], scores: PromptScores | None) -> Echo:
+    """Return the `Echo` of a prompt. Raises ApiError."""
+    return Echo(model, _text(model, prompt, "echo"), None if body.logprobs is None else scores, body.logprobs or 0)
+
+
+def _prompt_scores(model: ServedModel, body: GenerationRequest, ids: list[int]) -> PromptScores | None:
+    """Return the log probabilities of a prompt, or None if the request needs none. Raises ApiError."""
+    counts = {field: count for field, count in body.prompt_logprob_counts.items() if count is not None}
+    if not counts:
+        return None
+    _text(model, [], next(iter(counts)))  # raises if the tokens have no text
+    for field, count in counts.items():
+        if not can_score(model.llm.program):
+            message = (
+                f"{field}: the model {model.name!r} cannot compute the log probabilities of a prompt: export it with "
+                "--logprobs and without --no-speculation, or with --outputs logits or both"
+            )
+            raise ApiError(message, param=field, code="unsupported_parameter")
+        try:
+            model.llm.score(ids[:1], [], logprobs=count)  # raises for a number that the model does not return
+        except ValueError as error:
+            raise request_error(error, "prompt", {"logprobs": field}) from error
+    return PromptScores(model, ids, max(counts.values()))
 
 
 def _starts(

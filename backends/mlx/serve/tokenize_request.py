@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from .chat_request import ChatRequest, Message, Tool
 from .errors import ApiError
 from .model import ServedModel, text_of
-from .request import Several, Strict
+from .parts import Several, Strict
 from .start import chat_prompt
 
 MAX_TOKENS = 2**20

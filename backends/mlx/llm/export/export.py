@@ -30,7 +30,7 @@ from .quantization.kv_caches import KV_BITS, KVQuantization, half_precision, qua
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .serialize import serialize
-from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm
+from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm, open_gguf
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("float", "int8")
@@ -262,11 +262,7 @@ def _load(
 
 
 def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[str]]:
-    try:
-        from .gguf.file import GGUFFile
-    except ImportError as error:
-        raise ValueError(f"export_llm: model: {path}: expected the package gguf: pip install gguf") from error
-    file = GGUFFile(path)
+    file = open_gguf(path)
     return file.load(), tokenizer or file.tokenizer(), file.notes
 
 

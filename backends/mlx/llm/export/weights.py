@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import snapshot_download
@@ -12,12 +13,15 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .checkpoints.load_checks import check_float8, check_loaded, check_quantization, shortened
+from .checkpoints.load_checks import check_float8, check_loaded, check_quantization, setting, shortened
 from .experts import use_gathered_experts
 from .language_part import (
-    config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
+    CONFIG_ERRORS, config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
 )  # fmt: skip
 from .packed import MLXEmbedding, Packed, install, packable_weights
+
+if TYPE_CHECKING:
+    from .gguf.file import GGUFFile
 
 OPERANDS = ("weight", "scales", "biases")
 _ADAPTER = "adapter_config.json"  # the settings of an adapter of peft or mlx-lm
@@ -37,9 +41,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     folder = Path(folder)
     try:
         if is_gguf(folder):
-            from .gguf.file import GGUFFile  # needs the package gguf
-
-            model = GGUFFile(folder).load()
+            model = open_gguf(folder).load()
         else:
             model = _load_folder(folder, dtype)
             remove_other_media(model)
@@ -54,6 +56,15 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
 def is_gguf(path: str | Path) -> bool:
     """Whether `path` is an existing file whose name ends in `.gguf`."""
     return Path(path).suffix == ".gguf" and Path(path).is_file()
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Return an open GGUF file. Raises ValueError as `GGUFFile` does, and if the package gguf is missing."""
+    try:
+        from .gguf.file import GGUFFile
+    except ImportError as error:
+        raise ValueError(f"{path}: expected the package gguf: pip install gguf") from error
+    return GGUFFile(path)
 
 
 def find_checkpoint(model: str | Path) -> Path:
@@ -158,11 +169,16 @@ def is_mxfp4(folder: str | Path) -> bool:
 
 
 def quantization_settings(folder: Path) -> dict:
-    """Return the settings of the quantization, or an empty dict. Their key `quant_method` names the kind."""
+    """Return the settings of the quantization, or an empty dict. Their key `quant_method` names the kind.
+
+    Raises ValueError if they are no object.
+    """
     config = read_config(folder)
     # Configs for text and other media have the settings outside or in the part for text.
-    for part in (config, config.get("text_config") or {}):
-        if settings := part.get("quantization_config"):
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and (settings := part.get("quantization_config")):
+            if not isinstance(settings, dict):
+                raise ValueError(f"{folder / 'config.json'}: quantization_config: got {settings!r}, expected an object")
             return settings
     if (folder / _MODELOPT).is_file():
         return {"quant_method": "modelopt"} | read_config(folder, _MODELOPT).get("quantization", {})
@@ -172,9 +188,12 @@ def quantization_settings(folder: Path) -> dict:
 def read_config(folder: Path, name: str = "config.json") -> dict:
     path = folder / name
     try:
-        return json.loads(path.read_text())
+        config = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path}: invalid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: got {str(config)[:80]}, expected a JSON object")
+    return config
 
 
 def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -199,9 +218,14 @@ def check_settings(folder: Path, where: str) -> None:
     from .checkpoints.quantized_folder import can_read
 
     settings = quantization_settings(folder)
-    if (transform := settings.get("transform_config") or {}).get("config_groups"):
+    try:
+        transform = setting(settings, "transform_config", dict, {})
+        is_readable = can_read(settings) or is_mxfp4(folder) or is_packed_by_mlx(folder)
+    except ValueError as error:
+        raise ValueError(f"{where}: config.json: {error}") from error
+    if transform.get("config_groups"):
         raise ValueError(f"{where}: transform_config: got {transform}, expected none")
-    if not (can_read(settings) or is_mxfp4(folder) or is_packed_by_mlx(folder)):
+    if not is_readable:
         check_quantization(settings, where)
 
 
@@ -218,9 +242,12 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     is_text = config is not whole or config.get_text_config() is config
     if is_text and language is AutoModelForCausalLM:  # also its own folder may have the names of a whole model
         options["key_mapping"] = names_in_language_model(whole, config)
-    model, info = language.from_pretrained(
-        folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
-    )
+    try:
+        model, info = language.from_pretrained(
+            folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except (*CONFIG_ERRORS, ValueError) as error:
+        raise ValueError(f"load_causal_lm: {folder}: transformers cannot load the checkpoint: {error}") from error
     check_loaded(model, info, f"load_causal_lm: {folder}")
     return model
 

@@ -23,8 +23,9 @@ from .token_budget import TokenBudget
 
 if TYPE_CHECKING:
     from ..chat_request import ChatRequest, Function
+    from ..forms import Form
     from ..model import ServedModel
-    from ..request import CompletionRequest, Form, GenerationRequest
+    from ..request import CompletionRequest, GenerationRequest
 
 # The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
 Reasoning = tuple[int | None, int | None, bool]
@@ -84,13 +85,10 @@ class Grammars:
         is_text: bool = False,
     ) -> Constraint:
         """Return the constraint of a structure, which the field `param` of a request sets. Raises GrammarError."""
-        if body.ignore_eos:
-            message = f"ignore_eos: got true with {param}, which decides where the answer ends; expected false"
-            raise GrammarError(message, "ignore_eos")
-        for field in ("min_tokens", "allowed_token_ids", "bad_words"):
+        for field in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
             if getattr(body, field):
-                message = f"{field}: got a value with {param}, which decides what may follow; expected null"
-                raise GrammarError(message, field)
+                message = f"{param}: got it together with {field}, but it decides what follows and ends the answer"
+                raise GrammarError(message, param)
         with self._lock:
             compiled = self._compile(structure, param)
         return Constraint(self._model, self.end_finder, *compiled, reasoning, is_text)

@@ -37,6 +37,7 @@ SUPPORTED = {
 }  # fmt: skip
 # Keywords whose value is a count.
 COUNT_KEYWORDS = {"minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"}
+MAX_COUNT = 2**31 - 1  # xgrammar's limit of counts; no answer is so long
 # Keywords that only hold schemas for references.
 DEFINITIONS = {"$defs", "definitions"}
 # Types -> the keywords that constrain only values of this type.
@@ -170,6 +171,9 @@ def _mapped(schema: dict[str, Any], change: Callable[[Any, str, str], Any]) -> d
             continue
         elif key == "format" and value in FORMAT_PATTERNS:
             result["pattern"] = stand_in(FORMAT_PATTERNS[value])
+        elif key in COUNT_KEYWORDS:
+            count = int(value)  # 1.0 is an integer in JSON Schema
+            result[key] = min(count, MAX_COUNT) if key.startswith("max") else count
         elif key in SUPPORTED:
             result[key] = value
     return result
@@ -183,7 +187,7 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
             raise SchemaError(f"{place}: expected a list of schemas")
         if key in WITH_NAMES and not isinstance(value, dict):
             raise SchemaError(f"{place}: got {type(value).__name__}, expected schemas by name")
-        if key in COUNT_KEYWORDS and (type(value) is not int or value < 0):
+        if key in COUNT_KEYWORDS and (_type_of(value) != "integer" or value < 0):
             raise SchemaError(f"{place}: got {str(value)[:40]!r}, expected an integer of at least 0")
         if key in BOUNDS and _type_of(value) not in ("integer", "number"):
             raise SchemaError(f"{place}: got {str(value)[:40]!r}, expected a number")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TorchAoConfig
 
 # The kinds of quantization whose weights transformers loads as floats, or as tensors that an export can lower. It loads
 # the others in modules with kernels of their own, ignores them, or lacks a package that reads them.
@@ -18,17 +20,39 @@ _LAYOUT = (
 )  # fmt: skip
 
 
+def setting(settings: dict, name: str, kind: type, default: Any = None) -> Any:
+    """Return a setting of a quantization, or `default` if it is missing. Raises ValueError for another type."""
+    value = settings.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        expected = {str: "a text", int: "an integer", dict: "an object"}[kind]
+        raise ValueError(f"quantization_config.{name}: got {str(value)[:80]!r}, expected {expected}")
+    return value
+
+
 def check_quantization(settings: dict, where: str) -> None:
     """Raise ValueError, beginning with `where`, if transformers cannot load a quantization for an export.
 
     `settings` are those of `quantization_settings`.
     """
+    if settings.get("quant_method") == "torchao":
+        _check_torchao(settings, where)
     if settings and settings.get("quant_method") not in _LOADED_BY_TRANSFORMERS:
         layout = {name: settings[name] for name in _LAYOUT if name in settings}
         raise ValueError(
             f"{where}: quantization_config: got {layout or settings}, which is not supported; export a checkpoint of "
             "the model with float weights"
         )
+
+
+def _check_torchao(settings: dict, where: str) -> None:
+    try:
+        TorchAoConfig.from_dict(copy.deepcopy(settings))  # which takes the settings out of its argument
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        got = str(settings.get("quant_type", "no value"))[:200]
+        message = f'got {got}, expected {{"default": …}} with a configuration of torchao'
+        raise ValueError(f"{where}: config.json: quantization_config.quant_type: {message}: {error}") from error
 
 
 def check_float8(folder: Path, settings: dict, where: str) -> None:

@@ -23,6 +23,7 @@ from ..language_part import language_tensors
 from ..packed import is_experts
 from ..quantize import GROUP_SIZES
 from ..weights import empty_model, load_floats, read_config, read_tensors
+from .load_checks import setting
 from .mlx_folder import install_all, renamed, stack_experts
 
 Tensors = dict[str, torch.Tensor]
@@ -42,7 +43,11 @@ _OF_EMBEDDING = {"embedding_quantized": "weight", "embedding_scale": "weight_sca
 
 
 def can_read(settings: dict) -> bool:
-    """Whether `load_quantized` reads a checkpoint with these settings, the `quantization_config` of its config."""
+    """Whether `load_quantized` reads a checkpoint with these settings, the `quantization_config` of its config.
+
+    Raises ValueError for a setting of a wrong type.
+    """
+    _block_size(settings)
     return _reader(settings) is not None
 
 
@@ -99,10 +104,14 @@ _PARTS = (
 
 def _block_size(settings: dict) -> tuple[int, int] | None:
     """Return the rows and columns of the blocks of an FP8 weight that share a scale, or None if it is not stored."""
-    groups = (settings.get("config_groups") or {}).values()
-    sizes = [(group.get("weights") or {}).get("block_structure") for group in groups]
+    groups = setting(settings, "config_groups", dict, {})
+    sizes = [setting(setting(groups, name, dict, {}), "weights", dict, {}).get("block_structure") for name in groups]
     size = next(filter(None, (settings.get("weight_block_size"), *sizes)), None)
-    return None if size is None else tuple(map(int, size.split("x") if isinstance(size, str) else size))
+    try:
+        rows, columns = (1, 1) if size is None else map(int, size.split("x") if isinstance(size, str) else size)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"quantization_config: got the block size {size!r}, expected two integers") from error
+    return None if size is None else (rows, columns)
 
 
 def _read_fp8(tensors: Tensors, block_size: tuple[int, int] | None, dtype: torch.dtype) -> None:
@@ -296,8 +305,8 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
 
 def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | None:
     """Return the name of a tensor that each kept weight has, and the function that reads such a weight, or None."""
-    kind = settings.get("quant_method")
-    if kind == "awq" and settings.get("version", "gemm").lower() != "gemm":
+    kind = setting(settings, "quant_method", str)
+    if kind == "awq" and setting(settings, "version", str, "gemm").lower() != "gemm":
         return None
     if kind == "bitnet" and (settings.get("quantization_mode") == "online" or settings.get("use_rms_norm")):
         return None
@@ -306,13 +315,13 @@ def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | 
     if kind == "bitsandbytes":
         is_4_bits = settings.get("load_in_4bit") or settings.get("_load_in_4bit")
         return ("weight.quant_map", _bitsandbytes_4_bits) if is_4_bits else ("SCB", _bitsandbytes_8_bits)
-    return _READERS.get(settings.get("format", "dense") if kind == "compressed-tensors" else kind)
+    return _READERS.get(setting(settings, "format", str, "dense") if kind == "compressed-tensors" else kind)
 
 
 def _auto_round_reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | None:
     """Return the reader for a checkpoint of AutoRound, which has the tensors of GPTQ or AWQ, or None."""
-    layout = settings.get("packing_format", "")
-    if settings.get("data_type", "int") != "int" or (settings.get("act_bits") or 16) < 16:
+    layout = setting(settings, "packing_format", str, "")
+    if setting(settings, "data_type", str, "int") != "int" or setting(settings, "act_bits", int, 16) < 16:
         return None
     if "awq" in layout:
         return "qweight", _awq

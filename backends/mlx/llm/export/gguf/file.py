@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..checkpoints.load_checks import shortened
+from ..language_part import CONFIG_ERRORS
 from ..packed import MLXEmbedding, install, is_experts, is_linear, packable_weights
 from ..weights import compute_buffers, load_unpacked, tie
 from .architectures import ARCHITECTURES, KEYS, WITH_EXPERTS, windows
@@ -161,9 +162,7 @@ class GGUFFile:
 
         The rows of a tensor are converted a few at a time. Raises ValueError if the tensors do not match the model.
         """
-        config = self.config()
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        model = self.empty_model()
         self._install(model)
         compute_buffers(model)
         for module in model.modules():
@@ -176,10 +175,25 @@ class GGUFFile:
             model.generation_config.eos_token_id = sorted(ids)
         return model.eval()
 
+    def empty_model(self) -> PreTrainedModel:
+        """Return the model without weights. Raises ValueError if the metadata or the names of tensors do not match."""
+        try:
+            config = self.config()
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+        except CONFIG_ERRORS as error:
+            raise ValueError(f"{self.path}: the metadata describe no model of transformers: {error!r}") from error
+        self._sources(model)
+        return model
+
     # Config ------------------------------------------------------------------------------
 
     def config(self) -> PretrainedConfig:
         """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
+        layers = {match[1] for name in self.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
+        if self.layer_count > len(layers):  # transformers would build all of them
+            message = f"got {self.layer_count} layers, expected {len(layers)}, which have tensors"
+            raise ValueError(f"{self.path}: {self.architecture}.block_count: {message}")
         known = self.known
         settings = known.settings(self)
         keys = {key: name for key, name in (KEYS | known.keys).items() if name not in settings}
@@ -286,9 +300,6 @@ class GGUFFile:
             except NotImplementedError as error:  # from the package gguf
                 first = source.parts[0]
                 raise ValueError(f"{self.path}: {first.name}: got {first.tensor_type.name}: {error}") from error
-        used = {t.name for source in sources.values() for t in (*source.parts, *source.factors) if t is not None}
-        if unknown := [name for name in self.tensors if name not in used and not self._is_unused(name, model.config)]:
-            raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
         if self.get("nextn_predict_layers", 0):
             self.notes.append("left out the head for multi-token prediction")
         tie(model, model.config, unpacked)
@@ -316,7 +327,10 @@ class GGUFFile:
         return layer >= count or is_shared and match[2].startswith(("attn_k", "attn_v"))
 
     def _sources(self, model: PreTrainedModel) -> dict[str, Source]:
-        """Return how to make each tensor of the model for which the file has tensors, by the names in the model."""
+        """Return how to make each tensor of the model for which the file has tensors, by the names in the model.
+
+        Raises ValueError if the file has further tensors.
+        """
         architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == self.architecture)
         table = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
         sources: dict[str, Source] = {}
@@ -342,10 +356,14 @@ class GGUFFile:
                     add(f"{path}.gate_up_proj{ending}", [f"{prefix}ffn_{part}_exps.{leaf}" for part in ("gate", "up")])
                     add(f"{path}.gate_up_proj{ending}", [f"{prefix}{_GATE_UP}.{leaf}"])
         parts = {part.name for source in sources.values() for part in source.parts}
-        return {
+        sources = {
             name: replace(source, factors=[self._factor(part, parts) for part in source.parts])
             for name, source in sources.items()
         }
+        used = {t.name for source in sources.values() for t in (*source.parts, *source.factors) if t is not None}
+        if unknown := [name for name in self.tensors if name not in used and not self._is_unused(name, model.config)]:
+            raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
+        return sources
 
     def _factor(self, weight: gguf.ReaderTensor, parts: set[str]) -> gguf.ReaderTensor | None:
         """Return the tensor with the factor of a quantized weight, or None.
