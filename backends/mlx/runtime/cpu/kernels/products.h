@@ -202,28 +202,34 @@ inline int panels_of(int rows) {
   return (rows + kernels().panel_rows - 1) / kernels().panel_rows;
 }
 
-// Computes products of the same many rows x, of float32 or of pairs. For a product without panels, pack(i, first, count,
-// panel) writes the panel of rows first ... first + count - 1 of w [n, k] of product i, in this type, and source(i,
-// first, count) is where these rows lie in memory, or empty.
+// The number of floats in the panels of `rows` rows of k elements: for a multiple of panel_rows, also where the panel of
+// the next row begins.
+inline size_t panels_size(int rows, int k) {
+  return panels_of(rows) * kernels().panel_size(k);
+}
+
+// Computes products of the same many rows x, of float32 or of pairs. For a product without panels, pack(i, first,
+// count, panel) writes the panel of rows first ... first + count - 1 of w [n, k] of product i, in this type, and
+// source(i, first, count) is where these rows lie in memory, or empty.
 template <typename Product, typename Pack, typename Source>
 void multiply_many_rows(const Product* products, int count, FloatType type, Pack&& pack, Source&& source) {
   const auto& simd = kernels();
   const auto& all = products[0];  // x, m and k are those of all products
   const int panel_rows = simd.panel_rows;
-  const size_t size = simd.panel_size(all.k);
-  const AlignedFloats x(size * panels_of(all.m));
+  const AlignedFloats x(panels_size(all.m, all.k));
   parallel(panels_of(all.m), [&](int i) {
     const int first = i * panel_rows;
     simd.pack_panel(
-        all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k, x.get() + i * size);
+        all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k,
+        x.get() + panels_size(first, all.k));
   });
-  constexpr int kPanels = 3;                  // of w, which a task multiplies by all of x
-  constexpr int kRowBlock = 64;               // rows of x that are multiplied between prefetches of the next w
-  constexpr int kPrefetchingBlocks = 2;       // the last ones, because x displaces what is prefetched earlier
+  constexpr int kRowBlock = 64;          // rows of x that are multiplied between prefetches of the next w
+  constexpr int kPrefetchingBlocks = 2;  // the last ones, because x displaces what is prefetched earlier
   // Floats in the panels of w, up to which the next rows of w are prefetched. Longer rows are read fast without: the
   // processor itself then prefetches them, and other prefetches delay the multiplications.
   constexpr size_t kMaxPrefetched = 32 << 10;
-  const auto parts = panel_parts(products, count, panel_rows, kPanels);
+  const size_t size_together = panels_size(kPanelsTogether * panel_rows, all.k);
+  const auto parts = panel_parts(products, count, panel_rows, kPanelsTogether);
   const int threads = executorch_mlx_threads();
   const int blocks = (all.m + kRowBlock - 1) / kRowBlock;
   // The parts that are left when each thread has had as many as the others are divided into tasks by rows of x.
@@ -238,28 +244,27 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
     const auto [product, first, last] = parts[i];
     const Product& p = products[product];
     const int columns = last - first;
-    const float* w = p.panels == nullptr ? nullptr : p.panels + first / panel_rows * size;
+    const float* w = p.panels == nullptr ? nullptr : p.panels + panels_size(first, p.k);
     if (w == nullptr) {
       static thread_local AlignedFloats buffer;
       static thread_local size_t buffer_size = 0;
-      const size_t needed = size * kPanels;
-      if (buffer_size < needed) {
-        buffer = AlignedFloats(needed);
-        buffer_size = needed;
+      if (buffer_size < size_together) {
+        buffer = AlignedFloats(size_together);
+        buffer_size = size_together;
       }
       for (int j = 0; j < columns; j += panel_rows) {
-        pack(product, first + j, std::min(panel_rows, columns - j), buffer.get() + size * (j / panel_rows));
+        pack(product, first + j, std::min(panel_rows, columns - j), buffer.get() + panels_size(j, p.k));
       }
       w = buffer.get();
     }
     // If all threads are equally fast, this one gets part i + threads next. Its rows of w come from memory meanwhile.
     Bytes next;
-    if (i + threads < static_cast<int>(parts.size()) && size * kPanels <= kMaxPrefetched) {
+    if (i + threads < static_cast<int>(parts.size()) && size_together <= kMaxPrefetched) {
       const auto& part = parts[i + threads];
       const int length = part.last - part.first;
       if (const float* panels = products[part.product].panels) {
-        const auto* begin = reinterpret_cast<const char*>(panels + part.first / panel_rows * size);
-        next = {begin, static_cast<int64_t>(panels_of(length) * size * sizeof(float))};
+        const auto* begin = reinterpret_cast<const char*>(panels + panels_size(part.first, p.k));
+        next = {begin, static_cast<int64_t>(panels_size(length, p.k) * sizeof(float))};
       } else {
         next = source(part.product, part.first, length);
       }
@@ -272,7 +277,7 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
       void* y = const_cast<void*>(at(p.y, p.y_type, row * p.ldy + first));
       simd.multiply_panels(
-          type, x.get() + row / panel_rows * size, rows, w, columns, p.k, p.alpha, p.beta, y, p.y_type,
+          type, x.get() + panels_size(row, p.k), rows, w, columns, p.k, p.alpha, p.beta, y, p.y_type,
           p.ldy, ahead.begin, ahead.count);
     }
   });

@@ -26,11 +26,11 @@ typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));  // the bits of float16 or bfloat16 values
 
-template <int Value>
+template <auto Value>
 struct Constant {
-  static constexpr int value = Value;
+  static constexpr auto value = Value;
 
-  constexpr operator int() const {
+  constexpr operator decltype(Value)() const {
     return value;
   }
 };
@@ -324,6 +324,28 @@ struct Elements<FloatType::float32> {
 
 template <>
 struct Elements<FloatType::bfloat16_pair> : Elements<FloatType::float32> {};
+
+#if defined(__AVX512BF16__)
+constexpr bool kMultipliesPairs = true;
+#else
+constexpr bool kMultipliesPairs = false;
+#endif
+
+// Calls run(Constant<type>{}). `type` is one of the listed types. Pairs, which are never listed last, are left out if
+// the instruction set does not multiply them.
+template <FloatType Type, FloatType... Others, typename Run>
+inline void with_type(FloatType type, Run&& run) {
+  if constexpr (sizeof...(Others) == 0) {
+    return run(Constant<Type>{});
+  } else {
+    if constexpr (Type != FloatType::bfloat16_pair || kMultipliesPairs) {
+      if (type == Type) {
+        return run(Constant<Type>{});
+      }
+    }
+    with_type<Others...>(type, run);
+  }
+}
 
 // Rounds to float16 or bfloat16, to the nearest value, ties to even. The result is in the low half of each lane.
 template <FloatType Type>
