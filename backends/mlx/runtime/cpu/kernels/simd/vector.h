@@ -56,6 +56,28 @@ inline void call_with_constant(int n, Run&& run) {
   run(Constant<Max>{});
 }
 
+#if defined(__AVX512BF16__)
+constexpr bool kMultipliesPairs = true;
+#else
+constexpr bool kMultipliesPairs = false;
+#endif
+
+// Calls run(Constant<type>{}). `type` is one of the listed types. Pairs, which are never listed last, are left out if
+// the instruction set does not multiply them.
+template <FloatType Type, FloatType... Others, typename Run>
+inline void with_type(FloatType type, Run&& run) {
+  if constexpr (sizeof...(Others) == 0) {
+    return run(Constant<Type>{});
+  } else {
+    if constexpr (Type != FloatType::bfloat16_pair || kMultipliesPairs) {
+      if (type == Type) {
+        return run(Constant<Type>{});
+      }
+    }
+    with_type<Others...>(type, run);
+  }
+}
+
 // Divides m rows into tiles of at most Max rows, as equal as possible, and calls run(Constant<rows>{}, first) for each
 // tile. `rows` is the number of rows of the tile, and `first` the index of its first row.
 template <int Max, typename Run>
@@ -324,28 +346,6 @@ struct Elements<FloatType::float32> {
 
 template <>
 struct Elements<FloatType::bfloat16_pair> : Elements<FloatType::float32> {};
-
-#if defined(__AVX512BF16__)
-constexpr bool kMultipliesPairs = true;
-#else
-constexpr bool kMultipliesPairs = false;
-#endif
-
-// Calls run(Constant<type>{}). `type` is one of the listed types. Pairs, which are never listed last, are left out if
-// the instruction set does not multiply them.
-template <FloatType Type, FloatType... Others, typename Run>
-inline void with_type(FloatType type, Run&& run) {
-  if constexpr (sizeof...(Others) == 0) {
-    return run(Constant<Type>{});
-  } else {
-    if constexpr (Type != FloatType::bfloat16_pair || kMultipliesPairs) {
-      if (type == Type) {
-        return run(Constant<Type>{});
-      }
-    }
-    with_type<Others...>(type, run);
-  }
-}
 
 // Rounds to float16 or bfloat16, to the nearest value, ties to even. The result is in the low half of each lane.
 template <FloatType Type>
