@@ -1,4 +1,4 @@
-"""Which tokens the answers to a request may have, by vLLM's fields `allowed_token_ids` and `bad_words`."""
+"""Which tokens may follow in an answer, by vLLM's fields `allowed_token_ids`, `bad_words` and `min_tokens`."""
 
 from __future__ import annotations
 
