@@ -4,58 +4,15 @@ Other requests, chunk sizes, prompt reuse and speculation do not change the toke
 """
 
 import math
-import os
 import random
-import shutil
-import struct
 import threading
-import time
 
 import c_api as api
 import pytest
 import torch
-
-ROWS = 4
-HISTORY = 16
-SETTINGS = [
-    {},
-    {"temperature": 0.9, "seed": 3, "top_k": 20, "top_p": 0.95},
-    {"temperature": 1.3, "seed": 2**40, "min_p": 0.02, "repetition_penalty": 1.4, "logit_bias": {7: 2.0, 9: -3.0}},
-    {"temperature": 0.7, "seed": -5, "allowed_tokens": lambda answer: range(len(answer) % 3, 1536, 3)},
-    {"presence_penalty": 1.5, "frequency_penalty": 0.5},
-]
-RANDOM = random.Random(5)
-PROMPTS = [[RANDOM.randrange(2, 1500) for _ in range(length)] for length in (1, 3, 16, 17, 40, 100, 33, 5)]
-REQUESTS = [(prompt, SETTINGS[i % len(SETTINGS)]) for i, prompt in enumerate(PROMPTS + PROMPTS[::-1])]
-
-
-def export(tmp_path_factory, name: str, **options):
-    import small_llm
-    from executorch_mlx.llm.export import HeadConfig
-
-    head = HeadConfig(penalties=HISTORY, logit_bias=2, allowed_tokens=True, logprobs=3)
-    return small_llm.shared(tmp_path_factory, name, head=head, **{"speculation": True} | options)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    """A program with ROWS rows."""
-    return export(tmp_path_factory, "engine_rows", batch=ROWS)
-
-
-@pytest.fixture(scope="module")
-def one_row(tmp_path_factory):
-    return export(tmp_path_factory, "engine_one_row", outputs="both")
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory):
-    """A program with two rows and a sliding window of 24 positions. Its ring buffers have room for a chunk too."""
-    return export(tmp_path_factory, "engine_windowed", batch=2, sliding_window=24)
-
-
-def options_of(settings: dict, **more) -> dict:
-    return settings | {"max_new_tokens": 20, "ignore_eos": True} | more
+from row_programs import (  # noqa: F401 (fixtures)
+    LONG, PROMPTS, REQUESTS, ROWS, answer, one_row, options_of, path, windowed,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +87,6 @@ def test_host_draws_what_the_head_draws(tmp_path_factory, alone):
 
 # -- prompt reuse ----------------------------------------------------------------------
 
-LONG = [RANDOM.randrange(2, 1500) for _ in range(200)]
-
-
-def answer(engine, prompt, **options) -> tuple[list[int], int]:
-    """Return the answer, and the number of prompt tokens that were reused."""
-    with engine.submit(prompt, **options_of({"temperature": 0.8, "seed": 1}, **options)) as request:
-        assert request.wait() and request.finish != api.FINISH_ERROR, request.error
-        return request.tokens, request.info.reused_tokens
-
 
 @pytest.fixture(scope="module")
 def cold(path):
@@ -185,7 +133,8 @@ def test_short_prompt_does_not_replace_a_longer_row_that_starts_with_it(path):
 
 
 def test_least_recently_used_row_is_replaced_first(path):
-    others = [[RANDOM.randrange(2, 1500) for _ in range(30)] for _ in range(ROWS)]
+    source = random.Random(6)
+    others = [[source.randrange(2, 1500) for _ in range(30)] for _ in range(ROWS)]
     with api.Engine(path) as engine:
         for prompt in (LONG, *others[:3]):
             answer(engine, prompt)
@@ -238,142 +187,6 @@ def test_draft_model_changes_nothing(path, one_row, windowed, alone, draft_model
             for request in requests:
                 request.free()
     model.free()
-
-
-# -- prompt caches on disk ---------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def saved(path, tmp_path_factory):
-    """The file of the saved prefix LONG."""
-    file = tmp_path_factory.mktemp("prefix") / "long.cache"
-    with api.Engine(path) as engine:
-        engine.save_prefix(LONG, file)
-    assert [each.name for each in file.parent.iterdir()] == ["long.cache"]
-    return file
-
-
-@pytest.mark.parametrize("name", ["path", "one_row", "windowed"])
-def test_loaded_prefix_gives_the_answer_of_a_cold_run(request, tmp_path, name):
-    path = request.getfixturevalue(name)
-    with api.Engine(path, reuse_prompts=False) as engine:
-        expected = answer(engine, [*LONG, 5])[0]
-    with api.Engine(path) as engine:
-        engine.save_prefix(LONG, tmp_path / "x.cache")
-    with api.Engine(path) as engine:
-        answer(engine, LONG[50:])
-        assert engine.load_prefix(tmp_path / "x.cache") == 200
-        assert answer(engine, [*LONG, 5]) == (expected, 200)
-
-
-def test_prefix_is_saved_while_an_answer_runs(path, saved, tmp_path):
-    with api.Engine(path) as engine, engine.submit([3], max_new_tokens=500, ignore_eos=True) as running:
-        engine.save_prefix(LONG, tmp_path / "second.cache")
-        running.cancel()
-    first, second = saved.read_bytes(), (tmp_path / "second.cache").read_bytes()
-    assert first == second
-
-
-def test_steps_of_an_answer_run_while_a_prefix_is_saved(path, tmp_path):
-    """A step runs between two buffers of the row."""
-    unfinished = []
-
-    def watch(request):
-        while len(request.events) == 1 and engine.stats().waiting == 0:  # until the prefix is queued
-            time.sleep(0.001)
-        unfinished.append(len(list(tmp_path.glob("*.tmp"))))
-
-    with api.Engine(path) as engine, engine.submit([3], watch, max_new_tokens=500, ignore_eos=True) as running:
-        engine.save_prefix(LONG, tmp_path / "x.cache")
-        running.cancel()
-    assert sum(unfinished) > 0
-
-
-def test_file_of_the_program_is_read_before_the_engine_is_needed_for_a_prefix(path, tmp_path):
-    program = shutil.copy(path, tmp_path / "program.pte")
-    with api.Engine(program) as engine:
-        os.utime(program, (1, 1))
-        with pytest.raises(api.ApiError, match="the file has changed since it was loaded"):
-            engine.save_prefix(LONG, tmp_path / "x.cache")
-        assert engine.stats().busy_seconds == 0
-
-
-def refusal(path, file) -> str:
-    """Return the message of the error of `load_prefix`. After the error, the engine answers without a prefix."""
-    with api.Engine(path) as engine:
-        with pytest.raises(api.ApiError) as error:
-            engine.load_prefix(file)
-        assert error.value.status == api.INVALID_ARGUMENT
-        assert answer(engine, PROMPTS[3])[1] == 0
-        return str(error.value)
-
-
-def test_damaged_prefix_is_refused(path, saved, tmp_path):
-    data = saved.read_bytes()
-    file = tmp_path / "bad.cache"
-    source = random.Random(3)
-    header = 56  # its size in bytes
-    for at in [*range(0, header, 7), *(source.randrange(len(data)) for _ in range(20)), len(data) - 1]:
-        damaged = bytearray(data)
-        damaged[at] ^= 1 << source.randrange(8)
-        file.write_bytes(damaged)
-        refusal(path, file)
-    for length in (1, header - 1, header, 1000, len(data) - 1):
-        file.write_bytes(data[:length])
-        refusal(path, file)
-    file.write_bytes(data + b"x")
-    assert "the file is incomplete" in refusal(path, file)
-    file.write_bytes(data[:8] + struct.pack("<Q", 2) + data[16:])
-    assert "got format version 2, expected 1" in refusal(path, file)
-
-
-def test_prefix_that_is_truncated_while_it_is_read_is_refused(path, saved, tmp_path):
-    """The file shrinks in a step between two buffers."""
-    file = shutil.copy(saved, tmp_path / "short.cache")
-
-    def truncate(request):
-        while len(request.events) == 1 and engine.stats().waiting == 0:  # until load_prefix() is queued
-            time.sleep(0.001)
-        if len(request.events) == 2:  # a part is read
-            os.truncate(file, 100)
-
-    options = dict(max_new_tokens=500, ignore_eos=True, draft=0)
-    with api.Engine(path) as engine, engine.submit([3], truncate, **options) as running:
-        with pytest.raises(api.ApiError, match="the file is damaged"):
-            engine.load_prefix(file)
-        running.cancel()
-        assert answer(engine, PROMPTS[3])[1] == 0
-
-
-def test_prefix_of_another_program_is_refused(windowed, saved):
-    assert "the prompt cache of another program" in refusal(windowed, saved)
-
-
-def test_prefix_errors(path, tmp_path, saved):
-    with api.Engine(path) as engine:
-        with pytest.raises(api.ApiError, match="cannot read the file") as error:
-            engine.load_prefix(tmp_path / "none")
-        assert error.value.status == api.NOT_FOUND
-        with pytest.raises(api.ApiError, match="cannot write the file"):
-            engine.save_prefix(LONG, tmp_path / "no" / "folder")
-        os.mkfifo(tmp_path / "pipe")
-        for special in (tmp_path, tmp_path / "pipe"):
-            with pytest.raises(api.ApiError, match="expected a regular file") as error:
-                engine.save_prefix(LONG, special)
-            assert error.value.status == api.INVALID_ARGUMENT
-        assert (tmp_path / "pipe").is_fifo()
-        with pytest.raises(api.ApiError, match="prompt: id 1536 is outside the vocabulary"):
-            engine.save_prefix([1536], tmp_path / "x")
-        assert engine.generate([5], max_new_tokens=1, ignore_eos=True)
-
-
-def test_refused_prefix_costs_no_row(one_row, saved, tmp_path):
-    with api.Engine(one_row) as engine:
-        answer(engine, LONG)
-        for file in (tmp_path / "none", saved):
-            with pytest.raises(api.ApiError, match="cannot read the file|of another program"):
-                engine.load_prefix(file)
-        assert answer(engine, [*LONG, 5])[1] == 200
 
 
 # -- log probabilities -------------------------------------------------------------------
@@ -534,110 +347,3 @@ def test_draft_tokens_outside_the_vocabulary_are_dropped(path, program):
                 assert request.info.drafted_tokens > 0
     assert max(seen) < 1536
     model.free()
-
-
-def test_memory_limit_ends_the_requests_of_the_step(path):
-    from executorch_mlx import memory
-
-    with api.Engine(path) as engine:
-        engine.generate([5], max_new_tokens=2, ignore_eos=True)
-        before = memory.set_memory_limit(memory.get_active_memory() + 1000)
-        try:
-            with engine.submit(LONG, max_new_tokens=2) as request:
-                assert request.wait() and request.finish == api.FINISH_ERROR
-                assert request.info.status == api.OUT_OF_MEMORY and "memory limit" in request.error
-        finally:
-            memory.set_memory_limit(before)
-        assert engine.generate(LONG, max_new_tokens=2, ignore_eos=True)
-
-
-def test_draft_beyond_the_memory_limit_ends_no_answer(path):
-    """`verify` computes the logits of all its tokens, and needs more memory than the other methods."""
-    from executorch_mlx import memory
-
-    pattern = [4, 5, 6, 7]
-    options = options_of({"allowed_tokens": lambda answer: [pattern[len(answer) % 4]]})
-    with api.Engine(path) as engine:
-        expected = engine.generate(pattern * 4, **options, draft=0)
-        assert engine.generate(pattern * 4, **options, draft=15) == expected
-        before = memory.set_memory_limit(memory.get_active_memory() + 80_000)
-        try:
-            for draft in (0, 15, -1):
-                with engine.submit(pattern * 4, **options, draft=draft) as request:
-                    assert request.wait() and (request.tokens, request.error) == (expected, "")
-        finally:
-            memory.set_memory_limit(before)
-
-
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_step_of_several_rows_beyond_the_memory_limit_is_divided(path, overlap):
-    from executorch_mlx import memory
-
-    options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0)
-    with api.Engine(path, chunk=1, overlap=overlap) as engine:
-
-        def answers() -> list[list[int]]:
-            requests = [engine.submit([token, 6], **options) for token in (5, 7, 9, 11)]
-            tokens = [request.tokens if request.wait() and not request.error else None for request in requests]
-            for request in requests:
-                request.free()
-            return tokens
-
-        expected = answers()
-        before = memory.set_memory_limit(memory.get_active_memory() + 40_000)  # has room for a call of one row
-        try:
-            assert answers() == expected
-        finally:
-            memory.set_memory_limit(before)
-
-
-@pytest.mark.parametrize("window", ["auto", 24])
-def test_chunk_beyond_the_memory_limit_is_divided(tmp_path_factory, window):
-    """A chunk of 256 tokens needs more than 600,000 bytes. With ring buffers, a row cannot go back by a whole chunk."""
-    from executorch_mlx import memory
-
-    path = export(tmp_path_factory, f"engine_chunk_{window}", chunk=256, sliding_window=window)
-    prompt, targets, options = LONG * 3, LONG[:60], options_of({"temperature": 1, "seed": 3, "top_k": 20})
-    with api.Engine(path, reuse_prompts=False) as engine:
-        expected = engine.generate(prompt, **options), engine.score(LONG, targets)
-        for room in (600_000, 200_000, 100_000):
-            before = memory.set_memory_limit(memory.get_active_memory() + room)
-            try:
-                with engine.submit(prompt, **options) as request:
-                    assert request.wait() and (request.tokens, request.error) == (expected[0], "")
-                assert engine.score(LONG, targets) == expected[1]
-            finally:
-                memory.set_memory_limit(before)
-
-
-def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_path_factory):
-    """The limit is set while a step of both rows is pending. The ring buffers can go back by one position only.
-
-    The rows go on with the tokens of the pending step, and know afterwards which tokens they hold.
-    """
-    from executorch_mlx import memory
-
-    path = export(tmp_path_factory, "engine_short_ring", batch=2, sliding_window=24, chunk=2, speculation=False)
-    options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0, max_new_tokens=100)
-    prompts = [LONG[:40], LONG[40:80]]
-
-    def limit(request):
-        if len(request.events) == 2:  # the first token of a step for both rows
-            memory.set_memory_limit(idle + 26_000)  # one row takes about 20,000 bytes, both take over 32,000
-
-    before = memory.set_memory_limit(None)
-    with api.Engine(path, overlap=1) as engine:
-        expected = [engine.generate(prompt, **options) for prompt in prompts]
-        steps, idle = engine.stats().steps, memory.get_active_memory()
-        requests = [engine.submit(prompts[0], **options), engine.submit(prompts[1], limit, **options)]
-        try:
-            assert all(request.wait() for request in requests)
-            assert [(request.tokens, request.error) for request in requests] == [(tokens, "") for tokens in expected]
-            assert engine.stats().steps - steps > 150  # almost all steps are for one row
-        finally:
-            memory.set_memory_limit(before)
-            for request in requests:
-                request.free()
-        for prompt, tokens in zip(prompts, expected, strict=True):
-            with engine.submit([*prompt, *tokens, 5], max_new_tokens=1) as request:
-                assert request.wait() and request.info.reused_tokens == len(prompt) + len(tokens) - 1

@@ -3,7 +3,6 @@
 import itertools
 import json
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -133,22 +132,21 @@ def test_tokenizer_of_the_demo_model():
 
 def test_other_threads_run_while_a_long_text_is_encoded():
     """Otherwise, all answers of a server would stop while it encodes a prompt."""
-    tokenizer, done, times = Tokenizer.from_folder(small_llm.DEMO), threading.Event(), []
+    tokenizer, done, turns = Tokenizer.from_folder(small_llm.DEMO), threading.Event(), itertools.count()
     text = "Return the value.\n" * 2**13
 
-    def note_times():
+    def take_turns():
         while not done.wait(0.001):
-            times.append(time.monotonic())
+            next(turns)
 
-    thread = threading.Thread(target=note_times)
+    thread = threading.Thread(target=take_turns)
     thread.start()
-    begin = time.monotonic()
+    before = next(turns)
     ids = tokenizer.encode(text)
-    seconds = time.monotonic() - begin
+    after = next(turns)
     done.set()
     thread.join()
-    longest = max(after - before for before, after in itertools.pairwise([begin, *times]))
-    assert longest < seconds / 2
+    assert after - before > 20  # encode_batch_fast: about 100; a method that holds Python's lock: up to 4
     assert ids == tokenizer.backend.encode(text).ids
 
 

@@ -23,9 +23,10 @@ KEY_VARIABLE = "EXECUTORCH_MLX_API_KEY"
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "serve",
-        help="serve language models with an OpenAI-compatible API",
-        description="Serve language models with an OpenAI-compatible API below /v1 and a chat page at /. If other "
-        f"machines can reach the server, it needs an API key: --api-key or the environment variable {KEY_VARIABLE}.",
+        help="serve language models with the APIs of OpenAI and Anthropic",
+        description="Serve language models with the APIs of OpenAI and Anthropic below /v1 and a chat page at /. If "
+        "other machines can reach the server, it needs an API key: --api-key or the environment variable "
+        f"{KEY_VARIABLE}.",
     )
     model_arguments.add_to(parser, several=True)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <executorch/runtime/core/error.h>
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 #include <executorch_mlx/executorch_mlx.h>
 #include <executorch_mlx/memory.h>

@@ -53,7 +53,7 @@ struct Handle {
   MlxProgram program;
   State state;
   mx::Stream stream;
-  MappedFiles files;  // at load
+  std::optional<MappedFiles> files;  // when the constants were loaded
   Limits limits;
   bool restores_buffers = true;  // see Options::restore_buffers
   std::shared_ptr<void> membership = std::make_shared<char>();  // see SharedData::join()
@@ -74,7 +74,8 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
   const size_t peak = in_place_peak();
   load_constants(handle.program, named_data, *handle.shared, handle.state, handle.stream);
   load_buffers(handle.program, named_data, *handle.session, options, handle.state, handle.stream);
-  pack_weights(handle.program, *handle.shared, handle.state, handle.stream);
+  handle.files.emplace();
+  pack_weights(handle.program, *handle.files, *handle.shared, handle.state, handle.stream);
   set_in_place_peak(peak);
 }
 
@@ -144,7 +145,7 @@ void run_call(
     Context context(handle.program, state, handle.stream, handle.limits, profiler ? &*profiler : nullptr);
     context.run(handle.program.graph->main_chain_idx());
     context.wait_for_started_work();
-    outputs = collect_outputs(handle.program, args, state, handle.files, handle.stream);
+    outputs = collect_outputs(handle.program, args, state, *handle.files, handle.stream);
     write_value_outputs(handle.program, args, state);
     // Buffers are evaluated even if no output depends on them. Otherwise, their unevaluated graph would grow with
     // every call. Temporaries are released first, because MLX cannot update a buffer in place while a temporary

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server and a chat page for language models."""
+"""A server for language models with the APIs of OpenAI and Anthropic, and a chat page."""
 
 from .app import create_app
 from .models import Models

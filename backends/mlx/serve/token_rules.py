@@ -1,4 +1,4 @@
-"""Which tokens the answers to a request may have, by vLLM's fields `allowed_token_ids` and `bad_words`."""
+"""Which tokens may follow in an answer, by vLLM's fields `allowed_token_ids`, `bad_words` and `min_tokens`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ def token_rules(model: ServedModel, body: GenerationRequest) -> TokenRules | Non
     if not program.takes("allowed_tokens"):
         message = f"{fields[0]}: the model {model.name!r} was exported without allowed_tokens in its head"
         raise ApiError(message, param=fields[0], code="unsupported_parameter")
-    for id in body.allowed_token_ids or []:
-        if not 0 <= id < program.vocab_size:
-            message = f"allowed_token_ids: id {id} is outside the vocabulary [0, {program.vocab_size})"
+    for token in body.allowed_token_ids or []:
+        if not 0 <= token < program.vocab_size:
+            message = f"allowed_token_ids: id {token} is outside the vocabulary [0, {program.vocab_size})"
             raise ApiError(message, param="allowed_token_ids")
-    sequences = [ids for word in body.bad_words or [] for ids in _spellings(model, word)]
-    stop_ids = {*(body.stop_token_ids or [])} | (set() if body.ignore_eos else model.llm.eos_ids)
-    minimum = (body.min_tokens or 0, stop_ids)
-    return TokenRules(program.vocab_size, body.allowed_token_ids, sequences, minimum, fields[-1])
+    return TokenRules(
+        program.vocab_size,
+        allowed=body.allowed_token_ids,
+        bad_sequences=[ids for word in body.bad_words or [] for ids in _spellings(model, word)],
+        min_tokens=body.min_tokens or 0,
+        stop_ids={*(body.stop_token_ids or [])} | (set() if body.ignore_eos else model.llm.eos_ids),
+        field=fields[-1],
+    )
 
 
 def _spellings(model: ServedModel, word: str) -> list[list[int]]:
@@ -46,9 +50,9 @@ class TokenRules:
     """The argument `allowed_tokens` of `LLM.generate`: returns the mask for the next token.
 
     - `allowed`: the tokens that may be drawn, or None for all.
-    - `sequences`: of each of these sequences of tokens, the last one may not follow the others.
-    - `minimum`: the minimum length of an answer, and the stop ids, which may not be drawn before.
-    - `field`: the field of the request that has the last of these rules, for messages.
+    - `bad_sequences`: of each of these sequences of tokens, the last one may not follow the others.
+    - `stop_ids`: may not be drawn before an answer has `min_tokens` tokens.
+    - `field`: the field of the request that an error names.
 
     The mask depends on the tokens of the answer only. Calling this object raises ApiError if no token may follow.
     """
@@ -56,16 +60,18 @@ class TokenRules:
     def __init__(
         self,
         vocab_size: int,
+        *,
         allowed: Iterable[int] | None,
-        sequences: Iterable[Sequence[int]],
-        minimum: tuple[int, Collection[int]],
+        bad_sequences: Iterable[Sequence[int]],
+        min_tokens: int,
+        stop_ids: Collection[int],
         field: str,
     ):
         import numpy
 
-        self._field, (self._minimum, self._stop_ids) = field, minimum
+        self._field, self._min_tokens, self._stop_ids = field, min_tokens, stop_ids
         self._last_tokens: dict[tuple[int, ...], set[int]] = defaultdict(set)  # by the tokens in front of them
-        for *before, last in sequences:
+        for *before, last in bad_sequences:
             self._last_tokens[tuple(before)].add(last)
         self._lengths = sorted({len(before) for before in self._last_tokens})
         self._bits = numpy.zeros(mask_word_count(vocab_size) * TOKENS_PER_MASK_WORD, dtype=numpy.uint8)
@@ -78,7 +84,7 @@ class TokenRules:
         for length in self._lengths:
             if length <= len(answer):
                 bits[[*self._last_tokens.get(tuple(answer[len(answer) - length :]), ())]] = 0
-        if len(answer) < self._minimum:
+        if len(answer) < self._min_tokens:
             bits[[*self._stop_ids]] = 0
         if not bits.any():
             raise ApiError(f"{self._field}: no token may follow after {len(answer)} tokens", param=self._field)

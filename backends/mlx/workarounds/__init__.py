@@ -1,1 +1,1 @@
-"""Changes to what torch and ExecuTorch do. Each file names the reason; without the reason, the file can go."""
+"""Changes to what torch and ExecuTorch do. Each module names the reason; without the reason, it can go."""

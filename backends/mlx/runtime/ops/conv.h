@@ -166,6 +166,47 @@ std::optional<mx::array> conv_on_cpu(
   return y ? std::optional(mx::astype(*y, x.dtype(), c.stream)) : std::nullopt;
 }
 
+// The shapes of a convolution, and the zeros that MLX adds to x on each spatial axis.
+struct ConvShapes {
+  mx::Shape result;
+  mx::Shape padded;            // x with zeros between its elements and around them
+  mx::Shape start;             // of the result in that of MLX, which does not crop a transposed convolution
+  std::vector<int> low, high;  // zeros before x and after it
+};
+
+template <size_t N, bool kTransposed>
+ConvShapes conv_shapes(const mx::array& x, const mx::array& w, const ConvWindow<N>& window, Context& c) {
+  ConvShapes shapes{{x.shape(0)}, {x.shape(0)}, mx::Shape(N + 2, 0), {}, {}};
+  for (size_t i = 0; i < N; ++i) {
+    check_axis(window, i);
+    const int64_t length = x.shape(static_cast<int>(i) + 1);
+    const int64_t kernel = w.shape(static_cast<int>(i) + 1);
+    check_argument(length > 0 && kernel > 0, "axis ", i, ": x or w is empty");
+    const int64_t reach = window.dilation[i] * (kernel - 1);  // from the first to the last element under the kernel
+    int64_t size = 0;
+    if (kTransposed) {
+      size = (length - 1) * window.stride[i] - 2 * window.padding[i] + reach + 1 + window.output_padding[i];
+      const int64_t before = reach - window.padding[i], after = before + window.output_padding[i];
+      shapes.start[i + 1] = std::max(0, c.checked_int("padding", -before));
+      shapes.low.push_back(std::max(0, c.checked_int("padding", before)));
+      shapes.high.push_back(std::max(0, c.checked_int("padding", after)));
+    } else {
+      const int64_t room = length + 2 * window.padding[i] - reach - 1;  // the last position where the kernel fits
+      size = room < 0 ? 0 : room / window.stride[i] + 1;
+      shapes.low.push_back(window.padding[i]);
+      shapes.high.push_back(window.padding[i]);
+    }
+    check_argument(size > 0, "axis ", i, ": got a result of size ", size, ", expected 1 or more");
+    shapes.result.push_back(c.checked_int("result size", size));
+    // A transposed convolution is a plain one over x with stride - 1 zeros between adjacent elements.
+    const int64_t spread = kTransposed ? (length - 1) * window.stride[i] + 1 : length;
+    shapes.padded.push_back(c.checked_int("padded size", spread + shapes.low.back() + shapes.high.back()));
+  }
+  shapes.result.push_back(w.shape(0));
+  shapes.padded.push_back(x.shape(-1));
+  return shapes;
+}
+
 // A convolution over N spatial axes of x [B, ..., C] with the weights w [O, ..., C / groups].
 template <typename Node, size_t N, bool kTransposed>
 void conv(const Node& n, Context& c) {
@@ -182,37 +223,9 @@ void conv(const Node& n, Context& c) {
       "got x with ", x.shape(-1), " channels and w with shape ", dims(w.shape()),
       ", expected channels = w.shape[-1] * groups and w.shape[0] divisible by groups, with groups = ", groups);
 
-  mx::Shape shape{x.shape(0)}, padded{x.shape(0)};
-  mx::Shape start(N + 2, 0);  // of the result in that of MLX, which does not crop a transposed convolution
-  std::vector<int> low, high, ones(N, 1);
-  for (size_t i = 0; i < N; ++i) {
-    check_axis(window, i);
-    const int64_t length = x.shape(static_cast<int>(i) + 1);
-    const int64_t kernel = w.shape(static_cast<int>(i) + 1);
-    check_argument(length > 0 && kernel > 0, "axis ", i, ": x or w is empty");
-    const int64_t reach = window.dilation[i] * (kernel - 1);  // from the first to the last element under the kernel
-    int64_t size = 0;
-    if (kTransposed) {
-      size = (length - 1) * window.stride[i] - 2 * window.padding[i] + reach + 1 + window.output_padding[i];
-      const int64_t before = reach - window.padding[i], after = before + window.output_padding[i];
-      start[i + 1] = std::max(0, c.checked_int("padding", -before));
-      low.push_back(std::max(0, c.checked_int("padding", before)));
-      high.push_back(std::max(0, c.checked_int("padding", after)));
-    } else {
-      const int64_t room = length + 2 * window.padding[i] - reach - 1;  // the last position where the kernel fits
-      size = room < 0 ? 0 : room / window.stride[i] + 1;
-      low.push_back(window.padding[i]);
-      high.push_back(window.padding[i]);
-    }
-    check_argument(size > 0, "axis ", i, ": got a result of size ", size, ", expected 1 or more");
-    shape.push_back(c.checked_int("result size", size));
-    // A transposed convolution is a plain one over x with stride - 1 zeros between adjacent elements.
-    const int64_t spread = kTransposed ? (length - 1) * window.stride[i] + 1 : length;
-    padded.push_back(c.checked_int("padded size", spread + low.back() + high.back()));
-  }
-  shape.push_back(w.shape(0));
-  padded.push_back(x.shape(-1));
-  check_size(padded, x.dtype());
+  const auto shapes = conv_shapes<N, kTransposed>(x, w, window, c);
+  const auto& shape = shapes.result;
+  check_size(shapes.padded, x.dtype());
   if (x.size() == 0 || w.size() == 0) {  // MLX divides by the number of channels
     return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
   }
@@ -223,17 +236,19 @@ void conv(const Node& n, Context& c) {
   }
   const auto stride = std::vector<int>(window.stride.begin(), window.stride.end());
   const auto dilation = std::vector<int>(window.dilation.begin(), window.dilation.end());
+  const std::vector<int> ones(N, 1);
   if (!kTransposed) {
-    const auto y = mx::conv_general(x, w, stride, low, high, dilation, ones, groups, /*flip=*/false, c.stream);
+    const auto y = mx::conv_general(
+        x, w, stride, shapes.low, shapes.high, dilation, ones, groups, /*flip=*/false, c.stream);
     return c.set(n.out(), y);
   }
   const bool as_plain = avoids_transposed(c.stream);
   const auto y = mx::conv_general(
-      as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, low, high,
-      dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream);
+      as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, shapes.low,
+      shapes.high, dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream);
   mx::Shape stop = shape;
-  std::transform(stop.begin(), stop.end(), start.begin(), stop.begin(), std::plus<int>());
-  c.set(n.out(), y.shape() == shape ? y : mx::slice(y, start, stop, c.stream));
+  std::transform(stop.begin(), stop.end(), shapes.start.begin(), stop.begin(), std::plus<int>());
+  c.set(n.out(), y.shape() == shape ? y : mx::slice(y, shapes.start, stop, c.stream));
 }
 
 constexpr OpRow kConvRows[] = {

@@ -219,11 +219,11 @@ size_t limit_of_packing() {
 
 } // namespace
 
-void pack_weights(const MlxProgram& program, SharedData& shared, State& state, mx::Stream stream) {
+void pack_weights(
+    const MlxProgram& program, const MappedFiles& files, SharedData& shared, State& state, mx::Stream stream) {
   if (!cpu::computes_at_once(stream)) {
     return;
   }
-  const MappedFiles files;
   const auto nodes = packed_nodes(program, state, files, stream);
   read_other_constants(nodes, program, state, shared);
   if (nodes.empty()) {

@@ -18,6 +18,8 @@ aten = torch.ops.aten
 
 # A function that changes the graph of a process, given the `Rewriter` of this graph.
 Edit = Callable[[Any], None]
+# A function that derives the split of an operator's result; rules.py describes it.
+Rule = Callable[["Analysis", torch.fx.Node], Split | list | None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Analysis:
     """A walk and its result.
 
     The constructor walks over the graph. It raises Refine or CannotSplit if another walk with other `layouts` is
-    necessary. The message of CannotSplit says why.
+    necessary. The message of CannotSplit says why. `rule_of` returns the rule for a node, or raises CannotSplit.
 
     Attributes:
 
@@ -61,8 +63,8 @@ class Analysis:
     - `whole_attentions`: the number of attention operators that are not split.
     """
 
-    def __init__(self, program: ExportedProgram, layouts: Layouts):
-        self.layouts, self.processes = layouts, layouts.processes
+    def __init__(self, program: ExportedProgram, layouts: Layouts, rule_of: Callable[[torch.fx.Node], Rule]):
+        self.layouts, self.processes, self.rule_of = layouts, layouts.processes, rule_of
         self.splits: dict[torch.fx.Node, Any] = {}  # a `Split`, None, or a list of these for several results
         self.tensors: dict[str, TensorSplit] = {}
         self.edits: list[Edit] = []
@@ -148,8 +150,6 @@ class Analysis:
     # The walk ---------------------------------------------------------------------------
 
     def _visit(self, node: torch.fx.Node) -> None:
-        from .rules import rule_of
-
         inputs = [split for n in node.all_input_nodes if (split := self.splits.get(n)) is not None]
         try:
             if node.target is operator.getitem:
@@ -160,7 +160,7 @@ class Analysis:
             elif (lookup := lookup_of(node)) is not None and not inputs:
                 self._visit_lookup(node, lookup)
             elif inputs:
-                self.splits[node] = rule_of(node)(self, node)
+                self.splits[node] = self.rule_of(node)(self, node)
             elif node.target == torch.ops.mlx.cached_attention.default:
                 self._check_whole_query(node.args[0])
                 self.whole_attentions += 1

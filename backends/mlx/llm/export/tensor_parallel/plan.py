@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from .analysis import Analysis, Layouts, TensorSplit
 from .layout import CannotSplit, Refine
+from .rules import rule_of
 
 _WHOLE_SHARE = 0.25  # the largest share of the bytes of the weights of products that may stay whole
 
@@ -41,7 +42,7 @@ def plan(methods: Mapping[str, ExportedProgram], processes: int, vocab_size: int
     layouts = Layouts(processes, vocab_size)
     while True:
         try:
-            analyses = {name: Analysis(program, layouts) for name, program in methods.items()}
+            analyses = {name: Analysis(program, layouts, rule_of) for name, program in methods.items()}
         except Refine as request:
             old = layouts.segments.get(request.weight)
             if old is None:

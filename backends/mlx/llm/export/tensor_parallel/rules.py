@@ -7,19 +7,17 @@ a whole tensor. The rules for operators on axes are in `axis_rules.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from .analysis import Analysis, shape_of
+from .analysis import Analysis, Rule, shape_of
 from .axis_rules import (
     concatenate, expand, select, slice_, split_or_chunk, squeeze, stack, transpose, unbind, unsqueeze, view,
 )
 from .layout import CannotSplit, Split, common_split
 
 aten, mlx = torch.ops.aten, torch.ops.mlx
-Rule = Callable[[Analysis, torch.fx.Node], Split | list | None]
 
 
 def rule_of(node: torch.fx.Node) -> Rule:

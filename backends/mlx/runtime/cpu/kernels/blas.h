@@ -6,6 +6,7 @@
 // of rows in the call: see "Order of summation" in ../README.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "elementwise_step.h"

@@ -86,6 +86,11 @@ struct ColumnPart {
   int last;
 };
 
+// The number of panels of this many rows.
+inline int panels_of(int rows) {
+  return (rows + kernels().panel_rows - 1) / kernels().panel_rows;
+}
+
 // Divides the columns of all products into parts of at most `size` columns.
 template <typename Product>
 std::vector<ColumnPart> column_parts(const Product* products, int count, int size) {
@@ -98,16 +103,16 @@ std::vector<ColumnPart> column_parts(const Product* products, int count, int siz
   return parts;
 }
 
-// Divides the columns of all products into parts of at most `panels` panels. Rather than with a part of a single panel,
-// which takes longer for each column, a product ends with two parts that lack one panel in all.
+// Divides the columns of all products into parts of at most kPanelsTogether panels. Rather than with a part of a single
+// panel, which takes longer for each column, a product ends with two parts that lack one panel in all.
 template <typename Product>
-std::vector<ColumnPart> panel_parts(const Product* products, int count, int panel_rows, int panels) {
+std::vector<ColumnPart> panel_parts(const Product* products, int count) {
   std::vector<ColumnPart> parts;
   for (int i = 0; i < count; ++i) {
     const int n = products[i].n;
     for (int first = 0; first < n;) {
-      const int left = (n - first + panel_rows - 1) / panel_rows;
-      const int last = std::min(n, first + panel_rows * (left == panels + 1 ? panels - 1 : panels));
+      const int panels = panels_of(n - first) == kPanelsTogether + 1 ? kPanelsTogether - 1 : kPanelsTogether;
+      const int last = std::min(n, first + kernels().panel_rows * panels);
       parts.push_back({i, first, last});
       first = last;
     }
@@ -197,33 +202,69 @@ inline void pack_halves(
   kernels().pack_panel(converted.data(), k, rows, k, panel);
 }
 
-// The number of panels of this many rows.
-inline int panels_of(int rows) {
-  return (rows + kernels().panel_rows - 1) / kernels().panel_rows;
+// The number of floats in the panels of `rows` rows of k elements: for a multiple of panel_rows, also where the panel of
+// the next row begins.
+inline size_t panels_size(int rows, int k) {
+  return panels_of(rows) * kernels().panel_size(k);
 }
 
-// Computes products of the same many rows x, of float32 or of pairs. For a product without panels, pack(i, first, count,
-// panel) writes the panel of rows first ... first + count - 1 of w [n, k] of product i, in this type, and source(i,
-// first, count) is where these rows lie in memory, or empty.
+// The panels of a part of a product: its own ones, or else those that `pack` writes to memory of this thread, which are
+// valid until the next call. A part has at most kPanelsTogether panels.
+template <typename Product, typename Pack>
+const float* panels_of_part(const Product* products, const ColumnPart& part, Pack&& pack) {
+  const Product& p = products[part.product];
+  if (p.panels != nullptr) {
+    return p.panels + panels_size(part.first, p.k);
+  }
+  static thread_local AlignedFloats buffer;
+  static thread_local size_t buffer_size = 0;
+  const int panel_rows = kernels().panel_rows;
+  const size_t needed = panels_size(kPanelsTogether * panel_rows, p.k);
+  if (buffer_size < needed) {
+    buffer = AlignedFloats(needed);
+    buffer_size = needed;
+  }
+  for (int first = part.first; first < part.last; first += panel_rows) {
+    float* const panel = buffer.get() + panels_size(first - part.first, p.k);
+    pack(part.product, first, std::min(panel_rows, part.last - first), panel);
+  }
+  return buffer.get();
+}
+
+// Where panels_of_part() reads the weights of a part.
+template <typename Product, typename Source>
+Bytes weights_of_part(const Product* products, const ColumnPart& part, Source&& source) {
+  const Product& p = products[part.product];
+  const int count = part.last - part.first;
+  if (p.panels == nullptr) {
+    return source(part.product, part.first, count);
+  }
+  const auto* begin = reinterpret_cast<const char*>(p.panels + panels_size(part.first, p.k));
+  return {begin, static_cast<int64_t>(panels_size(count, p.k) * sizeof(float))};
+}
+
+// Computes products of the same many rows x, of float32 or of pairs. For a product without panels, pack(i, first,
+// count, panel) writes the panel of rows first ... first + count - 1 of w [n, k] of product i, in this type, and
+// source(i, first, count) is where these rows lie in memory, or empty.
 template <typename Product, typename Pack, typename Source>
 void multiply_many_rows(const Product* products, int count, FloatType type, Pack&& pack, Source&& source) {
   const auto& simd = kernels();
   const auto& all = products[0];  // x, m and k are those of all products
   const int panel_rows = simd.panel_rows;
-  const size_t size = simd.panel_size(all.k);
-  const AlignedFloats x(size * panels_of(all.m));
+  const AlignedFloats x(panels_size(all.m, all.k));
   parallel(panels_of(all.m), [&](int i) {
     const int first = i * panel_rows;
     simd.pack_panel(
-        all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k, x.get() + i * size);
+        all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k,
+        x.get() + panels_size(first, all.k));
   });
-  constexpr int kPanels = 3;                  // of w, which a task multiplies by all of x
-  constexpr int kRowBlock = 64;               // rows of x that are multiplied between prefetches of the next w
-  constexpr int kPrefetchingBlocks = 2;       // the last ones, because x displaces what is prefetched earlier
+  constexpr int kRowBlock = 64;          // rows of x that are multiplied between prefetches of the next w
+  constexpr int kPrefetchingBlocks = 2;  // the last ones, because x displaces what is prefetched earlier
   // Floats in the panels of w, up to which the next rows of w are prefetched. Longer rows are read fast without: the
   // processor itself then prefetches them, and other prefetches delay the multiplications.
   constexpr size_t kMaxPrefetched = 32 << 10;
-  const auto parts = panel_parts(products, count, panel_rows, kPanels);
+  const bool prefetches = panels_size(kPanelsTogether * panel_rows, all.k) <= kMaxPrefetched;
+  const auto parts = panel_parts(products, count);
   const int threads = executorch_mlx_threads();
   const int blocks = (all.m + kRowBlock - 1) / kRowBlock;
   // The parts that are left when each thread has had as many as the others are divided into tasks by rows of x.
@@ -235,44 +276,21 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
     const int division = (task - whole) % divisions;
     const int first_block = task < whole ? 0 : blocks * division / divisions;
     const int end_block = task < whole ? blocks : blocks * (division + 1) / divisions;
-    const auto [product, first, last] = parts[i];
-    const Product& p = products[product];
-    const int columns = last - first;
-    const float* w = p.panels == nullptr ? nullptr : p.panels + first / panel_rows * size;
-    if (w == nullptr) {
-      static thread_local AlignedFloats buffer;
-      static thread_local size_t buffer_size = 0;
-      const size_t needed = size * kPanels;
-      if (buffer_size < needed) {
-        buffer = AlignedFloats(needed);
-        buffer_size = needed;
-      }
-      for (int j = 0; j < columns; j += panel_rows) {
-        pack(product, first + j, std::min(panel_rows, columns - j), buffer.get() + size * (j / panel_rows));
-      }
-      w = buffer.get();
-    }
+    const ColumnPart& part = parts[i];
+    const Product& p = products[part.product];
+    const float* const w = panels_of_part(products, part, pack);
     // If all threads are equally fast, this one gets part i + threads next. Its rows of w come from memory meanwhile.
-    Bytes next;
-    if (i + threads < static_cast<int>(parts.size()) && size * kPanels <= kMaxPrefetched) {
-      const auto& part = parts[i + threads];
-      const int length = part.last - part.first;
-      if (const float* panels = products[part.product].panels) {
-        const auto* begin = reinterpret_cast<const char*>(panels + part.first / panel_rows * size);
-        next = {begin, static_cast<int64_t>(panels_of(length) * size * sizeof(float))};
-      } else {
-        next = source(part.product, part.first, length);
-      }
-    }
+    const bool has_next = prefetches && i + threads < static_cast<int>(parts.size());
+    const Bytes next = has_next ? weights_of_part(products, parts[i + threads], source) : Bytes{};
     const int prefetching = std::min(blocks, kPrefetchingBlocks);
     for (int b = first_block; b < end_block; ++b) {
       const int row = b * kRowBlock;
       const int rows = std::min(kRowBlock, p.m - row);
       const int last_blocks = b - (blocks - prefetching);
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
-      void* y = at(p.y, p.y_type, row * p.ldy + first);
+      void* y = at(p.y, p.y_type, row * p.ldy + part.first);
       simd.multiply_panels(
-          type, x.get() + row / panel_rows * size, rows, w, columns, p.k, p.alpha, p.beta, y, p.y_type,
+          type, x.get() + panels_size(row, p.k), rows, w, part.last - part.first, p.k, p.alpha, p.beta, y, p.y_type,
           p.ldy, ahead.begin, ahead.count);
     }
   });

@@ -152,12 +152,12 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
     std::fill(std::copy_n(all.x + r * all.ldx, all.k, x.get() + r * stride), x.get() + (r + 1) * stride, 0.0f);
   }
   const int count = static_cast<int>(products.size());
-  const int multiple = 3 * simd.panel_rows;  // of the columns of a part: the kernel reads three panels together
+  const int multiple = kPanelsTogether * simd.panel_rows;  // of the columns of a part
   const int share = total_columns(products.data(), count) / (4 * executorch_mlx_threads());
   const int size = std::max(1, share / multiple) * multiple;
   for_columns(products.data(), count, size, [&](int i, int first, int last) {
     const auto& p = products[i];
-    const float* const panels = p.panels + first / simd.panel_rows * simd.panel_size(p.k);
+    const float* const panels = p.panels + panels_size(first, p.k);
     void* const y = at(p.y, p.y_type, first);
     simd.multiply_streamed_panels(
         type, x.get(), stride, p.m, panels, last - first, p.k, p.alpha, p.beta, y, p.y_type, p.ldy);
@@ -288,7 +288,7 @@ extern "C" size_t executorch_mlx_panels_size(executorch_mlx::FloatType type, int
   if (k <= kFewColumns || !(type == FloatType::float32 || in_pairs)) {
     return 0;
   }
-  return simd.panel_size(in_pairs ? k / 2 : k) * sizeof(float) * static_cast<size_t>(panels_of(n));
+  return panels_size(n, in_pairs ? k / 2 : k) * sizeof(float);
 }
 
 extern "C" void executorch_mlx_pack_panels(
@@ -296,11 +296,11 @@ extern "C" void executorch_mlx_pack_panels(
   using namespace executorch_mlx;
   const auto& simd = kernels();
   const int columns = type == FloatType::float32 ? k : k / 2;
-  const size_t size = simd.panel_size(columns);
   parallel(panels_of(n), [&](int i) {
     const int first = i * simd.panel_rows;
     const auto* rows = static_cast<const float*>(w) + int64_t{first} * columns;
-    simd.pack_panel(rows, columns, std::min(simd.panel_rows, n - first), columns, panels + i * size);
+    const int count = std::min(simd.panel_rows, n - first);
+    simd.pack_panel(rows, columns, count, columns, panels + panels_size(first, columns));
   });
 }
 

@@ -169,20 +169,10 @@ void multiply_recurrent_panel(
 void multiply_columns(
     const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k, bool accumulate,
     const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
-  switch (type) {
-    case FloatType::float16:
-      return multiply_columns_of<FloatType::float16>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
-    case FloatType::bfloat16:
-      return multiply_columns_of<FloatType::bfloat16>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
-    case FloatType::bfloat16_pair:
-#if defined(__AVX512BF16__)
-      return multiply_columns_of<FloatType::bfloat16_pair>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
-#else
-      return;  // never called with pairs, because multiplies_bfloat16_pairs is false
-#endif
-    default:
-      return multiply_columns_of<FloatType::float32>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
-  }
+  with_type<FloatType::float16, FloatType::bfloat16, FloatType::bfloat16_pair, FloatType::float32>(
+      type, [&](auto constant) {
+        multiply_columns_of<decltype(constant)::value>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
+      });
 }
 
 } // namespace

@@ -125,20 +125,10 @@ void dot_rows_for_type(
 void dot_rows(
     const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
     float beta, float* y, ptrdiff_t ldy) {
-  switch (type) {
-    case FloatType::float32:
-      return dot_rows_for_type<FloatType::float32>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
-    case FloatType::float16:
-      return dot_rows_for_type<FloatType::float16>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
-    case FloatType::bfloat16:
-      return dot_rows_for_type<FloatType::bfloat16>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
-    case FloatType::bfloat16_pair:
-#if defined(__AVX512BF16__)
-      return dot_rows_for_type<FloatType::bfloat16_pair>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
-#else
-      return;  // never called with pairs, because multiplies_bfloat16_pairs is false
-#endif
-  }
+  with_type<FloatType::float16, FloatType::bfloat16, FloatType::bfloat16_pair, FloatType::float32>(
+      type, [&](auto constant) {
+        dot_rows_for_type<decltype(constant)::value>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
+      });
 }
 
 } // namespace

@@ -21,11 +21,7 @@
 namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 extern const Kernels kernels = {
-#if defined(__AVX512BF16__)
-    .multiplies_bfloat16_pairs = true,
-#else
-    .multiplies_bfloat16_pairs = false,
-#endif
+    .multiplies_bfloat16_pairs = kMultipliesPairs,
     .dot_rows = dot_rows,
     .panel_rows = kLanes,
     .panels_from_rows = kPanelsFromRows,

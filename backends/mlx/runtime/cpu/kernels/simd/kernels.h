@@ -15,6 +15,7 @@ constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 constexpr int kIntegerPanelRows = 16;  // rows of the matrix in a panel of IntegerPanels
 constexpr int kRecurrentPanel = 48;    // columns in a panel of the weights of a recurrent layer
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
+constexpr int kPanelsTogether = 3;     // panels that multiply_panels and multiply_streamed_panels read at a time
 constexpr int kMaxStreamedRows = 8;    // of x in one call of multiply_streamed_panels
 constexpr int kTileRows = 16;          // rows of a tile of multiply_tiles
 constexpr int kMaxTileValueRows = 64;  // rows of weights in one call of multiply_value_tiles
@@ -151,8 +152,8 @@ struct Kernels {
       FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
       FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes);
 
-  // Like multiply_panels, for up to kMaxStreamedRows rows of x, which wait for w to come from memory. x is not in panels:
-  // its rows have zeros up to a multiple of panel_rows.
+  // Like multiply_panels, for up to kMaxStreamedRows rows of x, which wait for w to come from memory. x is not in
+  // panels: its rows have zeros up to a multiple of panel_rows.
   void (*multiply_streamed_panels)(
       FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, float alpha, float beta,
       void* y, FloatType y_type, ptrdiff_t ldy);

@@ -28,7 +28,6 @@ constexpr int kPanelsFromRows = 64;
 constexpr int kSectionsTogether = 1;  // the registers hold too few sums for two sections
 constexpr int kPanelsFromRows = 48;
 #endif
-constexpr int kPanelTilePanels = 3;
 constexpr int kSectionGroups = kLanes / kSectionsTogether;
 constexpr int kPanelGroupRows = kLanes / 2 / kSectionsTogether;  // rows of x whose sums fit in the registers
 constexpr int kPanelGroups = kLanes / kPanelGroupRows;           // in a panel of x
@@ -225,6 +224,12 @@ struct PanelResults {
   }
 };
 
+// with_type() for the types of results.
+template <typename Run>
+inline void with_result_type(FloatType type, Run&& run) {
+  with_type<FloatType::bfloat16, FloatType::float16, FloatType::float32>(type, run);
+}
+
 // Writes the first `count` lanes of a vector of results.
 template <FloatType Type>
 inline void write_results(Floats total, const PanelResults& y, char* to, int count) {
@@ -274,14 +279,7 @@ void panel_tile(
   }
   PanelSums<P> sums;
   add_panel_sums<Type, P>(x, w, k, (rows + kPanelGroupRows - 1) / kPanelGroupRows, sums, ahead, lines);
-  switch (y.type) {
-    case FloatType::bfloat16:
-      return write_tile<FloatType::bfloat16>(sums, rows, columns, y);
-    case FloatType::float16:
-      return write_tile<FloatType::float16>(sums, rows, columns, y);
-    default:
-      return write_tile<FloatType::float32>(sums, rows, columns, y);
-  }
+  with_result_type(y.type, [&](auto type) { write_tile<decltype(type)::value>(sums, rows, columns, y); });
 }
 
 template <FloatType Type>
@@ -289,13 +287,13 @@ void multiply_panels_of(
     const float* x, int m, const float* w, int n, int k, const PanelResults& y, const char* ahead,
     ptrdiff_t ahead_bytes) {
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
-  constexpr int block = kPanelTilePanels * kLanes;
+  constexpr int block = kPanelsTogether * kLanes;
   constexpr ptrdiff_t steps = kLanes / kSectionsTogether * kPanelGroups;  // of a tile: see add_panel_sums()
   const ptrdiff_t tiles = ptrdiff_t{(n + block - 1) / block} * ((m + kLanes - 1) / kLanes);
   const ptrdiff_t lines = (ahead_bytes + tiles * steps * kCacheLine - 1) / (tiles * steps * kCacheLine);
   for (int column = 0; column < n; column += block) {
     const int columns = n - column < block ? n - column : block;
-    call_with_constant<kPanelTilePanels>((columns + kLanes - 1) / kLanes, [&](auto panels) {
+    call_with_constant<kPanelsTogether>((columns + kLanes - 1) / kLanes, [&](auto panels) {
       for (int row = 0; row < m; row += kLanes) {
         const int rows = m - row < kLanes ? m - row : kLanes;
         panel_tile<Type, decltype(panels)::value>(
@@ -306,18 +304,19 @@ void multiply_panels_of(
   }
 }
 
+// with_type() for the types of panels.
+template <typename Run>
+inline void with_panel_type(FloatType type, Run&& run) {
+  with_type<FloatType::bfloat16_pair, FloatType::float32>(type, run);
+}
+
 void multiply_panels(
     FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
     FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
   const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
-#if defined(__AVX512BF16__)
-  if (type == FloatType::bfloat16_pair) {
-    return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, results, ahead, ahead_bytes);
-  }
-#else
-  (void)type;  // always float32, because multiplies_bfloat16_pairs is false
-#endif
-  multiply_panels_of<FloatType::float32>(x, m, w, n, k, results, ahead, ahead_bytes);
+  with_panel_type(type, [&](auto constant) {
+    multiply_panels_of<decltype(constant)::value>(x, m, w, n, k, results, ahead, ahead_bytes);
+  });
 }
 
 } // namespace

@@ -37,14 +37,10 @@ void scan_logits_of(
 }
 
 void widen_logits(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima) {
-  switch (type) {
-    case FloatType::float32:
-      return scan_logits_of<FloatType::float32>(static_cast<const float*>(x), count, y, block_maxima);
-    case FloatType::float16:
-      return scan_logits_of<FloatType::float16>(static_cast<const uint16_t*>(x), count, y, block_maxima);
-    default:
-      return scan_logits_of<FloatType::bfloat16>(static_cast<const uint16_t*>(x), count, y, block_maxima);
-  }
+  with_type<FloatType::float32, FloatType::float16, FloatType::bfloat16>(type, [&](auto constant) {
+    constexpr FloatType Type = decltype(constant)::value;
+    scan_logits_of<Type>(static_cast<const typename Elements<Type>::Element*>(x), count, y, block_maxima);
+  });
 }
 
 // Returns 2^x for x in (-126, 0], by the Taylor polynomial of 2^r, |r| <= 1/2. Returns 0 for a lower x.

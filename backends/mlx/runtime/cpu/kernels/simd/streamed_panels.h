@@ -103,16 +103,7 @@ __attribute__((noinline)) void streamed_tile(
     for (int p = 0; p < P; ++p) {
       const Floats total = total_of<kSectionGroups>(sums[r][p]);
       char* const to = y.at(r, p * y_between);
-      switch (y.type) {
-        case FloatType::bfloat16:
-          write_results<FloatType::bfloat16>(total, y, to, columns);
-          break;
-        case FloatType::float16:
-          write_results<FloatType::float16>(total, y, to, columns);
-          break;
-        default:
-          write_results<FloatType::float32>(total, y, to, columns);
-      }
+      with_result_type(y.type, [&](auto type) { write_results<decltype(type)::value>(total, y, to, columns); });
     }
   }
 }
@@ -126,13 +117,14 @@ void multiply_streamed_panels_of(
         x, ldx, m, {w + panel * size, between * size}, k, kLanes, y.from(0, ptrdiff_t{panel} * kLanes),
         ptrdiff_t{between} * kLanes);
   };
-  // Three bands, and two where a single panel would be left: one band alone is slow.
+  // Where a single panel would be left, two times two bands: one band alone is slow.
+  static_assert(kPanelsTogether == 3);
   const int panels = n / kLanes;
-  const int rest_of_three = panels % 3 == 1 && panels > 1 ? 4 : panels % 3;
-  for_bands<3>(0, panels - rest_of_three, multiply_bands);
-  for_bands<2>(panels - rest_of_three, panels, multiply_bands);
-  if (const int rest = n % kLanes; rest > 0) {
-    streamed_tile<Type, 1>(x, ldx, m, {w + n / kLanes * size, 0}, k, rest, y.from(0, n - rest), 0);
+  const int rest = panels % 3 == 1 && panels > 1 ? 4 : panels % 3;
+  for_bands<3>(0, panels - rest, multiply_bands);
+  for_bands<2>(panels - rest, panels, multiply_bands);
+  if (const int columns = n % kLanes; columns > 0) {
+    streamed_tile<Type, 1>(x, ldx, m, {w + panels * size, 0}, k, columns, y.from(0, n - columns), 0);
   }
 }
 
@@ -140,14 +132,9 @@ void multiply_streamed_panels(
     FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, float alpha, float beta,
     void* y, FloatType y_type, ptrdiff_t ldy) {
   const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
-#if defined(__AVX512BF16__)
-  if (type == FloatType::bfloat16_pair) {
-    return multiply_streamed_panels_of<FloatType::bfloat16_pair>(x, ldx, m, w, n, k, results);
-  }
-#else
-  (void)type;  // as in multiply_panels()
-#endif
-  multiply_streamed_panels_of<FloatType::float32>(x, ldx, m, w, n, k, results);
+  with_panel_type(type, [&](auto constant) {
+    multiply_streamed_panels_of<decltype(constant)::value>(x, ldx, m, w, n, k, results);
+  });
 }
 
 } // namespace

@@ -26,11 +26,11 @@ typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));  // the bits of float16 or bfloat16 values
 
-template <int Value>
+template <auto Value>
 struct Constant {
-  static constexpr int value = Value;
+  static constexpr auto value = Value;
 
-  constexpr operator int() const {
+  constexpr operator decltype(Value)() const {
     return value;
   }
 };
@@ -54,6 +54,28 @@ inline void call_with_constant(int n, Run&& run) {
     }
   }
   run(Constant<Max>{});
+}
+
+#if defined(__AVX512BF16__)
+constexpr bool kMultipliesPairs = true;
+#else
+constexpr bool kMultipliesPairs = false;
+#endif
+
+// Calls run(Constant<type>{}). `type` is one of the listed types. Pairs, which are never listed last, are left out if
+// the instruction set does not multiply them.
+template <FloatType Type, FloatType... Others, typename Run>
+inline void with_type(FloatType type, Run&& run) {
+  if constexpr (sizeof...(Others) == 0) {
+    return run(Constant<Type>{});
+  } else {
+    if constexpr (Type != FloatType::bfloat16_pair || kMultipliesPairs) {
+      if (type == Type) {
+        return run(Constant<Type>{});
+      }
+    }
+    with_type<Others...>(type, run);
+  }
 }
 
 // Divides m rows into tiles of at most Max rows, as equal as possible, and calls run(Constant<rows>{}, first) for each
