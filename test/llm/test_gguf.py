@@ -475,3 +475,21 @@ def test_a_damaged_file_is_refused(damage, tmp_path):
     (tmp_path / "m.gguf").write_bytes(damage)
     with pytest.raises(ValueError, match="damaged or not a GGUF file"):
         load_causal_lm(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("llama.block_count", 2**31, "got 2147483648 layers, expected fewer than its 21 tensors"),
+        ("llama.attention.head_count", 5, "damaged, or of an unknown layout: .*not a multiple of the number of"),
+    ],
+)
+def test_a_damaged_number_is_refused(key, value, message, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, "llama", Type.F16)
+    at = path.read_bytes().index(key.encode()) + len(key) + 4  # behind the type of the value
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(value.to_bytes(4, "little"))
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load_causal_lm(path)

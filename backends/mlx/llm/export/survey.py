@@ -14,10 +14,11 @@ from torch.distributions import Distribution
 from transformers import PreTrainedModel
 
 from .attention.cache import LayerSpec
+from .checkpoints.load_checks import CHECKPOINT_ERRORS
 from .context_len import default_context_len
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .language_part import CONFIG_ERRORS, existing_class, language_config, remove_other_media, runnable_config
+from .language_part import existing_class, language_config, remove_other_media, runnable_config
 from .weights import check_settings
 
 
@@ -46,15 +47,15 @@ def survey(folder: str | Path) -> Survey:
     """
     path = Path(folder) / "config.json"
     try:
-        names = json.loads(path.read_text()).get("architectures") or ["unknown"]
-    except (AttributeError, OSError, ValueError) as error:
+        name = next(iter(json.loads(path.read_text()).get("architectures") or ()), "unknown")
+    except (AttributeError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"survey: {path}: expected a JSON object with a model's config: {error}") from error
     try:
         config = language_config(runnable_config(folder))
         with torch.device("meta"):
             model = existing_class(config, Path(folder)).from_config(config).eval().requires_grad_(False)
-    except (*CONFIG_ERRORS, OSError, ValueError) as error:
-        return Survey(names[0], obstacle=f"transformers cannot build a causal language model from this config: {error}")
+    except (*CHECKPOINT_ERRORS, OSError, ValueError) as error:
+        return Survey(name, obstacle=f"transformers cannot build a causal language model from this config: {error}")
     remove_other_media(model)
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
     try:

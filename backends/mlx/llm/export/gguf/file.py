@@ -127,8 +127,14 @@ class GGUFFile:
 
     @property
     def layer_count(self) -> int:
-        """The number of layers, without those of a head for multi-token prediction."""
-        return self.require("block_count") - self.get("nextn_predict_layers", 0)
+        """The number of layers, without those of a head for multi-token prediction.
+
+        Raises ValueError for more layers than tensors: a model with millions of layers would fill the memory.
+        """
+        count = self.require("block_count") - self.get("nextn_predict_layers", 0)
+        if count > len(self.tensors):
+            raise ValueError(f"{self.path}: got {count} layers, expected fewer than its {len(self.tensors)} tensors")
+        return count
 
     def tokenizer(self) -> Any:
         """Return the tokenizer with its chat template, or None if the file has none."""
@@ -283,7 +289,7 @@ class GGUFFile:
         for name, source in sources.items():
             try:
                 self._install_tensor(model, name, source, unpacked, inexact)
-            except NotImplementedError as error:  # from the package gguf
+            except RuntimeError as error:  # from the package gguf for its type, or from torch for its shape
                 first = source.parts[0]
                 raise ValueError(f"{self.path}: {first.name}: got {first.tensor_type.name}: {error}") from error
         used = {t.name for source in sources.values() for t in (*source.parts, *source.factors) if t is not None}
