@@ -76,7 +76,9 @@ def test_a_missing_data_file_is_named(capfd):
     assert '"base:' in (message := capfd.readouterr().err) and "neither in the program nor in a data file" in message
 
 
-@pytest.mark.parametrize("size, message", [(528, r"got 528 bytes, expected float32\[19,7\]"), (2**63, "cannot be read")])
+@pytest.mark.parametrize(
+    "size, message", [(528, r"got 528 bytes, expected float32\[19,7\]"), (2**63, "cannot be read")]
+)
 def test_a_wrong_size_in_a_data_file_is_an_error(size, message, tmp_path, capfd):
     x = torch.ones(2, 7)
     program = lower(torch.nn.Linear(7, 19, bias=False), x, lambda name: "data")
