@@ -265,6 +265,15 @@ def test_load_errors(tmp_path, logits_program):
         LLM.load(path)
 
 
+def test_a_damaged_tokenizer_in_the_program_is_an_error(chat_program, tmp_path):
+    data = chat_program.read_bytes()
+    assert data.count(b'"BPE"') == 1
+    path = tmp_path / "damaged.pte"
+    path.write_bytes(data.replace(b'"BPE"', b'"XYZ"'))
+    with pytest.raises(ValueError, match="tokenizer: cannot read tokenizer.json: Exception"):
+        next(LLM.load(path).generate("text"))
+
+
 # Chats ---------------------------------------------------------------------------------
 
 

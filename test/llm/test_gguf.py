@@ -458,16 +458,6 @@ def test_unsupported_metadata_are_refused(architecture, metadata, message, tmp_p
     assert re.search(message, survey(tmp_path / "m.gguf").obstacle)
 
 
-def test_more_layers_than_the_file_has_are_refused(tmp_path):
-    """Before transformers builds them."""
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.add_block_count(10**6)
-    writer.add_tensor("blk.0.attn_norm.weight", np.ones(4, np.float32))
-    write_and_close(writer)
-    with pytest.raises(ValueError, match="llama.block_count: got 1000000 layers, expected 1, which have tensors"):
-        load_causal_lm(tmp_path / "m.gguf")
-
-
 def test_a_type_that_gguf_cannot_dequantize_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     for add, value in ((writer.add_block_count, 1), (writer.add_embedding_length, 256), (writer.add_head_count, 1)):
@@ -491,3 +481,21 @@ def test_a_damaged_file_is_refused(damage, tmp_path):
     (tmp_path / "m.gguf").write_bytes(damage)
     with pytest.raises(ValueError, match="damaged or not a GGUF file"):
         load_causal_lm(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("llama.block_count", 2**31, "llama.block_count: got 2147483648 layers, expected 2, which have tensors"),
+        ("llama.attention.head_count", 5, "describe no model of transformers: .*not a multiple of the number of"),
+    ],
+)
+def test_a_damaged_number_is_refused(key, value, message, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, "llama", Type.F16)
+    at = path.read_bytes().index(key.encode()) + len(key) + 4  # behind the type of the value
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(value.to_bytes(4, "little"))
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load_causal_lm(path)

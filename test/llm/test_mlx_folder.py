@@ -157,6 +157,7 @@ def test_dtype_casts_only_the_parameters(folders):
 
 @pytest.mark.parametrize("change, message", [
     (lambda t: t.pop("model.norm.weight"), "missing tensors for LlamaForCausalLM: model.norm.weight"),
+    (lambda t: t.pop("lm_head.weight"), "lm_head: expected both a weight and its scales"),
     (lambda t: t.update(spare=torch.zeros(1)), "unexpected tensors for LlamaForCausalLM: spare"),
     (lambda t: t.update({"lm_head.scales": torch.zeros(200, 3)}), "expected a multiple of the group size"),
     (lambda t: t.update({"model.norm.weight": torch.zeros(3)}), r"model.norm.weight: got \[3\], expected \[64\]"),

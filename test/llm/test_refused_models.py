@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import small_llm
 import torch
 import transformers as hf
 from executorch_mlx.llm.export import export_llm
@@ -135,6 +136,18 @@ def break_the_config(folder):
     (folder / "config.json").write_text("{")
 
 
+def set_a_list_as_quantization(folder):
+    set_in_config(folder, quantization=[4, 32])
+
+
+def set_a_negative_size(folder):
+    set_in_config(folder, intermediate_size=-32)
+
+
+def write_a_number_as_generation_config(folder):
+    (folder / "generation_config.json").write_text("1")
+
+
 def leave_out_a_factor(folder):
     set_in_config(folder, rope_parameters={"rope_type": "linear"})
 
@@ -191,6 +204,21 @@ def break_the_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
+def change_the_tokenizer(folder, **settings):
+    shutil.copy(small_llm.DEMO / "tokenizer_config.json", folder)
+    tokenizer = json.loads((small_llm.DEMO / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | settings))
+
+
+def set_a_number_as_truncation(folder):
+    change_the_tokenizer(folder, truncation=65)
+
+
+def set_a_prefix_that_merges_lack(folder):
+    model = json.loads((small_llm.DEMO / "tokenizer.json").read_text())["model"]
+    change_the_tokenizer(folder, model=model | {"continuing_subword_prefix": "prefix" * 8})
+
+
 def remove_the_file_of_the_tokens(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
 
@@ -210,6 +238,9 @@ DAMAGES = {
     change_a_shape: r"model.layers.0.mlp.up_proj.weight: got \[3, 5\], expected \[32, 32\]",
     truncate: "Error while deserializing header",
     break_the_config: "config.json: invalid JSON: Expecting property name",
+    set_a_list_as_quantization: r"config.json: quantization: got \[4, 32\], expected an object",
+    set_a_negative_size: "transformers cannot load the checkpoint: .*negative dimension",
+    write_a_number_as_generation_config: "transformers cannot load the checkpoint: 'int' object is not a mapping",
     leave_out_a_factor: "model: transformers cannot read config.json: .*Missing required keys",
     set_a_number_as_text: "model: transformers cannot read config.json: .*field 'hidden_size'",
     remove_the_weights_of_gptq: r"model: expected files model\*.safetensors with the tensors",
@@ -222,6 +253,8 @@ DAMAGES = {
     set_a_list_of_settings: r"config.json: quantization_config: got \['gptq'\], expected an object",
     make_the_config_a_list: r"config.json: got \[\], expected a JSON object",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
+    set_a_number_as_truncation: "tokenizer: cannot read the one in .*model: Exception.*expected struct TruncationParams",
+    set_a_prefix_that_merges_lack: "tokenizer: cannot read the one in .*model: PanicException",
     remove_the_file_of_the_tokens: "tokenizer: .*model lacks the file of its tokens, such as tokenizer.json",
     name_code_of_the_model: "model: the code of the model is a part of the checkpoint, and is not run; expected",
     name_code_of_the_tokenizer: "tokenizer: cannot read the one in .*model: .*custom code",

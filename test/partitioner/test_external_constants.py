@@ -1,5 +1,8 @@
 """Constants in data files (`.ptd`), which ExecuTorch's pass `delegate_external_constants_pass_unlifted` selects."""
 
+import re
+import struct
+
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
@@ -71,6 +74,22 @@ def test_a_missing_data_file_is_named(capfd):
     with pytest.raises(RuntimeError):
         LoadedMethod(lower(Base(), X, lambda name: "base").buffer)
     assert '"base:' in (message := capfd.readouterr().err) and "neither in the program nor in a data file" in message
+
+
+@pytest.mark.parametrize(
+    "size, message", [(528, r"got 528 bytes, expected float32\[19,7\]"), (2**63, "cannot be read")]
+)
+def test_a_wrong_size_in_a_data_file_is_an_error(size, message, tmp_path, capfd):
+    x = torch.ones(2, 7)
+    program = lower(torch.nn.Linear(7, 19, bias=False), x, lambda name: "data")
+    write(program, tmp_path)
+    path = tmp_path / "data.ptd"
+    data, right = path.read_bytes(), struct.pack("<Q", 19 * 7 * 4)
+    at = data.rindex(right)  # behind the header, which also has the size of all data
+    path.write_bytes(data[:at] + struct.pack("<Q", size) + data[at + len(right) :])
+    with pytest.raises(RuntimeError):
+        LoadedMethod(program.buffer, data=path)
+    assert re.search(message, capfd.readouterr().err)
 
 
 class Counter(torch.nn.Module):

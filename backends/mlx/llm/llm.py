@@ -19,7 +19,7 @@ from .processes import Processes, find_parts, part_path, rank_in_environment
 from .program import EngineStats, LLMProgram
 from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, reading_tokenizer
 from .tokens import TokenTable, token_bytes
 
 Prompt = str | Sequence[int]
@@ -476,7 +476,8 @@ def _tokenizer_in(program: LLMProgram) -> Tokenizer | None:
     data = program.data("tokenizer_json")
     if data is None:
         return None
-    return Tokenizer(data.decode(), json.loads(program.data("tokenizer_config") or b"{}"))
+    with reading_tokenizer("tokenizer: cannot read the one in the program"):
+        return Tokenizer(data.decode(), json.loads(program.data("tokenizer_config") or b"{}"))
 
 
 def _eos_ids_in(folder: Path) -> set[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ class Tokenizer:
     def backend(self) -> tokenizers.Tokenizer:
         import tokenizers
 
-        backend = tokenizers.Tokenizer.from_str(self._data)
+        with reading_tokenizer("tokenizer: cannot read tokenizer.json"):
+            backend = tokenizers.Tokenizer.from_str(self._data)
         backend.no_truncation()  # the caller checks the length
         backend.no_padding()
         added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
@@ -196,6 +198,21 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _content(token: Any) -> str | None:
     """Return the text of a token in a config. The token is the text, or a mapping with the text as `content`."""
     return token.get("content") if isinstance(token, dict) else token
+
+
+@contextmanager
+def reading_tokenizer(where: str) -> Iterator[None]:
+    """Within the context, the errors of a damaged tokenizer are ValueErrors, whose texts begin with `where`.
+
+    The package tokenizers raises the class Exception itself. If its code in Rust fails, it raises a PanicException,
+    which is not an Exception and cannot be imported.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(f"{where}: {error!r}") from error
+        raise
 
 
 def has_tokenizer(folder: Path) -> bool:

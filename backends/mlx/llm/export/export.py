@@ -12,9 +12,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import MtpModel
 
 from ...workarounds.program_caches import forget_programs
-from ..tokenizer import has_tokenizer, has_words, template_in
+from ..tokenizer import has_tokenizer, has_words, reading_tokenizer, template_in
 from .check import check_program
 from .checkpoints.adapter import merge_adapter
+from .checkpoints.load_checks import reading
 from .context_len import default_context_len, position_limit
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
@@ -237,27 +238,20 @@ def _load(
     is None if `uses_mtp` is false, if a Hugging Face checkpoint has none, and for all other kinds of checkpoints. It is
     also None, with a note, if its layout is unknown.
     """
-    notes: list[str] = []
-    mtp = None
+    mtp, notes = None, []
     if not isinstance(model, PreTrainedModel):
         try:
-            folder = find_checkpoint(model)
+            path = find_checkpoint(model)
         except ValueError as error:
             raise ValueError(f"export_llm: model: {error}") from error
         dtype = dtype or torch.float32
-        if is_gguf(folder):
-            model, tokenizer, notes = _load_gguf(folder, tokenizer)
-        else:
-            tokenizer = tokenizer or load_tokenizer(folder)
-            if tokenizer is None:
-                notes.append(f"{folder} has no tokenizer: prompts and answers of the program are token ids")
-            # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
-            model = load_causal_lm(folder, dtype=dtype if quantize == "none" else None)
-            if uses_mtp and not is_mlx(folder):
-                try:
-                    mtp = load_mtp(model, folder)
-                except UnknownHead as reason:
-                    notes.append(f"left out the head for multi-token prediction: {reason}")
+        with reading(path):
+            if is_gguf(path):
+                model, tokenizer, notes = _load_gguf(path, tokenizer)
+            else:
+                # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
+                cast_to = dtype if quantize == "none" else None
+                model, mtp, tokenizer, notes = _load_folder(path, tokenizer, cast_to, uses_mtp)
     return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
 
 
@@ -266,15 +260,29 @@ def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[s
     return file.load(), tokenizer or file.tokenizer(), file.notes
 
 
+def _load_folder(
+    folder: Path, tokenizer: Any, dtype: torch.dtype | None, uses_mtp: bool
+) -> tuple[PreTrainedModel, MtpModel | None, Any, list[str]]:
+    notes = []
+    tokenizer = tokenizer or load_tokenizer(folder)
+    if tokenizer is None:
+        notes.append(f"{folder} has no tokenizer: prompts and answers of the program are token ids")
+    model, mtp = load_causal_lm(folder, dtype=dtype), None
+    if uses_mtp and not is_mlx(folder):
+        try:
+            mtp = load_mtp(model, folder)
+        except UnknownHead as reason:
+            notes.append(f"left out the head for multi-token prediction: {reason}")
+    return model, mtp, tokenizer, notes
+
+
 def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer in `folder`, or None if the folder has none."""
     if not has_tokenizer(folder):
         return None
-    try:
+    with reading_tokenizer(f"export_llm: tokenizer: cannot read the one in {folder}"):
         tokenizer = _read_tokenizer(folder)
         tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
-    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:  # those of transformers
-        raise ValueError(f"export_llm: tokenizer: cannot read the one in {folder}: {error!r}") from error
     check_tokenizer(tokenizer)
     if not has_words(tokenizer.backend_tokenizer, tokenizer.all_special_ids):
         raise ValueError(f"export_llm: tokenizer: {folder} lacks the file of its tokens, such as tokenizer.json")

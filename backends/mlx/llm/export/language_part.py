@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from .checkpoints.load_checks import CHECKPOINT_ERRORS
 
 # A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
 LANGUAGE_MODEL_NAMES = {
@@ -31,17 +32,11 @@ _TWINS = {
 }
 
 
-# What transformers raises, besides ValueError, if it cannot read a config.
-CONFIG_ERRORS = (
-    AssertionError, AttributeError, ImportError, KeyError, StrictDataclassError, TypeError, ZeroDivisionError
-)  # fmt: skip
-
-
 def load_config(folder: Path) -> PretrainedConfig:
     """Return the config of the checkpoint in `folder`. Raises ValueError if transformers cannot read it."""
     try:
         return runnable_config(folder)
-    except CONFIG_ERRORS as error:
+    except CHECKPOINT_ERRORS as error:
         raise ValueError(f"load_causal_lm: {folder}: transformers cannot read config.json: {error}") from error
 
 

@@ -15,10 +15,11 @@ from torch.distributions import Distribution
 from transformers import PreTrainedModel
 
 from .attention.cache import LayerSpec
+from .checkpoints.load_checks import CHECKPOINT_ERRORS
 from .context_len import default_context_len
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .language_part import CONFIG_ERRORS, existing_class, language_config, remove_other_media, runnable_config
+from .language_part import existing_class, language_config, remove_other_media, runnable_config
 from .weights import check_settings, is_gguf, open_gguf
 
 
@@ -75,8 +76,8 @@ def _architecture(folder: Path) -> str:
     """Return the name of the model's class. Raises ValueError if there is no valid `config.json`."""
     path = folder / "config.json"
     try:
-        return (json.loads(path.read_text()).get("architectures") or ["unknown"])[0]
-    except (AttributeError, OSError, ValueError) as error:
+        return next(iter(json.loads(path.read_text()).get("architectures") or ()), "unknown")
+    except (AttributeError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"survey: {path}: expected a JSON object with a model's config: {error}") from error
 
 
@@ -86,7 +87,7 @@ def _empty_model(folder: Path) -> PreTrainedModel:
         config = language_config(runnable_config(folder))
         with torch.device("meta"):
             model = existing_class(config, folder).from_config(config)
-    except (*CONFIG_ERRORS, OSError, ValueError) as error:
+    except (*CHECKPOINT_ERRORS, OSError, ValueError) as error:
         raise ValueError(f"transformers cannot build a causal language model from this config: {error}") from error
     remove_other_media(model)
     return model

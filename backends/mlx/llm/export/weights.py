@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .checkpoints.load_checks import check_float8, check_loaded, check_quantization, setting, shortened
+from .checkpoints.load_checks import (
+    CHECKPOINT_ERRORS, check_float8, check_loaded, check_quantization, reading, setting, shortened,
+)  # fmt: skip
 from .experts import use_gathered_experts
 from .language_part import (
-    CONFIG_ERRORS, config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
+    config_to_load, existing_class, is_tied, load_config, names_in_language_model, remove_other_media,
 )  # fmt: skip
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
@@ -39,15 +41,12 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     the model.
     """
     folder = Path(folder)
-    try:
+    with reading(folder):
         if is_gguf(folder):
             model = open_gguf(folder).load()
         else:
             model = _load_folder(folder, dtype)
             remove_other_media(model)
-    except (AssertionError, ImportError, SafetensorError) as error:
-        # A setting that torch refuses, such as pad_token_id, a quantization package that is missing, or a damaged file.
-        raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
         cast_parameters(model, dtype)
     return model.eval()
@@ -160,7 +159,7 @@ def is_mlx(folder: str | Path) -> bool:
 
 def is_packed_by_mlx(folder: str | Path) -> bool:
     """Whether mlx-lm quantized the checkpoint in `folder`. Raises ValueError if the config is damaged."""
-    return "group_size" in (read_config(Path(folder)).get("quantization") or {})
+    return "group_size" in _part(read_config(Path(folder)), "quantization", folder)
 
 
 def is_mxfp4(folder: str | Path) -> bool:
@@ -175,25 +174,32 @@ def quantization_settings(folder: Path) -> dict:
     """
     config = read_config(folder)
     # Configs for text and other media have the settings outside or in the part for text.
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and (settings := part.get("quantization_config")):
-            if not isinstance(settings, dict):
-                raise ValueError(f"{folder / 'config.json'}: quantization_config: got {settings!r}, expected an object")
+    for part in (config, _part(config, "text_config", folder)):
+        if settings := _part(part, "quantization_config", folder):
             return settings
     if (folder / _MODELOPT).is_file():
-        return {"quant_method": "modelopt"} | read_config(folder, _MODELOPT).get("quantization", {})
+        return {"quant_method": "modelopt"} | _part(read_config(folder, _MODELOPT), "quantization", folder)
     return {}
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict:
+    """Return the JSON object in a file of `folder`. Raises ValueError if the file has another content."""
     path = folder / name
     try:
         config = json.loads(path.read_text())
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{path}: invalid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path}: got {str(config)[:80]}, expected a JSON object")
     return config
+
+
+def _part(config: dict, name: str, folder: str | Path) -> dict:
+    """Return the object `name` in a config, or an empty dict if there is none. Raises ValueError for other values."""
+    part = config.get(name) or {}
+    if not isinstance(part, dict):
+        raise ValueError(f"{Path(folder) / 'config.json'}: {name}: got {str(part)[:80]}, expected an object")
+    return part
 
 
 def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -246,7 +252,7 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         model, info = language.from_pretrained(
             folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except (*CONFIG_ERRORS, ValueError) as error:
+    except (*CHECKPOINT_ERRORS, ValueError) as error:
         raise ValueError(f"load_causal_lm: {folder}: transformers cannot load the checkpoint: {error}") from error
     check_loaded(model, info, f"load_causal_lm: {folder}")
     return model

@@ -1,14 +1,19 @@
-"""Checks of what transformers does with a checkpoint: it only warns about tensors that it ignores or initializes."""
+"""Checks of what transformers does with a checkpoint, and the errors of damaged ones.
+
+transformers only warns about tensors that it ignores or initializes.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, TorchAoConfig
 
 # The kinds of quantization whose weights transformers loads as floats, or as tensors that an export can lower. It loads
@@ -18,6 +23,24 @@ _LOADED_BY_TRANSFORMERS = ("torchao", "fp8", "mxfp8")
 _LAYOUT = (
     "quant_method", "format", "version", "packing_format", "data_type", "act_bits", "quantization_mode", "use_rms_norm"
 )  # fmt: skip
+
+# What transformers, torch, safetensors and gguf raise, besides OSError and ValueError, for a damaged checkpoint. A value
+# of the wrong type or size fails where it is first used.
+CHECKPOINT_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, RuntimeError,
+    SafetensorError, StrictDataclassError, TypeError,
+)  # fmt: skip
+
+
+@contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
+    """Within the context, the errors of a damaged checkpoint are ValueErrors."""
+    try:
+        yield
+    except (AssertionError, ImportError, SafetensorError) as error:  # their texts say what is wrong
+        raise ValueError(f"load_causal_lm: {checkpoint}: {error}") from error
+    except CHECKPOINT_ERRORS as error:
+        raise ValueError(f"load_causal_lm: {checkpoint}: damaged, or of an unknown layout: {error!r}") from error
 
 
 def setting(settings: dict, name: str, kind: type, default: Any = None) -> Any:

@@ -168,6 +168,8 @@ def _quantization(operands: list[torch.Tensor | None], columns: int, path: str) 
     Raises ValueError if MLX has no such format.
     """
     weight, scales, _ = operands
+    if weight is None or scales is None:
+        raise ValueError(f"{path}: expected both a weight and its scales")
     bits, group_size = weight.shape[-1] * 32 // columns, columns // scales.shape[-1]
     mode = "affine"
     if scales.dtype == torch.uint8:

@@ -14,8 +14,7 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from ..checkpoints.load_checks import shortened
-from ..language_part import CONFIG_ERRORS
+from ..checkpoints.load_checks import CHECKPOINT_ERRORS, shortened
 from ..packed import MLXEmbedding, install, is_experts, is_linear, packable_weights
 from ..weights import compute_buffers, load_unpacked, tie
 from .architectures import ARCHITECTURES, KEYS, WITH_EXPERTS, windows
@@ -128,8 +127,16 @@ class GGUFFile:
 
     @property
     def layer_count(self) -> int:
-        """The number of layers, without those of a head for multi-token prediction."""
-        return self.require("block_count") - self.get("nextn_predict_layers", 0)
+        """The number of layers, without those of a head for multi-token prediction.
+
+        Raises ValueError for more layers than have tensors: a model with millions of layers would fill the memory.
+        """
+        count = self.require("block_count") - self.get("nextn_predict_layers", 0)
+        layers = {match[1] for name in self.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
+        if count > len(layers):
+            message = f"got {count} layers, expected {len(layers)}, which have tensors"
+            raise ValueError(f"{self.path}: {self.architecture}.block_count: {message}")
+        return count
 
     def tokenizer(self) -> Any:
         """Return the tokenizer with its chat template, or None if the file has none."""
@@ -181,7 +188,7 @@ class GGUFFile:
             config = self.config()
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config)
-        except CONFIG_ERRORS as error:
+        except CHECKPOINT_ERRORS as error:
             raise ValueError(f"{self.path}: the metadata describe no model of transformers: {error!r}") from error
         self._sources(model)
         return model
@@ -190,10 +197,6 @@ class GGUFFile:
 
     def config(self) -> PretrainedConfig:
         """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
-        layers = {match[1] for name in self.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
-        if self.layer_count > len(layers):  # transformers would build all of them
-            message = f"got {self.layer_count} layers, expected {len(layers)}, which have tensors"
-            raise ValueError(f"{self.path}: {self.architecture}.block_count: {message}")
         known = self.known
         settings = known.settings(self)
         keys = {key: name for key, name in (KEYS | known.keys).items() if name not in settings}
@@ -297,7 +300,7 @@ class GGUFFile:
         for name, source in sources.items():
             try:
                 self._install_tensor(model, name, source, unpacked, inexact)
-            except NotImplementedError as error:  # from the package gguf
+            except RuntimeError as error:  # from the package gguf for its type, or from torch for its shape
                 first = source.parts[0]
                 raise ValueError(f"{self.path}: {first.name}: got {first.tensor_type.name}: {error}") from error
         if self.get("nextn_predict_layers", 0):
