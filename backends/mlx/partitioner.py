@@ -20,7 +20,7 @@ from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
-from .workarounds import complex_numbers, nonzero, splits
+from .workarounds import complex_numbers, float64, nonzero, splits
 from .workarounds.return_types import register_return_types
 
 aten = torch.ops.aten
@@ -158,9 +158,11 @@ class MLXPartitioner(Partitioner):
         program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:
         see `_keep_dtypes`, `_prepare_copies` and `_clone_returned_buffers`.
 
-        Replaces complex tensors by real ones before, see `complex_numbers`.
+        Replaces complex tensors by real ones before, see `complex_numbers`, and float64 tensors by float32 ones, see
+        `float64`.
         """
         exported_program = complex_numbers.with_real_numbers(exported_program)
+        exported_program = float64.with_float32_numbers(exported_program)
         _keep_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)

@@ -6,7 +6,6 @@ by complex numbers. `with_real_numbers` replaces each complex tensor by its real
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -14,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
-from torch.fx import Graph, Node
-from torch.fx.node import map_arg
+from torch.fx import Node
 
 from ..extents import is_same_shape
+from .rewriter import NoRule, Rewriter, has_replaced, rule_decorator
 
 aten = torch.ops.aten
 
@@ -33,8 +30,8 @@ class Pair:
     imag: Any
 
 
-class _NoRule(Exception):
-    """The program has a complex tensor where there is no rule for one."""
+_RULES: dict[Any, Callable] = {}
+_rule = rule_decorator(_RULES)
 
 
 def with_real_numbers(program: ExportedProgram) -> ExportedProgram:
@@ -43,155 +40,51 @@ def with_real_numbers(program: ExportedProgram) -> ExportedProgram:
     Returns `program` itself if it has no complex tensor, or has one where there is no rule: as input or output, or as
     operand of an operator that `_RULES` lacks.
     """
-    if not any(_is_complex(node.meta.get("val")) for node in program.graph.nodes):
+    if not any(has_replaced(node, torch.is_complex) for node in program.graph.nodes):
         return program
     try:
-        return _Rewriter(program).rewrite()
-    except _NoRule:
+        return _ComplexRewriter(program).rewrite()
+    except NoRule:
         return program
 
 
-def _is_complex(value: Any) -> bool:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
+class _ComplexRewriter(Rewriter):
+    """Replaces each complex tensor by a `Pair`."""
 
+    rules = _RULES
+    is_replaced = staticmethod(torch.is_complex)
 
-class _Rewriter:
-    """Copies the graph of a program node by node. `node` is the node that is being copied.
-
-    The rules get the rewriter as `P`, and the arguments of `node`, with a `Pair` for each complex tensor. They call
-    `call` and `constant`, and return a node, a `Pair` or None.
-    """
-
-    def __init__(self, program: ExportedProgram):
-        self.program = program
-        self.graph = Graph()
-        self.values: dict[Node, Node | Pair | None] = {}
-        self.constants = dict(program.constants)
-        self.fake_mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self.input_specs: list[InputSpec] = []
-
-    def rewrite(self) -> ExportedProgram:
-        specs = iter(self.program.graph_signature.input_specs)
-        for self.node in self.program.graph.nodes:
-            if self.node.op == "placeholder":
-                value = self._input(next(specs))
-            elif self._computes_with_complex_tensors():
-                value = self._apply_rule()
-            else:
-                value = self._copy()
-            self.values[self.node] = value
-        return self._program()
-
-    def call(self, target: Callable, *args: Any, **kwargs: Any) -> Node:
-        """Append a call of `target`, and return its node."""
-        node = self.graph.call_function(target, args, kwargs)
-        example_args, example_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
-        node.meta = self.node.meta | {"val": target(*example_args, **example_kwargs)}
-        return node
-
-    def _copy(self) -> Node:
-        return self.graph.node_copy(self.node, self.values.__getitem__)
-
-    def _input(self, spec: InputSpec) -> Node | Pair:
-        if not _is_complex(self.node.meta.get("val")):
-            self.input_specs.append(spec)
-            return self._copy()
-        if spec.kind == InputKind.USER_INPUT or spec.target in self.program.graph_signature.buffers_to_mutate.values():
-            raise _NoRule
-        stored = self.program.constants if spec.target in self.program.constants else self.program.state_dict
-        tensor = stored[spec.target].detach()
-        real, imag = (self.constant(f"{spec.target}_{part}", getattr(tensor, part)) for part in ("real", "imag"))
+    def split(self, name: str, tensor: torch.Tensor) -> Pair:
+        real, imag = (self.constant(f"{name}_{part}", getattr(tensor, part)) for part in ("real", "imag"))
         return Pair(real, imag)
 
-    def constant(self, name: str, tensor: torch.Tensor) -> Node:
-        """Add a constant, and return its placeholder, which becomes the first node."""
-        name = f"{name}__{len(self.constants)}"
-        self.constants[name] = tensor = tensor.clone(memory_format=torch.contiguous_format)
-        with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
-            node = self.graph.placeholder(name.replace(".", "_"))
-        node.meta["val"] = self.fake_mode.from_tensor(tensor, static_shapes=True)
-        self.input_specs.insert(0, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name))
-        return node
-
-    def _computes_with_complex_tensors(self) -> bool:
-        operands = (self.values[n] for n in self.node.all_input_nodes)
-        return _is_complex(self.node.meta.get("val")) or any(isinstance(v, Pair) for v in operands)
-
-    def _apply_rule(self) -> Node | Pair | None:
-        target = self.node.target
-        rule = _RULES.get(target._overloadpacket if isinstance(target, torch._ops.OpOverload) else target)
-        if rule is None:
-            raise _NoRule
-        args, kwargs = map_arg((self.node.args, self.node.kwargs), self.values.__getitem__)
-        value = rule(self, *args, **kwargs)
+    def checked(self, value: Node | Pair) -> Node | Pair:
         expected = self.node.meta.get("val")
-        if isinstance(value, Pair):
-            dtype = expected.dtype.to_real() if isinstance(expected, torch.Tensor) else None
-            return Pair(self._checked(value.real, dtype), self._checked(value.imag, dtype))
-        return value if value is None else self._checked(value, getattr(expected, "dtype", None))
+        dtype = getattr(expected, "dtype", None)
+        if isinstance(value, Node):
+            return self._checked(value, dtype)
+        dtype = dtype.to_real() if dtype else None
+        return Pair(self._checked(value.real, dtype), self._checked(value.imag, dtype))
 
     def _checked(self, node: Node, dtype: torch.dtype | None) -> Node:
-        """Return `node`, cast to `dtype` unless None. Raises `_NoRule` if it has another shape than `self.node`."""
-        value, expected = node.meta["val"], self.node.meta["val"]
+        """Return `node`, cast to `dtype` unless None. Raises `NoRule` if it has another shape than `self.node`."""
         if dtype is None:
             return node
-        if not is_same_shape(value.shape, expected.shape):
-            raise _NoRule
-        return cast(self, node, dtype)
-
-    def _program(self) -> ExportedProgram:
-        signature = self.program.graph_signature
-        placeholders = self.graph.find_nodes(op="placeholder")
-        inputs = [
-            InputSpec(s.kind, _renamed(s.arg, n), s.target, s.persistent)
-            for s, n in zip(self.input_specs, placeholders, strict=True)
-        ]
-        results = self.graph.output_node().args[0]
-        outputs = [
-            type(s)(s.kind, _renamed(s.arg, n), s.target) for s, n in zip(signature.output_specs, results, strict=True)
-        ]
-        return ExportedProgram(
-            root=self.program.graph_module,
-            graph=self.graph,
-            graph_signature=ExportGraphSignature(inputs, outputs),
-            state_dict=self.program.state_dict,
-            range_constraints=self.program.range_constraints,
-            module_call_graph=self.program.module_call_graph,
-            example_inputs=self.program.example_inputs,
-            constants=self.constants,
-            verifiers=self.program.verifiers,
-        )
-
-
-def _renamed(argument: Any, node: Any) -> Any:
-    return TensorArgument(node.name) if isinstance(argument, TensorArgument) else argument
+        if not is_same_shape(node.meta["val"].shape, self.node.meta["val"].shape):
+            raise NoRule
+        return self.cast(node, dtype)
 
 
 # -- rules ---------------------------------------------------------------------------------------
 
-_RULES: dict[Any, Callable] = {}
 
-
-def _rule(*targets: Any) -> Callable:
-    def register(rule: Callable) -> Callable:
-        _RULES.update(dict.fromkeys(targets, rule))
-        return rule
-
-    return register
-
-
-def cast(P: _Rewriter, x: Node, dtype: torch.dtype) -> Node:
-    return x if x.meta["val"].dtype == dtype else P.call(aten.to.dtype, x, dtype)
-
-
-def _as_pair(P: _Rewriter, x: Pair | Node | complex) -> Pair:
+def _as_pair(P: _ComplexRewriter, x: Pair | Node | complex) -> Pair:
     if isinstance(x, Pair):
         return x
     return Pair(x, P.call(aten.zeros_like.default, x)) if isinstance(x, Node) else Pair(x.real, x.imag)
 
 
-def _product(multiply: Callable, P: _Rewriter, a: Any, b: Any) -> Pair:
+def _product(multiply: Callable, P: _ComplexRewriter, a: Any, b: Any) -> Pair:
     """Return the product of two complex or real operands, if `multiply` computes the product of two real ones."""
     a, b = (_as_pair(P, x) if isinstance(x, complex) else x for x in (a, b))
     if not isinstance(a, Pair):
@@ -214,14 +107,14 @@ def _product(multiply: Callable, P: _Rewriter, a: Any, b: Any) -> Pair:
 )  # fmt: skip
 def _each_part(P, x, *args, **kwargs):
     if not isinstance(x, Pair) or "dtype" in kwargs:
-        raise _NoRule
+        raise NoRule
     return Pair(P.call(P.node.target, x.real, *args, **kwargs), P.call(P.node.target, x.imag, *args, **kwargs))
 
 
 @_rule(aten.add, aten.sub, aten.rsub)
 def _sum(P, a, b, **kwargs):
     if isinstance(kwargs.get("alpha"), complex):
-        raise _NoRule
+        raise NoRule
     a, b = _as_pair(P, a), _as_pair(P, b)
     return Pair(P.call(P.node.target, a.real, b.real, **kwargs), P.call(P.node.target, a.imag, b.imag, **kwargs))
 
@@ -247,7 +140,7 @@ def _mul(P, a, b):
 @_rule(aten.einsum)
 def _einsum(P, equation, operands, **kwargs):
     if len(operands) != 2:
-        raise _NoRule
+        raise NoRule
     return _product(lambda x, y: P.call(P.node.target, equation, [x, y], **kwargs), P, *operands)
 
 
@@ -338,13 +231,8 @@ def _angle(P, x):
 def _to(P, x, *args, **kwargs):
     dtype = P.node.meta["val"].dtype
     if not dtype.is_complex:
-        return cast(P, x.real, dtype)
-    return _as_pair(P, x if isinstance(x, Pair) else cast(P, x, dtype.to_real()))
-
-
-@_rule(aten._assert_tensor_metadata)
-def _no_check(P, *args, **kwargs):
-    return None
+        return P.cast(x.real, dtype)
+    return _as_pair(P, x if isinstance(x, Pair) else P.cast(x, dtype.to_real()))
 
 
 @_rule(aten.sym_size)
@@ -359,7 +247,7 @@ _MAX_ELEMENTS = 2**20
 
 
 def _transform(
-    P: _Rewriter, x: Pair | Node, n: int | None, dim: int, norm: str | None, *,
+    P: _ComplexRewriter, x: Pair | Node, n: int | None, dim: int, norm: str | None, *,
     is_inverse: bool = False, is_half: bool = False,
 ) -> Pair:
     """Return the discrete Fourier transform of `x` along `dim`, or its first half, up to frequency n // 2.
@@ -373,7 +261,7 @@ def _transform(
     return _from_last(P, dim, _product(_matmul(P), P, _to_last(P, x, dim, len(angles)), matrices))
 
 
-def _inverse_of_half(P: _Rewriter, x: Pair, n: int | None, dim: int, norm: str | None) -> Node:
+def _inverse_of_half(P: _ComplexRewriter, x: Pair, n: int | None, dim: int, norm: str | None) -> Node:
     """Return the real tensor of length `n` of whose transform along `dim` `x` is the first half."""
     extent = _shape(x)[dim]
     n = 2 * (extent - 1) if n is None else n
@@ -391,7 +279,7 @@ def _shape(x: Pair | Node) -> torch.Size:
 def _angles(n: int, rows: int, columns: int) -> torch.Tensor:
     """Return the matrix of the angles 2πij / n."""
     if not all(isinstance(size, int) for size in (n, rows, columns)) or n < 1 or rows * columns > _MAX_ELEMENTS:
-        raise _NoRule
+        raise NoRule
     return torch.outer(torch.arange(rows), torch.arange(columns)).remainder(n).double() * (2 * math.pi / n)
 
 
@@ -401,18 +289,18 @@ def _scale(n: int, norm: str | None, is_inverse: bool) -> float:
     return 1 / n if is_inverse == (norm != "forward") else 1.0
 
 
-def _matrices(P: _Rewriter, angles: torch.Tensor, scale: float | torch.Tensor) -> Pair:
+def _matrices(P: _ComplexRewriter, angles: torch.Tensor, scale: float | torch.Tensor) -> Pair:
     dtype = P.node.meta["val"].dtype
     dtype = dtype.to_real() if dtype.is_complex else dtype
     cosines, sines = ((function(angles) * scale).to(dtype) for function in (torch.cos, torch.sin))
     return Pair(P.constant("cosines", cosines), P.constant("sines", sines))
 
 
-def _matmul(P: _Rewriter) -> Callable:
-    return lambda a, b: P.call(aten.matmul.default, cast(P, a, b.meta["val"].dtype), b)
+def _matmul(P: _ComplexRewriter) -> Callable:
+    return lambda a, b: P.call(aten.matmul.default, P.cast(a, b.meta["val"].dtype), b)
 
 
-def _to_last(P: _Rewriter, x: Pair | Node, dim: int, count: int) -> Pair | Node:
+def _to_last(P: _ComplexRewriter, x: Pair | Node, dim: int, count: int) -> Pair | Node:
     """Return the first `count` elements of each part of `x` along `dim`, which becomes the last dimension."""
     if isinstance(x, Pair):
         return Pair(_to_last(P, x.real, dim, count), _to_last(P, x.imag, dim, count))
@@ -421,7 +309,7 @@ def _to_last(P: _Rewriter, x: Pair | Node, dim: int, count: int) -> Pair | Node:
     return P.call(aten.transpose.int, x, dim, -1)
 
 
-def _from_last(P: _Rewriter, dim: int, x: Pair) -> Pair:
+def _from_last(P: _ComplexRewriter, dim: int, x: Pair) -> Pair:
     return Pair(*(P.call(aten.transpose.int, part, dim, -1) for part in (x.real, x.imag)))
 
 
@@ -488,7 +376,7 @@ def _stft(
 ):
     length = n_fft if win_length is None else win_length
     if P.node.target is not aten.stft.default or align_to_window or isinstance(x, Pair) or isinstance(window, Pair):
-        raise _NoRule
+        raise NoRule
     frames = P.call(aten.unfold.default, x, -1, n_fft, n_fft // 4 if hop_length is None else hop_length)
     if window is None and length < n_fft:
         window = P.constant("window", torch.ones(length, dtype=x.meta["val"].dtype))
