@@ -165,6 +165,19 @@ def test_extents_that_follow_from_a_dynamic_size_of_1(delegate):
     lowered.assert_matches_eager((x, y), (x[:2], y[:2]), (torch.randn(10, 2), torch.randn(6, 2)))
 
 
+def test_checks_of_elements_are_left_out(delegate):
+    """torch.export makes `torch.sym_ite` of them, which ExecuTorch refuses."""
+    def checked(x, mask):
+        torch._check_tensor_all(mask.sum() == x.shape[0], lambda: "the mask has another number of elements")
+        torch._check_tensor_all(x.abs() < 100)
+        return x.masked_fill(mask, 0.0) + x
+
+    x, mask = torch.randn(3), torch.ones(3, dtype=torch.bool)
+    lowered = lower(checked, x, mask)
+    assert lowered.delegates == 1 and not lowered.refused
+    lowered.assert_matches_eager((x, mask))
+
+
 # Data that nodes of both MLX and ExecuTorch use -------------------------------------------
 
 
