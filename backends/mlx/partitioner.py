@@ -20,7 +20,8 @@ from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
-from .workarounds import complex_numbers, nonzero, splits
+from .workarounds import complex_numbers, float64, nonzero, splits
+from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
 
 aten = torch.ops.aten
@@ -155,12 +156,16 @@ class MLXPartitioner(Partitioner):
         """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, of `nonzero` and of `splits`.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
-        program, or `exported_program` itself if it calls no such operator. Also inserts nodes into `exported_program`:
-        see `_keep_dtypes`, `_prepare_copies` and `_clone_returned_buffers`.
+        program, or `exported_program` itself if it calls no such operator. Also removes the checks of `remove_checks`
+        from `exported_program`, and inserts nodes into it: see `_keep_dtypes`, `_prepare_copies` and
+        `_clone_returned_buffers`.
 
-        Replaces complex tensors by real ones before, see `complex_numbers`.
+        Replaces complex tensors by real ones before, see `complex_numbers`, and float64 tensors by float32 ones, see
+        `float64`.
         """
+        remove_checks(exported_program)
         exported_program = complex_numbers.with_real_numbers(exported_program)
+        exported_program = float64.with_float32_numbers(exported_program)
         _keep_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .rewriter import NoRule, Pair, Rewriter
+from ..rewriter import NoRule, Rewriter
+from .pair import Pair
 from .rules import as_pair, product
 
 aten = torch.ops.aten

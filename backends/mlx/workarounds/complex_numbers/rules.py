@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .rewriter import NoRule, Pair, Rewriter
+from ..rewriter import NoRule, Rewriter
+from .pair import Pair
 
 aten = torch.ops.aten
 
@@ -146,10 +147,6 @@ def _to(P, x, *args, **kwargs):
     return as_pair(P, x if isinstance(x, Pair) else P.cast(x, dtype.to_real()))
 
 
-def _no_check(P, *args, **kwargs):
-    return None
-
-
 def _size(P, x, *args):
     return P.call(P.node.target, x.real, *args)
 
@@ -197,6 +194,5 @@ RULES: dict[Any, Callable] = dict.fromkeys(_PARTWISE, _each_part) | {
     aten.to: _to,
     aten._to_copy: _to,
     aten.type_as: _to,
-    aten._assert_tensor_metadata: _no_check,
     aten.sym_size: _size,
 }
