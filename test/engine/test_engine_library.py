@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import c_api as api
+import engine_rows
 import llm_programs as programs
 import pytest
-import row_programs
 import torch
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from fuzz_payloads import peak_gigabytes
@@ -148,7 +148,7 @@ def test_failing_allocation_ends_its_request_only(stress, tmp_path):
 
 
 def test_methods_of_the_engine_in_cpp(stress, tmp_path_factory, tmp_path):
-    path = row_programs.export(tmp_path_factory, "engine_one_row", outputs="both")
+    path = engine_rows.export(tmp_path_factory, "engine_one_row", outputs="both")
     done = subprocess.run([str(stress), str(path), f"{tmp_path}/x.cache"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     prompt, targets = [5, 300, 12, 7], [31, 32]

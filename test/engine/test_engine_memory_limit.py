@@ -2,7 +2,7 @@
 
 import c_api as api
 import pytest
-from row_programs import LONG, export, options_of, path  # noqa: F401 (fixture)
+from engine_rows import LONG, export, options_of, path  # noqa: F401 (fixture)
 
 
 def test_memory_limit_ends_the_requests_of_the_step(path):

@@ -8,7 +8,7 @@ import time
 
 import c_api as api
 import pytest
-from row_programs import LONG, PROMPTS, answer, one_row, path, windowed  # noqa: F401 (fixtures)
+from engine_rows import LONG, PROMPTS, answer, one_row, path, windowed  # noqa: F401 (fixtures)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import threading
 import c_api as api
 import pytest
 import torch
-from row_programs import (  # noqa: F401 (fixtures)
+from engine_rows import (  # noqa: F401 (fixtures)
     LONG, PROMPTS, REQUESTS, ROWS, answer, one_row, options_of, path, windowed,
 )  # fmt: skip
 

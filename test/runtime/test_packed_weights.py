@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +148,38 @@ def test_weights_that_another_method_reads_count_beside_their_copy(limit, tmp_pa
         assert torch.equal(methods["b"].execute([])[0], expected)
         del methods, idle, program
         assert memory.get_active_memory() == before
+
+
+def test_rows_of_an_embedding_do_not_stay_in_memory(tmp_path):
+    """The rows that a call reads, beside the packed copy, are released after the call. The values stay the same."""
+    n = 64_000
+    tensors = weights(n=n)
+    g = Graph()
+    x, ids, rows = g.input((1, K)), g.input((500,), torch.int32), g.output((500, K // 8), torch.uint32)
+    slots = {name: g.constant(tensor) for name, tensor in tensors.items()}
+    emit_products(g, x, slots, 1, tensors, 1, 4, 64)
+    g.emit(ir.TakeNode(x=slots["w"], index=ir.IntOrVidOrTid(tid=ids, kind=2), out=rows, axis=0))
+    program, idle = program_in_file(tmp_path, tensors, {"forward": g})
+    method = program.load_method("forward")
+    chosen = torch.arange(0, n, n // 500, dtype=torch.int32)[:500]
+    expected = tensors["w"].view(torch.int32)[chosen.long()]
+    for _ in range(2):
+        taken, _ = method.execute([activations(1), chosen])
+        assert torch.equal(taken.view(torch.int32), expected)
+    assert mapped_bytes(tmp_path / "model.pte") < 1 << 20
+    del method, idle, program
+
+
+def mapped_bytes(path):
+    """The memory of this process that maps a file."""
+    sizes, is_in_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(None, 1)[0]
+        if not first.endswith(":"):
+            is_in_file = line.endswith(str(path))
+        elif first == "Rss:" and is_in_file:
+            sizes += int(line.split()[1]) * 1024
+    return sizes
 
 
 def test_weights_that_the_init_chain_may_change_are_not_packed():

@@ -14,6 +14,7 @@
 #include "call/evaluation.h"
 #include "call/kv_cache.h"
 #include "call/undo.h"
+#include "memory/mapped_files.h"
 #include "program/program.h"
 #include "program/shared.h"
 
@@ -49,6 +50,11 @@ class State {
 
   // The packed weights of products, by node: see packed_weights.h.
   std::map<const void*, std::shared_ptr<const PackedWeights>> packed_weights;
+
+  // By slot, the constants that packed weights replace in products, and of which other instructions read some rows, as
+  // of an embedding. The pages of these rows are released after each call, so that they do not add up to the whole
+  // constant.
+  std::map<uint32_t, FilePages> partly_read;
 
   // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every
   // call starts with them. Moves the contents of each buffer's slot to its Buffer, or discards them if the Buffer

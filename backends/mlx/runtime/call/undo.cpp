@@ -161,9 +161,11 @@ bool InPlaceUpdates::write(
   const auto dense = row_major_strides(slice.shape);
   char* memory = x.data<char>() + slice.offset;
   if (saves) {
-    slice.contents = std::make_unique_for_overwrite<char[]>(update.nbytes());
     prepare_for_update(slice.shape, x.itemsize(), memory, slice.strides);
-    strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.get(), dense);
+    if (!is_zero(slice.shape, x.itemsize(), memory, slice.strides)) {
+      slice.contents = std::make_unique_for_overwrite<char[]>(update.nbytes());
+      strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.get(), dense);
+    }
     slices_.push_back(std::move(slice));
   }
   const Slice& written = saves ? slices_.back() : slice;
@@ -237,9 +239,14 @@ void InPlaceUpdates::save_whole_array() {
 
 void InPlaceUpdates::write_slices_back() {
   for (auto slice = slices_.rbegin(); slice != slices_.rend(); ++slice) {
+    char* memory = array_->data<char>() + slice->offset;
+    if (slice->contents == nullptr) {
+      fill_with_zeros(slice->shape, array_->itemsize(), memory, slice->strides);
+      continue;
+    }
     strided_copy(
-        slice->shape, array_->itemsize(), slice->contents.get(), row_major_strides(slice->shape),
-        array_->data<char>() + slice->offset, slice->strides);
+        slice->shape, array_->itemsize(), slice->contents.get(), row_major_strides(slice->shape), memory,
+        slice->strides);
   }
 }
 

@@ -83,7 +83,7 @@ class InPlaceUpdates {
     int64_t offset;  // in bytes
     mx::Shape shape;
     mx::Strides strides;
-    std::unique_ptr<char[]> contents;  // row-major
+    std::unique_ptr<char[]> contents;  // row-major; null if all elements were 0, as in an unused part of a cache
   };
   // If x can be updated in place, becomes the owner of the array and returns true. Otherwise changes nothing and
   // returns false.

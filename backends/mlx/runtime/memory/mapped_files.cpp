@@ -38,19 +38,31 @@ bool MappedFiles::contains(const void* address) const {
   return next != ranges_.begin() && at < std::prev(next)->end;
 }
 
-size_t MappedFiles::release([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) const {
+std::optional<FilePages> MappedFiles::pages([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) const {
 #if defined(__linux__)
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
   const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes) / page * page;
   for (const auto& range : ranges_) {
     if (first < last && range.begin <= first && last <= range.end) {
-      const bool is_released = madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0;
-      return is_released ? last - first : 0;
+      return FilePages(reinterpret_cast<void*>(first), last - first);
     }
   }
 #endif
+  return std::nullopt;
+}
+
+size_t MappedFiles::release(const void* begin, size_t bytes) const {
+  const auto found = pages(begin, bytes);
+  return found ? found->release() : 0;
+}
+
+size_t FilePages::release() const {
+#if defined(__linux__)
+  return madvise(begin_, bytes_, MADV_DONTNEED) == 0 ? bytes_ : 0;
+#else
   return 0;
+#endif
 }
 
 } // namespace executorch_mlx

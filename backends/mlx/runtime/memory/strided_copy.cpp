@@ -18,6 +18,21 @@ void map_page(char* byte) {
   __atomic_compare_exchange_n(byte, &zero, 0, /*weak=*/false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
+// Whether `count` bytes are 0.
+bool are_zero(const char* data, size_t count) {
+  constexpr size_t kBlock = 256;  // few enough to stop soon, and enough for vector instructions
+  for (size_t i = 0; i < count; i += kBlock) {
+    char bits = 0;
+    for (size_t j = i; j < std::min(count, i + kBlock); ++j) {
+      bits |= data[j];
+    }
+    if (bits != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 class Copy {
  public:
   Copy(const mx::Shape& shape, size_t width, const mx::Strides& from_strides, const mx::Strides& to_strides)
@@ -62,6 +77,30 @@ class Copy {
         run(axis + 1, from + i * from_strides_[axis] * width, to + i * to_strides_[axis] * width);
       }
     });
+  }
+
+  // Whether the sub-array over the axes from `axis` on is 0.
+  bool is_zero(size_t axis, const char* data) const {
+    if (axis == outer_) {
+      return are_zero(data, run_bytes_);
+    }
+    for (int i = 0; i < shape_[axis]; ++i) {
+      if (!is_zero(axis + 1, data + from_strides_[axis] * static_cast<int64_t>(width_) * i)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Sets the sub-array over the axes from `axis` on to 0.
+  void clear(size_t axis, char* to) const {
+    if (axis == outer_) {
+      std::memset(to, 0, run_bytes_);
+      return;
+    }
+    for (int i = 0; i < shape_[axis]; ++i) {
+      clear(axis + 1, to + to_strides_[axis] * static_cast<int64_t>(width_) * i);
+    }
   }
 
   // Prepares the sub-array of `to` over the axes from `axis` on for an update.
@@ -110,6 +149,14 @@ void prepare_for_update(char* data, size_t count) {
     }
     map_page(data + count - 1);
   }
+}
+
+bool is_zero(const mx::Shape& shape, size_t width, const char* data, const mx::Strides& strides) {
+  return Copy(shape, width, strides, strides).is_zero(0, data);
+}
+
+void fill_with_zeros(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
+  Copy(shape, width, strides, strides).clear(0, data);
 }
 
 mx::Strides row_major_strides(const mx::Shape& shape) {

@@ -154,18 +154,42 @@ void read_in_place(const mx::array& constant, SharedData& shared) {
   }
 }
 
-// Does the same for all constants that instructions other than `nodes` use.
+// How often instructions read some rows of each constant.
+std::vector<uint32_t> reads_of_rows(const MlxProgram& program) {
+  std::vector<uint32_t> reads(program.layout.constants, 0);
+  for (const auto& chain : program.chains) {
+    for (const auto& instruction : chain.instructions) {
+      const auto* n = instruction.source->op_as_TakeNode();
+      if (n != nullptr && n->x()->idx() < reads.size() && n->axis() == 0) {
+        ++reads[n->x()->idx()];
+      }
+    }
+  }
+  return reads;
+}
+
+// Does the same for all constants that instructions other than `nodes` use. Notes those that `nodes` use, too, and of
+// which the others read some rows only.
 void read_other_constants(
-    const std::vector<PackedNode>& nodes, const MlxProgram& program, const State& state, SharedData& shared) {
+    const std::vector<PackedNode>& nodes, const MlxProgram& program, const MappedFiles& files, SharedData& shared,
+    State& state) {
   auto uses = program.constant_uses;
   for (const auto& node : nodes) {
     for (const uint32_t slot : node.weights.slots) {
       uses[slot] = program.only_in_products[slot] ? 0 : uses[slot] - 1;
     }
   }
+  const auto rows = reads_of_rows(program);
   for (uint32_t slot = 0; slot < uses.size(); ++slot) {
-    if (uses[slot] > 0) {
-      read_in_place(*state.tensors[slot], shared);
+    if (uses[slot] == 0) {
+      continue;
+    }
+    const mx::array& x = *state.tensors[slot];
+    read_in_place(x, shared);
+    const bool is_packed = uses[slot] < program.constant_uses[slot];
+    const auto pages = is_packed && uses[slot] == rows[slot] ? files.pages(x.data<void>(), x.nbytes()) : std::nullopt;
+    if (pages) {
+      state.partly_read.emplace(slot, *pages);
     }
   }
 }
@@ -225,7 +249,7 @@ void pack_weights(
     return;
   }
   const auto nodes = packed_nodes(program, state, files, stream);
-  read_other_constants(nodes, program, state, shared);
+  read_other_constants(nodes, program, files, shared, state);
   if (nodes.empty()) {
     return;
   }
@@ -272,6 +296,7 @@ void pack_weights(
     }
     for (const uint32_t slot : node.weights.slots) {
       read_in_place(*state.tensors[slot], shared);
+      state.partly_read.erase(slot);
     }
   }
 }
