@@ -410,14 +410,8 @@ struct Elements<FloatType::bfloat16_pair> : Elements<FloatType::float32> {};
 // Calls run(Elements<type>{}) for float32, float16 or bfloat16.
 template <typename Run>
 inline void with_elements(FloatType type, Run&& run) {
-  switch (type) {
-    case FloatType::float16:
-      return run(Elements<FloatType::float16>{});
-    case FloatType::bfloat16:
-      return run(Elements<FloatType::bfloat16>{});
-    default:
-      return run(Elements<FloatType::float32>{});
-  }
+  with_type<FloatType::bfloat16, FloatType::float16, FloatType::float32>(
+      type, [&](auto constant) { run(Elements<decltype(constant)::value>{}); });
 }
 
 template <FloatType Type>
