@@ -12,8 +12,8 @@ from ..serialization import ir
 from . import dtypes
 from .digests import Digests
 from .emitter import Emitted
-from .liveness import drop_dead, lifetimes, recycle, slots_in
-from .order import delay_activations
+from .liveness import lifetimes, recycle, slots_in
+from .order import arrange
 from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
 
@@ -44,8 +44,7 @@ def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Dige
     Removes dead instructions from `builder` and orders the others, then numbers the slots. With `reuse_slots`, temporaries with disjoint
     lifetimes share a slot. `digests` remembers the digests of constants for the programs of other methods.
     """
-    drop_dead(builder)
-    delay_activations(builder)
+    arrange(builder)
     return _Assembler(builder, reuse_slots, digests or Digests()).assemble()
 
 

@@ -1,4 +1,4 @@
-"""The order of instructions: an activation runs where its result is read."""
+"""Which instructions a program has, and in which order: an activation runs where its result is read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from collections import Counter
 from ..serialization import ir
 from ..serialization.table import CHAIN_FIELDS
 from .emitter import Emitted
-from .liveness import operands, results
+from .liveness import drop_dead, operands, results
 from .program import ProgramBuilder
 from .slots import Space
 
 _ACTIVATIONS = (ir.SiluNode, ir.SigmoidNode, ir.TanhNode)
 _BINARY = (ir.AddNode, ir.SubtractNode, ir.MultiplyNode, ir.MaximumNode)
+
+
+def arrange(builder: ProgramBuilder) -> None:
+    """Remove dead instructions from the chains of `builder`, whose `build` has run, and order the others."""
+    drop_dead(builder)
+    delay_activations(builder)
 
 
 def delay_activations(builder: ProgramBuilder) -> None:

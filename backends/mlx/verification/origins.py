@@ -14,8 +14,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..builder.emitter import Emitted
-from ..builder.liveness import drop_dead, results
+from ..builder.liveness import results
 from ..builder.matcher import Match
+from ..builder.order import arrange
 from ..builder.program import ProgramBuilder
 from ..builder.slots import Slot, TensorSlot
 from ..inspect.listing import unwrap_operand
@@ -48,7 +49,7 @@ def trace_origins(program: ExportedProgram, graph: ir.MLXGraph) -> list[Origin]:
     """
     builder = _Recorder(program, allow_extensions=has_extensions(graph))
     builder.build()
-    drop_dead(builder)
+    arrange(builder)
     ids = _match(builder, graph)
     kept = {id(emitted): index for index, emitted in enumerate(builder.chains[0])}
     origins = []
