@@ -160,6 +160,16 @@ class Context {
     return product;
   }
 
+  // If `constant` is in State::partly_read: computes `rows`, which an instruction has read from it, and releases the
+  // pages of the constant.
+  void release_pages(const fb::Tid* constant, const fb::Tid* rows) {
+    const auto found = state_.partly_read.find(constant->idx());
+    if (found != state_.partly_read.end()) {
+      make_available(std::initializer_list<const fb::Tid*>{rows});
+      found->second.release();
+    }
+  }
+
   // The packed weights of a product, or nullopt: see packed_weights.h.
   std::optional<mx::array> packed_weights(const void* node) const {
     const auto found = state_.packed_weights.find(node);

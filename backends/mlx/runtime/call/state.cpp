@@ -220,9 +220,6 @@ void State::commit() {
   drop_backup();
   in_place_.clear();
   return_buffers();
-  for (const auto& [slot, pages] : partly_read) {
-    pages.release();
-  }
 }
 
 void State::rollback(mx::Stream stream) {

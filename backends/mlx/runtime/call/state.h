@@ -52,8 +52,7 @@ class State {
   std::map<const void*, std::shared_ptr<const PackedWeights>> packed_weights;
 
   // By slot, the constants that packed weights replace in products, and of which other instructions read some rows, as
-  // of an embedding. The pages of these rows are released after each call, so that they do not add up to the whole
-  // constant.
+  // of an embedding. The pages of these rows are released at once, so that they do not add up to the whole constant.
   std::map<uint32_t, FilePages> partly_read;
 
   // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every
