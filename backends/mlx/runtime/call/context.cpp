@@ -1,5 +1,6 @@
 #include "call/context.h"
 
+#include <algorithm>
 #include <set>
 
 #include "../serialization/output_fields.h"
@@ -187,6 +188,25 @@ const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
     packed = cpu::pack_matrix(in(matrix), rows, stream);
   }
   return packed ? &*packed : nullptr;
+}
+
+mx::array Context::take_rows(const fb::Tid* tid, const mx::array& x, const mx::array& indices) {
+  constexpr int kRows = 64;  // the system maps up to 2 MB of a file for each of them
+  const auto found = state_.partly_read.find(tid->idx());
+  const auto count = static_cast<int>(indices.size());
+  if (found == state_.partly_read.end() || count == 0 || !can_evaluate()) {
+    return mx::take(x, indices, 0, stream);
+  }
+  const auto flat = mx::reshape(indices, {count}, stream);
+  std::vector<mx::array> parts;
+  for (int i = 0; i < count; i += kRows) {
+    parts.push_back(mx::take(x, mx::slice(flat, {i}, {std::min(count, i + kRows)}, stream), 0, stream));
+    state_.evaluate({parts.back()}, stream);
+    found->second.release();
+  }
+  auto shape = indices.shape();
+  shape.insert(shape.end(), x.shape().begin() + 1, x.shape().end());
+  return mx::reshape(mx::concatenate(std::move(parts), 0, stream), shape, stream);
 }
 
 bool Context::allows_host_updates() const {

@@ -109,7 +109,7 @@ class Context {
   // lose this buffer.
   template <typename Tids = std::initializer_list<const fb::Tid*>>
   void make_available(const Tids& tids) {
-    if (has_lazy_buffers_ || depth_ > 1 || !cpu::computes_at_once(stream)) {
+    if (!can_evaluate()) {
       return;
     }
     std::vector<mx::array> arrays;
@@ -160,15 +160,9 @@ class Context {
     return product;
   }
 
-  // If `constant` is in State::partly_read: computes `rows`, which an instruction has read from it, and releases the
-  // pages of the constant.
-  void release_pages(const fb::Tid* constant, const fb::Tid* rows) {
-    const auto found = state_.partly_read.find(constant->idx());
-    if (found != state_.partly_read.end()) {
-      make_available(std::initializer_list<const fb::Tid*>{rows});
-      found->second.release();
-    }
-  }
+  // mx::take(x, indices, 0, stream). x is the contents of the slot `tid`. If this is a constant in State::partly_read,
+  // computes some rows at a time, and releases the pages of the constant each time.
+  mx::array take_rows(const fb::Tid* tid, const mx::array& x, const mx::array& indices);
 
   // The packed weights of a product, or nullopt: see packed_weights.h.
   std::optional<mx::array> packed_weights(const void* node) const {
@@ -283,6 +277,11 @@ class Context {
   std::string describe_operands(const fb::Instruction& instruction) const;
 
  private:
+  // Whether arrays can be evaluated before the end of the call: see make_available().
+  bool can_evaluate() const {
+    return !has_lazy_buffers_ && depth_ <= 1 && cpu::computes_at_once(stream);
+  }
+
   void count_instruction();
   void run_instruction(uint32_t chain, size_t i);
   // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
