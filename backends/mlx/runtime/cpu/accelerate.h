@@ -168,7 +168,8 @@ struct ElementwiseResults {
 };
 
 // Computes a sequence at once, without an array for each step. nullopt also if an input is lazy, if the inputs differ in
-// their dtype or in more than the last axis, or if a row is longer than 16384 elements.
+// their dtype or in more than the last axis, if a row is longer than 16384 elements, or if a slice of more than 16384
+// elements is a result.
 std::optional<ElementwiseResults> elementwise_sequence(
     const ElementwiseSequence& sequence, const std::vector<mx::array>& inputs, mx::Stream stream);
 

@@ -18,19 +18,9 @@ void map_page(char* byte) {
   __atomic_compare_exchange_n(byte, &zero, 0, /*weak=*/false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-// Whether `count` bytes are 0.
+// Whether `count` bytes, at least one, are 0: the first one is, and all others equal the one before them.
 bool are_zero(const char* data, size_t count) {
-  constexpr size_t kBlock = 256;  // few enough to stop soon, and enough for vector instructions
-  for (size_t i = 0; i < count; i += kBlock) {
-    char bits = 0;
-    for (size_t j = i; j < std::min(count, i + kBlock); ++j) {
-      bits |= data[j];
-    }
-    if (bits != 0) {
-      return false;
-    }
-  }
-  return true;
+  return data[0] == 0 && std::memcmp(data, data + 1, count - 1) == 0;
 }
 
 class Copy {
@@ -45,18 +35,30 @@ class Copy {
     run_bytes_ = static_cast<size_t>(run) * width;
   }
 
-  // Copies the sub-array over the axes from `axis` on.
-  void run(size_t axis, const char* from, char* to) const {
+  // Calls visit(from, to, bytes) for the runs of the sub-arrays over the axes from `axis` on, until it returns false.
+  // Returns whether it has always returned true.
+  template <typename Visit>
+  bool for_runs(size_t axis, const char* from, char* to, Visit&& visit) const {
     if (axis == outer_) {
-      std::memcpy(to, from, run_bytes_);
-      return;
+      return visit(from, to, run_bytes_);
     }
     const auto width = static_cast<int64_t>(width_);
     for (int i = 0; i < shape_[axis]; ++i) {
-      run(axis + 1, from, to);
+      if (!for_runs(axis + 1, from, to, visit)) {
+        return false;
+      }
       from += from_strides_[axis] * width;
       to += to_strides_[axis] * width;
     }
+    return true;
+  }
+
+  // Copies the sub-array over the axes from `axis` on.
+  void run(size_t axis, const char* from, char* to) const {
+    for_runs(axis, from, to, [](const char* from, char* to, size_t bytes) {
+      std::memcpy(to, from, bytes);
+      return true;
+    });
   }
 
   // Copies the whole array. The threads of the kernels share the first axis that has more than one index.
@@ -77,40 +79,6 @@ class Copy {
         run(axis + 1, from + i * from_strides_[axis] * width, to + i * to_strides_[axis] * width);
       }
     });
-  }
-
-  // Whether the sub-array over the axes from `axis` on is 0.
-  bool is_zero(size_t axis, const char* data) const {
-    if (axis == outer_) {
-      return are_zero(data, run_bytes_);
-    }
-    for (int i = 0; i < shape_[axis]; ++i) {
-      if (!is_zero(axis + 1, data + from_strides_[axis] * static_cast<int64_t>(width_) * i)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  // Sets the sub-array over the axes from `axis` on to 0.
-  void clear(size_t axis, char* to) const {
-    if (axis == outer_) {
-      std::memset(to, 0, run_bytes_);
-      return;
-    }
-    for (int i = 0; i < shape_[axis]; ++i) {
-      clear(axis + 1, to + to_strides_[axis] * static_cast<int64_t>(width_) * i);
-    }
-  }
-
-  // Prepares the sub-array of `to` over the axes from `axis` on for an update.
-  void prepare(size_t axis, char* to) const {
-    if (axis == outer_) {
-      return prepare_for_update(to, run_bytes_);
-    }
-    for (int i = 0; i < shape_[axis]; ++i) {
-      prepare(axis + 1, to + to_strides_[axis] * static_cast<int64_t>(width_) * i);
-    }
   }
 
  private:
@@ -139,7 +107,10 @@ void strided_copy(
 }
 
 void prepare_for_update(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
-  Copy(shape, width, strides, strides).prepare(0, data);
+  Copy(shape, width, strides, strides).for_runs(0, data, data, [](const char*, char* run, size_t bytes) {
+    prepare_for_update(run, bytes);
+    return true;
+  });
 }
 
 void prepare_for_update(char* data, size_t count) {
@@ -151,12 +122,17 @@ void prepare_for_update(char* data, size_t count) {
   }
 }
 
-bool is_zero(const mx::Shape& shape, size_t width, const char* data, const mx::Strides& strides) {
-  return Copy(shape, width, strides, strides).is_zero(0, data);
+bool is_zero(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
+  return Copy(shape, width, strides, strides).for_runs(0, data, data, [](const char* run, char*, size_t bytes) {
+    return are_zero(run, bytes);
+  });
 }
 
 void fill_with_zeros(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
-  Copy(shape, width, strides, strides).clear(0, data);
+  Copy(shape, width, strides, strides).for_runs(0, data, data, [](const char*, char* run, size_t bytes) {
+    std::memset(run, 0, bytes);
+    return true;
+  });
 }
 
 mx::Strides row_major_strides(const mx::Shape& shape) {

@@ -20,7 +20,7 @@ void prepare_for_update(const mx::Shape& shape, size_t width, char* data, const 
 void prepare_for_update(char* data, size_t count);
 
 // Whether all bytes of the elements are 0.
-bool is_zero(const mx::Shape& shape, size_t width, const char* data, const mx::Strides& strides);
+bool is_zero(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides);
 
 // Sets all bytes of the elements to 0.
 void fill_with_zeros(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides);

@@ -168,8 +168,8 @@ std::vector<uint32_t> reads_of_rows(const MlxProgram& program) {
   return reads;
 }
 
-// Does the same for all constants that instructions other than `nodes` use. Notes those that `nodes` use, too, and of
-// which the others read some rows only.
+// Calls read_in_place() for all constants that instructions other than `nodes` use. Adds those to State::partly_read
+// that `nodes` use, too, and of which the other instructions read some rows only.
 void read_other_constants(
     const std::vector<PackedNode>& nodes, const MlxProgram& program, const MappedFiles& files, SharedData& shared,
     State& state) {

@@ -218,6 +218,16 @@ struct PanelResults {
     return y + (row * ldy + column) * (type == FloatType::float32 ? 4 : 2);
   }
 
+  // Calls run(line) for the cache lines of these rows and columns.
+  template <typename Run>
+  void for_lines(int rows, int columns, Run&& run) const {
+    for (int r = 0; r < rows; ++r) {
+      for (const char* line = at(r, 0); line < at(r, columns); line += kCacheLine) {
+        run(line);
+      }
+    }
+  }
+
   // The results from this row and column on.
   PanelResults from(ptrdiff_t row, ptrdiff_t column) const {
     return {at(row, column), type, ldy, alpha, beta};
@@ -239,23 +249,16 @@ inline void write_results(Floats total, const PanelResults& y, char* to, int cou
     const Floats result = scaled(total, y.alpha, y.beta, old);
     store_lanes(result, floats, count);
   } else {
-    const Halves halves = to_halves<Type>(scaled(total, y.alpha, 0, Floats{}));
-    if (count == kLanes) {
-      __builtin_memcpy(to, &halves, sizeof(halves));
-    } else {
-      __builtin_memcpy(to, &halves, count * sizeof(uint16_t));
-    }
+    auto* halves = static_cast<uint16_t*>(static_cast<void*>(to));
+    const Floats result = scaled(total, y.alpha, 0, Floats{});
+    count == kLanes ? Elements<Type>::store_all(result, halves) : Elements<Type>::store_first(result, halves, count);
   }
 }
 
 // Writes the first `rows` rows and `columns` columns of a tile.
 template <FloatType Type, int P>
 void write_tile(const PanelSums<P>& sums, int rows, int columns, const PanelResults& y) {
-  for (int r = 0; r < rows; ++r) {
-    for (const char* line = y.at(r, 0); line < y.at(r, columns); line += kCacheLine) {
-      __builtin_prefetch(line, /*for writing*/ 1);
-    }
-  }
+  y.for_lines(rows, columns, [](const char* line) { __builtin_prefetch(line, /*for writing*/ 1); });
   for (int r = 0; r < rows; ++r) {
     const Floats* totals = sums.levels[kPanelLevels][r / kPanelGroupRows][r % kPanelGroupRows];
     for (int p = 0; p < P; ++p) {
@@ -272,11 +275,7 @@ void panel_tile(
     const float* x, const float* w, int k, int rows, int columns, const PanelResults& y, const char* ahead,
     ptrdiff_t lines) {
   // Otherwise, stores to memory that is not in the cache delay the next tile.
-  for (int r = 0; r < rows; ++r) {
-    for (const char* line = y.at(r, 0); line < y.at(r, columns); line += kCacheLine) {
-      prefetch(line);
-    }
-  }
+  y.for_lines(rows, columns, [](const char* line) { prefetch(line); });
   PanelSums<P> sums;
   add_panel_sums<Type, P>(x, w, k, (rows + kPanelGroupRows - 1) / kPanelGroupRows, sums, ahead, lines);
   with_result_type(y.type, [&](auto type) { write_tile<decltype(type)::value>(sums, rows, columns, y); });

@@ -414,20 +414,24 @@ inline void with_elements(FloatType type, Run&& run) {
       type, [&](auto constant) { run(Elements<decltype(constant)::value>{}); });
 }
 
-template <FloatType Type>
-void narrow_to(const float* x, uint16_t* y, ptrdiff_t count) {
+// to[i] = function(from[i]) for i < count. `From` and `To` are kinds of Elements.
+template <typename From, typename To, typename Function>
+inline void map_elements(
+    const typename From::Element* from, typename To::Element* to, ptrdiff_t count, const Function& function) {
   ptrdiff_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    Elements<Type>::store_all(load<Floats>(x + i), y + i);
+    To::store_all(function(From::load_all(from + i)), to + i);
   }
-  if (const auto left = static_cast<int>(count - i); left > 0) {
-    Elements<Type>::store_first(load_partial<Floats>(x + i, left), y + i, left);
+  if (const int left = static_cast<int>(count - i); left > 0) {
+    To::store_first(function(From::load_first(from + i, left)), to + i, left);
   }
 }
 
 void narrow(const float* x, FloatType type, uint16_t* y, ptrdiff_t count) {
-  type == FloatType::bfloat16 ? narrow_to<FloatType::bfloat16>(x, y, count)
-                              : narrow_to<FloatType::float16>(x, y, count);
+  with_type<FloatType::bfloat16, FloatType::float16>(type, [&](auto constant) {
+    map_elements<Elements<FloatType::float32>, Elements<decltype(constant)::value>>(
+        x, y, count, [](Floats v) { return v; });
+  });
 }
 
 template <FloatType Type>

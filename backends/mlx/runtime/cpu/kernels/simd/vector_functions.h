@@ -53,15 +53,8 @@ template <typename Function>
 inline void map(const void* x, FloatType type, void* y, ptrdiff_t count, const Function& function) {
   with_elements(type, [&](auto elements) {
     using E = decltype(elements);
-    const auto* from = static_cast<const typename E::Element*>(x);
-    auto* to = static_cast<typename E::Element*>(y);
-    ptrdiff_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      E::store_all(function(E::load_all(from + i)), to + i);
-    }
-    if (const int left = static_cast<int>(count - i); left > 0) {
-      E::store_first(function(E::load_first(from + i, left)), to + i, left);
-    }
+    map_elements<E, E>(
+        static_cast<const typename E::Element*>(x), static_cast<typename E::Element*>(y), count, function);
   });
 }
 
@@ -126,14 +119,8 @@ void tanh(const void* x, FloatType type, void* y, ptrdiff_t count) {
 void scale(const float* x, float factor, FloatType type, void* y, ptrdiff_t count) {
   with_elements(type, [&](auto elements) {
     using E = decltype(elements);
-    auto* to = static_cast<typename E::Element*>(y);
-    ptrdiff_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      E::store_all(load<Floats>(x + i) * factor, to + i);
-    }
-    if (const int left = static_cast<int>(count - i); left > 0) {
-      E::store_first(load_partial<Floats>(x + i, left) * factor, to + i, left);
-    }
+    map_elements<Elements<FloatType::float32>, E>(
+        x, static_cast<typename E::Element*>(y), count, [&](Floats v) { return v * factor; });
   });
 }
 
