@@ -5,6 +5,7 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.workarounds.complex_numbers import with_real_numbers
+from function_module import Function
 from loaded_method import LoadedMethod
 
 view_as_complex, view_as_real = torch.view_as_complex, torch.view_as_real
@@ -110,20 +111,11 @@ def test_complex_parameters_buffers_and_constants(delegate):
         torch.testing.assert_close(method.execute([x])[0], module(x))
 
 
-class Results(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 @pytest.mark.parametrize("function, example", [
     (lambda x: x * 2, generate(3)),
     (lambda x: torch.complex(x, x), torch.randn(3)),
     (lambda x: torch.complex(x, x).tanh().abs(), torch.randn(3)),
 ], ids=["input", "output", "operator without a rule"])  # fmt: skip
 def test_a_program_that_needs_complex_tensors_stays_as_it_is(function, example):
-    program = torch.export.export(Results(function), (example,))
+    program = torch.export.export(Function(function), (example,))
     assert with_real_numbers(program) is program

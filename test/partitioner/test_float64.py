@@ -7,6 +7,7 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.workarounds.float64 import with_float32_numbers
+from function_module import Function
 from loaded_method import LoadedMethod
 
 DOUBLE = torch.float64
@@ -110,15 +111,6 @@ def test_float64_parameters_buffers_and_constants(delegate):
     for _ in range(2):
         for actual, expected in zip(method.execute([x]), module(x), strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-7, atol=0)
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def written():

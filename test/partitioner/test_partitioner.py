@@ -5,6 +5,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from executorch_mlx import MLXPartitioner
+from function_module import Function
 from loaded_method import LoadedMethod
 from torch.nn import functional as F
 
@@ -36,15 +37,6 @@ class Lowered:
                 expected = self.module(*inputs)
             expected = tuple(expected) if isinstance(expected, (tuple, list)) else (expected,)
             torch.testing.assert_close(tuple(method.execute(list(inputs))), expected, equal_nan=True)
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
 
 
 def lower(function, *inputs, **options):
@@ -417,12 +409,8 @@ def test_pool_in_ceil_mode_over_dynamic_sizes(delegate):
     ],
 )
 def test_a_declined_node_has_advice(function, operator, advice):
-    class Function(torch.nn.Module):
-        def forward(self, x):
-            return function(x)
-
     partitioner = MLXPartitioner()
-    program = torch.export.export(Function(), (torch.eye(3),))
+    program = torch.export.export(Function(function), (torch.eye(3),))
     partitioner.partition(program.run_decompositions())
     (reason,) = {d.reason for d in partitioner.explain().refused if operator in d.target}
     assert advice in reason

@@ -7,16 +7,20 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-// The row of each matrix with which a warp begins, if there is one vector. Each thread keeps kAhead loads of a row under
-// way. The first kEarly of them are issued before x is ready, so that the block waits for the weights and for x at the
-// same time.
-const std::string kRowOfWarp = R"(
+// The steps in which a warp reads a row. Each thread keeps kAhead loads of a row under way. The first kEarly of them are
+// issued before x is ready, so that the block waits for the weights and for x at the same time.
+std::string steps_of_warp(int max_ahead) {
+  return str("  constexpr int kMaxAhead = ", max_ahead, ";", R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
-  constexpr int kMaxAhead = 6;
   constexpr int kAhead = kSteps < kMaxAhead ? kSteps : kMaxAhead;
   constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
   const uint32_t lane = threadIdx.x % 32;
+)");
+}
+
+// The row of each matrix with which a warp begins, if there is one vector.
+const std::string kRowOfWarp = steps_of_warp(6) + R"(
   const uint32_t warps = gridDim.x * (kThreads / 32);
   uint32_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
   const T* w[kCount];
@@ -33,13 +37,7 @@ const std::string kRowOfWarp = R"(
 
 // The kRowsPerWarp rows of a warp, if there are several vectors, which share the loads of the rows. Several rows share
 // the loads of the vectors.
-const std::string kRowsOfWarp = R"(
-  constexpr int kWide = 16 / sizeof(T);
-  constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
-  constexpr int kMaxAhead = 4;
-  constexpr int kAhead = kSteps < kMaxAhead ? kSteps : kMaxAhead;
-  constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
-  const uint32_t lane = threadIdx.x % 32;
+const std::string kRowsOfWarp = steps_of_warp(4) + R"(
   const uint32_t first_row = (blockIdx.x * (kThreads / 32) + threadIdx.x / 32) * kRowsPerWarp;
   const T* w[kRowsPerWarp][kCount];
   #pragma unroll
