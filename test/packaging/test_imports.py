@@ -24,8 +24,9 @@ RULES = {
     "custom_kernel_ops": BELOW_OPS,
     "random": {"custom_ops"},
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops", "random"},
-    "preprocess": BELOW_OPS | {"ops"},
-    "partitioner": BELOW_OPS | {"ops", "preprocess", "workarounds"},
+    "buffers": {"builder"},
+    "preprocess": BELOW_OPS | {"buffers", "ops"},
+    "partitioner": BELOW_OPS | {"buffers", "ops", "preprocess", "workarounds"},
     "inspect": {"serialization"},
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops

@@ -1,0 +1,148 @@
+"""Which mutable buffers the methods of a program share, and who owns them.
+
+Two methods share a buffer if it is the same tensor of the same module: `torch.export.export` keeps the tensors of the
+module. Names do not matter, because a module that wraps another one changes the names of its buffers.
+
+MLX has to own a shared buffer in all methods that use it. If ExecuTorch keeps it in one of them, the methods would not
+share it: ExecuTorch gives each method memory of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from .builder.digests import Digests
+from .builder.interface import stored_tensor
+
+_STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_DIGITS = 16  # of a digest, as in builder/digests.py
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Where the elements of a tensor are. Equal for two tensors that have the same elements."""
+
+    begin: int  # an address
+    end: int
+    layout: tuple
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Memory:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return cls(0, 0, (id(tensor),))
+        layout = tensor.dtype, tuple(tensor.shape), tensor.stride()
+        if tensor.numel() == 0:
+            return cls(0, 0, (tensor.untyped_storage()._cdata, *layout))
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        begin = tensor.data_ptr()
+        return cls(begin, begin + (last + 1) * tensor.element_size(), layout)
+
+    def overlaps(self, other: _Memory) -> bool:
+        return self.begin < other.end and other.begin < self.end
+
+
+class KeptBuffers:
+    """The buffers that ExecuTorch keeps in the programs of one lowering, which a partitioner has seen one by one.
+
+    ExecuTorch calls the partitioner for each method, and then the backend once for all of them. It passes nothing from
+    one call to the next, so this object remembers the programs of the present thread.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def add(self, program: ExportedProgram, reasons: Mapping[str, str]) -> None:
+        """Record, for each parameter, buffer and constant of `program` that ExecuTorch keeps, the reason."""
+        programs = [*self._programs(), (weakref.ref(program), dict(reasons))]
+        self._local.programs = [(p, r) for p, r in programs if p() is not None]  # drops those of a failed lowering
+
+    def take(self) -> list[tuple[ExportedProgram, dict[str, str]]]:
+        """Return the programs that were added, with their reasons, and forget them."""
+        programs, self._local.programs = self._programs(), []
+        return [(program, reasons) for p, reasons in programs if (program := p()) is not None]
+
+    def _programs(self) -> list:
+        return getattr(self._local, "programs", [])
+
+
+KEPT = KeptBuffers()
+
+
+class SharedBuffers:
+    """The buffers of the delegated graphs in `programs` that at least one method writes, and their keys.
+
+    The key of a buffer is equal in all methods that share it. It contains the name in the first of these graphs and the
+    digest of the initial contents. If several buffers agree in both, the digests of all but the first are changed.
+
+    `kept` are the buffers that ExecuTorch keeps, by program. Raises RuntimeError if one of them is also a buffer of a
+    delegated graph, or if two buffers overlap.
+    """
+
+    def __init__(
+        self, programs: Iterable[ExportedProgram], kept: Iterable[tuple[ExportedProgram, Mapping[str, str]]],
+        digests: Digests,
+    ):
+        programs, kept = list(programs), list(kept)
+        self._digests = digests
+        self._keys: dict[_Memory, str] = {}
+        owners = [*programs, *(program for program, _ in kept)]
+        self._written = {
+            _Memory.of(stored_tensor(p, name)): name for p in owners for name in _written(p) if _has(p, name)
+        }
+        held = {memory: name for program in programs for name, memory in self._held(program)}
+        for program, reasons in kept:
+            for name, reason in reasons.items():
+                if _has(program, name) and _Memory.of(stored_tensor(program, name)) in held:
+                    raise RuntimeError(
+                        f"buffer {name}: {reason}, so that ExecuTorch keeps the buffer in one method, and MLX owns it in "
+                        "another. The methods would not share it, because ExecuTorch gives each method buffers of its "
+                        "own. Change the model so that MLX runs all operators that read or write the buffer, or lower "
+                        "all methods that use it without MLX"
+                    )
+
+    def keys_of(self, program: ExportedProgram) -> dict[str, str]:
+        """Return the keys of the buffers that `program` shares or writes, by the name that each has in `program`."""
+        return {
+            name: self._key(memory, name, stored_tensor(program, name)) for name, memory in self._held(program)
+        }
+
+    def _held(self, program: ExportedProgram) -> Iterator[tuple[str, _Memory]]:
+        """Yield the name and the memory of each tensor of `program` that a method writes."""
+        for spec in program.graph_signature.input_specs:
+            if spec.kind not in _STORED:
+                continue
+            memory = _Memory.of(stored_tensor(program, spec.target))
+            if memory in self._written:
+                yield spec.target, memory
+            other = next((name for other, name in self._written.items() if other.overlaps(memory)), None)
+            if memory not in self._written and other is not None:
+                raise RuntimeError(
+                    f"buffer {other}: it shares memory with {spec.target}, which has another shape or begins elsewhere, "
+                    "and a write of one would not change the other. Let the methods use the same tensor"
+                )
+
+    def _key(self, memory: _Memory, name: str, tensor: torch.Tensor) -> str:
+        if memory not in self._keys:
+            digest = self._digests.of(tensor.detach().contiguous()).text
+            taken, key = set(self._keys.values()), f"{name}.{digest}"
+            while key in taken:
+                digest = hashlib.sha256(digest.encode()).hexdigest()[:_DIGITS]
+                key = f"{name}.{digest}"
+            self._keys[memory] = key
+        return self._keys[memory]
+
+
+def _written(program: ExportedProgram) -> Iterable[str]:
+    return program.graph_signature.buffers_to_mutate.values()
+
+
+def _has(program: ExportedProgram, name: str) -> bool:
+    return name in program.state_dict or name in program.constants
