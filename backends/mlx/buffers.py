@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ from .builder.digests import Digests
 from .builder.interface import stored_tensor
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+# The remedy for a mutable buffer of ExecuTorch in a program with several methods.
+SHARE_BUFFERS = (
+    "By default, the methods of a program do not share such a buffer, and may overwrite it: pass "
+    "ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True)) to to_executorch"
+)
 _DIGITS = 16  # of a digest, as in builder/digests.py
 
 
@@ -94,19 +100,19 @@ class SharedBuffers:
         self._digests = digests
         self._keys: dict[_Memory, str] = {}
         owners = [*programs, *(program for program, _ in kept)]
-        self._written = {
-            _Memory.of(stored_tensor(p, name)): name for p in owners for name in _written(p) if _has(p, name)
-        }
+        self._written = {_Memory.of(stored_tensor(p, name)): name for p in owners for name in _written(p)}
         held = {memory: name for program in programs for name, memory in self._held(program)}
         for program, reasons in kept:
             for name, reason in reasons.items():
-                if _has(program, name) and _Memory.of(stored_tensor(program, name)) in held:
+                if _Memory.of(stored_tensor(program, name)) in held:
                     raise RuntimeError(
                         f"buffer {name}: {reason}, so that ExecuTorch keeps the buffer in one method, and MLX owns it in "
                         "another. The methods would not share it, because ExecuTorch gives each method buffers of its "
                         "own. Change the model so that MLX runs all operators that read or write the buffer, or lower "
                         "all methods that use it without MLX"
                     )
+        if len(kept) > 1:
+            _warn_of_mutable(kept)
 
     def keys_of(self, program: ExportedProgram) -> dict[str, str]:
         """Return the keys of the buffers that `program` shares or writes, by the name that each has in `program`."""
@@ -122,8 +128,9 @@ class SharedBuffers:
             memory = _Memory.of(stored_tensor(program, spec.target))
             if memory in self._written:
                 yield spec.target, memory
-            other = next((name for other, name in self._written.items() if other.overlaps(memory)), None)
-            if memory not in self._written and other is not None:
+            overlapping = (m for m in self._written if m != memory and m.overlaps(memory))
+            other = self._written.get(next(overlapping, None))
+            if other is not None:
                 raise RuntimeError(
                     f"buffer {other}: it shares memory with {spec.target}, which has another shape or begins elsewhere, "
                     "and a write of one would not change the other. Let the methods use the same tensor"
@@ -144,5 +151,13 @@ def _written(program: ExportedProgram) -> Iterable[str]:
     return program.graph_signature.buffers_to_mutate.values()
 
 
-def _has(program: ExportedProgram, name: str) -> bool:
-    return name in program.state_dict or name in program.constants
+def _warn_of_mutable(kept: Iterable[tuple[ExportedProgram, Mapping[str, str]]]) -> None:
+    """Warn if ExecuTorch keeps a mutable buffer in a program with several methods."""
+    names = [name for program, reasons in kept for name in _written(program) if name in reasons]
+    if names:
+        warnings.warn(
+            f"ExecuTorch keeps the mutable buffers {', '.join(dict.fromkeys(names))}: see MLXPartitioner.explain(). "
+            f"{SHARE_BUFFERS}",
+            UserWarning,
+            stacklevel=2,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,12 +17,12 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import ops as _  # noqa: F401  (fills the registry)
-from .buffers import KEPT
+from .buffers import KEPT, SHARE_BUFFERS
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
-from .workarounds import complex_numbers, float64, nonzero, splits
+from .workarounds import complex_numbers, dynamic_sizes, float64, nonzero
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
 
@@ -56,14 +57,16 @@ class KeptBuffer:
 class Report:
     """The decisions of a partitioner about every call in a program, in graph order.
 
-    `kept_buffers` are the mutable buffers that no delegate owns.
+    `kept_buffers` are the mutable buffers that no delegate owns. `static_dimensions` has a sentence for each dimension
+    of an input that was dynamic at export and is static now.
 
     `str(report)` is a summary for people: the number of delegated nodes, then each refused node and each kept buffer
-    with its reason.
+    with its reason, and the static dimensions.
     """
 
     decisions: tuple[Decision, ...]
     kept_buffers: tuple[KeptBuffer, ...] = ()
+    static_dimensions: tuple[str, ...] = ()
 
     @property
     def delegated(self) -> int:
@@ -78,7 +81,8 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.delegated} of {len(self.decisions)} nodes delegated to MLX"]
         lines += [f"  {d.node}  {d.target}: {d.reason}" for d in self.refused]
-        lines += [f"  buffer {b.name} stays with ExecuTorch: {b.reason}" for b in self.kept_buffers]
+        lines += [f"  buffer {b.name} stays with ExecuTorch: {b.reason}. {SHARE_BUFFERS}" for b in self.kept_buffers]
+        lines += [f"  {dimension}" for dimension in self.static_dimensions]
         return "\n".join(lines)
 
 
@@ -109,6 +113,7 @@ class MLXPartitioner(Partitioner):
         return Report(
             tuple(d for report in self._reports for d in report.decisions),
             tuple(b for report in self._reports for b in report.kept_buffers),
+            tuple(d for report in self._reports for d in report.static_dimensions),
         )
 
     # The interface of ExecuTorch's partitioners ----------------------------------------------
@@ -120,6 +125,9 @@ class MLXPartitioner(Partitioner):
         """
         register_return_types()
         _refuse_lost_writes(exported_program)
+        static = tuple(dynamic_sizes.static_dimensions(exported_program))
+        for dimension in static:
+            warnings.warn(dimension, UserWarning, stacklevel=2)
         reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
         _refuse_users_of_nonzero(reasons)
         partitions = _decide_partitions(exported_program.graph_module, reasons)
@@ -137,7 +145,7 @@ class MLXPartitioner(Partitioner):
         KEPT.add(exported_program, kept)
         decisions = tuple(Decision(n.name, target_name(n.target), r) for n, r in reasons.items())
         mutable = set(exported_program.graph_signature.buffers_to_mutate.values())
-        self._reports.append(Report(decisions, tuple(KeptBuffer(n, r) for n, r in kept.items() if n in mutable)))
+        self._reports.append(Report(decisions, tuple(KeptBuffer(n, r) for n, r in kept.items() if n in mutable), static))
         # ExecuTorch removes the data that a delegate owns from `_constants`. The caller's program may share that
         # dictionary, so the partitioned program gets a copy.
         exported_program._constants = dict(exported_program.constants)
@@ -173,7 +181,8 @@ class MLXPartitioner(Partitioner):
         return {n.target for body in bodies if isinstance(body, GraphModule) for n in _calls_in(body)} & targets
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, of `nonzero` and of `splits`.
+        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, of `nonzero` and of
+        `dynamic_sizes`.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also removes the checks of `remove_checks`
@@ -183,6 +192,7 @@ class MLXPartitioner(Partitioner):
         Replaces complex tensors by real ones before, see `complex_numbers`, and float64 tensors by float32 ones, see
         `float64`.
         """
+        dynamic_sizes.watch(exported_program)
         remove_checks(exported_program)
         exported_program = complex_numbers.with_real_numbers(exported_program)
         exported_program = float64.with_float32_numbers(exported_program)
@@ -196,8 +206,7 @@ class MLXPartitioner(Partitioner):
         table = {target: decompositions[target] for target in self._targets_to_lower(exported_program, called)}
         if any(n.target in nonzero.DECOMPOSITIONS for n in _calls(exported_program)):
             table |= nonzero.DECOMPOSITIONS
-        if any(splits.has_dynamic_parts(n) for n in _calls(exported_program)):
-            table |= splits.DECOMPOSITIONS
+        table |= dynamic_sizes.decompositions(_calls(exported_program))
         return exported_program.run_decompositions(table) if table else exported_program
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
