@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
 
 from .builder.digests import Digests
 from .builder.interface import stored_tensor
+from .builder.registry import target_name
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 # The remedy for a mutable buffer of ExecuTorch in a program with several methods.
@@ -30,6 +32,88 @@ SHARE_BUFFERS = (
     "ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True)) to to_executorch"
 )
 _DIGITS = 16  # of a digest, as in builder/digests.py
+
+
+# -- one method -------------------------------------------------------------------
+
+
+def tag_owned_data(program: ExportedProgram, reasons: Mapping[Node, str | None]) -> dict[str, str]:
+    """Give each parameter, constant and buffer the tag of the delegate that owns it.
+
+    A delegate owns the data that no other delegate and no undelegated node uses, and that is no output of the program.
+    A delegate owns a mutable buffer only if, in addition, it computes the buffer's new value, nothing else reads that
+    new value, and the new value is no output of the program. All other data stays with ExecuTorch, which passes it as
+    arguments. Returns why, by the name of each tensor. ExecuTorch starts its mutable buffers with their initial values
+    only if they have the metadata that this function adds.
+
+    `reasons` maps each call node to the reason why it is not delegated, or to None.
+    """
+    signature = program.graph_signature
+    names = {
+        spec.arg.name: spec.target for spec in signature.input_specs
+        if spec.kind in _STORED
+    }
+    new_values = {buffer: value for value, buffer in signature.buffers_to_mutate.items()}
+    nodes = {n.name: n for n in program.graph.nodes}
+    kept = {}
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in names:
+            continue
+        name = names[node.name]
+        new_value = nodes[new_values[name]] if name in new_values else None
+        uses = _uses(node, new_value, new_value is not None and new_value.name in signature.user_outputs)
+        tags = {use.meta.get("delegation_tag") for use in uses}  # the output of the graph has no tag
+        if len(tags) == 1 and None not in tags:
+            node.meta["delegation_tag"] = tags.pop()
+        elif tags:
+            kept[name] = _why_kept(node, new_value, uses, reasons)
+            if new_value is not None:
+                node.meta["et_init_buffer"] = True
+    return kept
+
+
+def _uses(node: Node, new_value: Node | None, is_returned: bool) -> list[Node]:
+    """Return the nodes that have to be of one delegate if it is to own the buffer `node`.
+
+    `is_returned`: whether the program returns `new_value`, the new value of the buffer.
+    """
+    if new_value is None:
+        return list(node.users)
+    readers = [user for user in new_value.users if user.op != "output" or is_returned]
+    return [*node.users, new_value, *readers]
+
+
+def _why_kept(node: Node, new_value: Node | None, uses: list[Node], reasons: Mapping[Node, str | None]) -> str:
+    """Return why no delegate owns `node`, of which `uses` are the uses."""
+    for use in uses:
+        if use is new_value and use.op == "placeholder":
+            return f"its new value is {use.name}, an input or a buffer itself"
+        if use.op == "output":
+            return "the program returns it"
+        if "delegation_tag" not in use.meta:
+            verb = "computes" if use is new_value else "uses"
+            reason = reasons.get(use) or "it is not worth a call of the delegate"
+            return f"{use.name} ({target_name(use.target)}) {verb} it and is not delegated: {reason}"
+    return "several delegated parts of the graph use it, between which there are nodes that are not delegated"
+
+
+def refuse_lost_writes(program: ExportedProgram) -> None:
+    """Raise RuntimeError if the new value of a buffer is another buffer itself.
+
+    ExecuTorch takes such a value for one that was written in place, and the buffer would keep its old value.
+    `MLXPartitioner.transform_for_pre_decomposition` prevents this.
+    """
+    signature = program.graph_signature
+    buffers = signature.inputs_to_buffers
+    for value, buffer in signature.buffers_to_mutate.items():
+        if buffers.get(value, buffer) != buffer:
+            raise RuntimeError(
+                f"buffer {buffer}: its new value is the buffer {buffers[value]} itself, and ExecuTorch would not write "
+                "it. Use to_edge_transform_and_lower in place of to_edge and to_backend"
+            )
+
+
+# -- all methods ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -106,10 +190,10 @@ class SharedBuffers:
             for name, reason in reasons.items():
                 if _Memory.of(stored_tensor(program, name)) in held:
                     raise RuntimeError(
-                        f"buffer {name}: {reason}, so that ExecuTorch keeps the buffer in one method, and MLX owns it in "
-                        "another. The methods would not share it, because ExecuTorch gives each method buffers of its "
-                        "own. Change the model so that MLX runs all operators that read or write the buffer, or lower "
-                        "all methods that use it without MLX"
+                        f"buffer {name}: {reason}, so that ExecuTorch keeps the buffer in one method, and MLX owns it "
+                        "in another. The methods would not share it, because ExecuTorch gives each method buffers of "
+                        "its own. Change the model so that MLX runs all operators that read or write the buffer, or "
+                        "lower all methods that use it without MLX"
                     )
         if len(kept) > 1:
             _warn_of_mutable(kept)
@@ -132,8 +216,8 @@ class SharedBuffers:
             other = self._written.get(next(overlapping, None))
             if other is not None:
                 raise RuntimeError(
-                    f"buffer {other}: it shares memory with {spec.target}, which has another shape or begins elsewhere, "
-                    "and a write of one would not change the other. Let the methods use the same tensor"
+                    f"buffer {other}: it shares memory with {spec.target}, which has another shape or begins "
+                    "elsewhere, and a write of one would not change the other. Let the methods use the same tensor"
                 )
 
     def _key(self, memory: _Memory, name: str, tensor: torch.Tensor) -> str:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram, default_decompositions
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import ops as _  # noqa: F401  (fills the registry)
-from .buffers import KEPT, SHARE_BUFFERS
+from .buffers import KEPT, SHARE_BUFFERS, refuse_lost_writes, tag_owned_data
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
@@ -124,7 +124,7 @@ class MLXPartitioner(Partitioner):
         Returns the same program with the tags and the delegate of each tag.
         """
         register_return_types()
-        _refuse_lost_writes(exported_program)
+        refuse_lost_writes(exported_program)
         static = tuple(dynamic_sizes.static_dimensions(exported_program))
         for dimension in static:
             warnings.warn(dimension, UserWarning, stacklevel=2)
@@ -141,11 +141,12 @@ class MLXPartitioner(Partitioner):
                 node.meta["delegation_tag"] = tag
             tags[tag] = self.delegation_spec
         _tag_submodules(exported_program)
-        kept = _tag_owned_data(exported_program, reasons)
+        kept = tag_owned_data(exported_program, reasons)
         KEPT.add(exported_program, kept)
         decisions = tuple(Decision(n.name, target_name(n.target), r) for n, r in reasons.items())
         mutable = set(exported_program.graph_signature.buffers_to_mutate.values())
-        self._reports.append(Report(decisions, tuple(KeptBuffer(n, r) for n, r in kept.items() if n in mutable), static))
+        kept_buffers = tuple(KeptBuffer(name, reason) for name, reason in kept.items() if name in mutable)
+        self._reports.append(Report(decisions, kept_buffers, static))
         # ExecuTorch removes the data that a delegate owns from `_constants`. The caller's program may share that
         # dictionary, so the partitioned program gets a copy.
         exported_program._constants = dict(exported_program.constants)
@@ -386,79 +387,3 @@ def _tag_submodules(program: ExportedProgram) -> None:
             tags = {user.meta.get("delegation_tag") for user in node.users}
             if len(tags) == 1 and None not in tags:
                 node.meta["delegation_tag"] = tags.pop()
-
-
-def _tag_owned_data(program: ExportedProgram, reasons: Mapping[Node, str | None]) -> dict[str, str]:
-    """Give each parameter, constant and buffer the tag of the delegate that owns it.
-
-    A delegate owns the data that no other delegate and no undelegated node uses, and that is no output of the program.
-    A delegate owns a mutable buffer only if, in addition, it computes the buffer's new value, nothing else reads that
-    new value, and the new value is no output of the program. All other data stays with ExecuTorch, which passes it as
-    arguments. Returns why, by the name of each tensor. ExecuTorch starts its mutable buffers with their initial values
-    only if they have the metadata that this function adds.
-
-    `reasons` maps each call node to the reason why it is not delegated, or to None.
-    """
-    signature = program.graph_signature
-    names = {
-        spec.arg.name: spec.target for spec in signature.input_specs
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-    }
-    new_values = {buffer: value for value, buffer in signature.buffers_to_mutate.items()}
-    nodes = {n.name: n for n in program.graph.nodes}
-    kept = {}
-    for node in program.graph.nodes:
-        if node.op != "placeholder" or node.name not in names:
-            continue
-        name = names[node.name]
-        new_value = nodes[new_values[name]] if name in new_values else None
-        uses = _uses(node, new_value, new_value is not None and new_value.name in signature.user_outputs)
-        tags = {use.meta.get("delegation_tag") for use in uses}  # the output of the graph has no tag
-        if len(tags) == 1 and None not in tags:
-            node.meta["delegation_tag"] = tags.pop()
-        elif tags:
-            kept[name] = _why_kept(node, new_value, uses, reasons)
-            if new_value is not None:
-                node.meta["et_init_buffer"] = True
-    return kept
-
-
-def _uses(node: Node, new_value: Node | None, is_returned: bool) -> list[Node]:
-    """Return the nodes that have to be of one delegate if it is to own the buffer `node`.
-
-    `is_returned`: whether the program returns `new_value`, the new value of the buffer.
-    """
-    if new_value is None:
-        return list(node.users)
-    readers = [user for user in new_value.users if user.op != "output" or is_returned]
-    return [*node.users, new_value, *readers]
-
-
-def _why_kept(node: Node, new_value: Node | None, uses: list[Node], reasons: Mapping[Node, str | None]) -> str:
-    """Return why no delegate owns `node`, of which `uses` are the uses."""
-    for use in uses:
-        if use is new_value and use.op == "placeholder":
-            return f"its new value is {use.name}, an input or a buffer itself"
-        if use.op == "output":
-            return "the program returns it"
-        if "delegation_tag" not in use.meta:
-            verb = "computes" if use is new_value else "uses"
-            reason = reasons.get(use) or "it is not worth a call of the delegate"
-            return f"{use.name} ({target_name(use.target)}) {verb} it and is not delegated: {reason}"
-    return "several delegated parts of the graph use it, between which there are nodes that are not delegated"
-
-
-def _refuse_lost_writes(program: ExportedProgram) -> None:
-    """Raise RuntimeError if the new value of a buffer is another buffer itself.
-
-    ExecuTorch takes such a value for one that was written in place, and the buffer would keep its old value.
-    `_prepare_copies` prevents this.
-    """
-    signature = program.graph_signature
-    buffers = signature.inputs_to_buffers
-    for value, buffer in signature.buffers_to_mutate.items():
-        if buffers.get(value, buffer) != buffer:
-            raise RuntimeError(
-                f"buffer {buffer}: its new value is the buffer {buffers[value]} itself, and ExecuTorch would not write it. "
-                "Use to_edge_transform_and_lower in place of to_edge and to_backend"
-            )

@@ -58,9 +58,10 @@ class Method(executorch.runtime.Method):
                 continue
             is_contiguous = order == tuple(range(x.ndim))
             if not (x if is_contiguous else x.permute(order)).is_contiguous():
+                expected = "contiguous tensor" if is_contiguous else f"tensor with the axes {order} from outer to inner"
                 raise RuntimeError(
                     f"{self._name}: input {index}: got strides {x.stride()} for shape {tuple(x.shape)}, expected a "
-                    + ("contiguous tensor" if is_contiguous else f"tensor whose axes lie in memory in the order {order}")
+                    f"{expected}"
                 )
 
 

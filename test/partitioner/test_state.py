@@ -128,7 +128,8 @@ def test_two_modules_do_not_share_buffers_of_equal_name_and_contents():
 
 def test_the_name_of_a_shared_buffer_may_differ():
     module = State(3.0)
-    methods = {"a": Method(module), "b": Method(Method(module), "forward"), "c": Method(Method(module, "read"), "forward")}
+    methods = {"a": Method(module), "b": Method(Method(module), "forward")}
+    methods["c"] = Method(Method(module, "read"), "forward")
     programs = {name: export(method, torch.ones(4)) for name, method in methods.items()}
     check_calls(load(by_one_partitioner(programs)), methods)
 

@@ -99,7 +99,7 @@ CHANNELS_LAST = CONTIGUOUS.to(memory_format=torch.channels_last)
     "expected, passed, message",
     [
         (CONTIGUOUS, CHANNELS_LAST, r"forward: input 0: got strides .* expected a contiguous tensor"),
-        (CHANNELS_LAST, CONTIGUOUS, r"forward: input 0: got strides .* axes lie in memory in the order \(0, 2, 3, 1\)"),
+        (CHANNELS_LAST, CONTIGUOUS, r"forward: input 0: got strides .* expected a tensor with the axes \(0, 2, 3, 1\)"),
         (CONTIGUOUS, CONTIGUOUS.mT.contiguous().mT, r"expected a contiguous tensor"),
         (CONTIGUOUS, torch.ones(1, 2, 3, 1).expand(1, 2, 3, 4), r"expected a contiguous tensor"),
     ],

@@ -139,7 +139,7 @@ def static_dimensions(program: ExportedProgram) -> list[str]:
             for dimension, (symbol, operator) in found.items()
         ]
     suspect = next((n for n in program.graph.nodes if n.op == "call_function" and _is_suspect(n)), None)
-    operator = "an operator" if suspect is None else str(suspect.target)
+    operator = "an operator" if suspect is None else _name(suspect.target)
     return [
         f"input {node.name}, dimension {axis}: {operator} made it static, with the size {size} of the example. Use "
         "to_edge_transform_and_lower in place of to_edge"
@@ -169,13 +169,21 @@ def _present_operator() -> str:
     while frame is not None:
         node = frame.f_locals.get("n") if frame.f_code.co_name == "run_node" else None
         if isinstance(node, Node) and isinstance(frame.f_locals.get("self"), Interpreter):
-            return str(node.target)
+            return _name(node.target)
         frame = frame.f_back
     return "an operator"
 
 
 def _is_suspect(node: Node) -> bool:
-    """Whether ExecuTorch makes the dimensions of the results of this node of the edge dialect static."""
-    sizes = [size for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor) for size in x.shape]
-    is_kind = isinstance(node.meta.get("val"), (list, tuple)) or "empty" in str(node.target)
-    return is_kind and any(isinstance(size, torch.SymInt) and size.node.expr.is_number for size in sizes)
+    """Whether this node of the edge dialect is one that ExecuTorch makes static: see the top of this file."""
+    value = node.meta.get("val")
+    if "empty" in _name(node.target):
+        return any(not isinstance(operand.meta.get("val"), torch.Tensor) for operand in node.all_input_nodes)
+    sizes = [size for x in tree_leaves(value) if isinstance(x, torch.Tensor) for size in x.shape]
+    is_static = any(isinstance(size, torch.SymInt) and size.node.expr.is_number for size in sizes)
+    return isinstance(value, (list, tuple)) and is_static
+
+
+def _name(target: Any) -> str:
+    """Return the name of the ATen operator `target`, also of one in the edge dialect."""
+    return str(getattr(target, "_op", target))
