@@ -6,7 +6,7 @@ They differ from those of ExecuTorch in these points:
 - An error contains the lines that ExecuTorch and the delegate have logged about it.
 - An input in another memory format than the method expects is an error. ExecuTorch would read its elements in the
   wrong order.
-- Outputs are copied on one thread, unless they are large.
+- Outputs are copied on one thread, unless they are large: see workarounds/output_copies.py.
 
 The module imports ExecuTorch's bindings, so that the delegate has to be registered first: see `loader.import_runtime`.
 """
@@ -27,7 +27,9 @@ from .loader import delegate_library
 from .workarounds.output_copies import one_openmp_thread
 
 _MAX_AXES = 16
-# Elements of all outputs. The copy of more takes longer than the threads of OpenMP spin after it.
+# Elements of all outputs. torch copies up to this number without threads.
+_SMALL = 1 << 15
+# The copy of more takes longer than the threads of OpenMP spin after it.
 _LARGE = 1 << 21
 
 
@@ -39,7 +41,7 @@ class Method(executorch.runtime.Method):
         self._name = name
         self._program, self._data = program, data  # freed after the method, in this order
         self._orders = orders
-        self._had_large_outputs = False
+        self._copies_on_one_thread = True
 
     def execute(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Call the method, and return its outputs as a list.
@@ -47,9 +49,10 @@ class Method(executorch.runtime.Method):
         Raises RuntimeError, with the lines of the log, if the call fails.
         """
         self._check_memory_formats(inputs)
-        with _logged_errors(), nullcontext() if self._had_large_outputs else one_openmp_thread():
+        with _logged_errors(), one_openmp_thread() if self._copies_on_one_thread else nullcontext():
             outputs = super().execute(inputs)
-        self._had_large_outputs = sum(y.numel() for y in outputs if isinstance(y, torch.Tensor)) > _LARGE
+        elements = sum(y.numel() for y in outputs if isinstance(y, torch.Tensor))
+        self._copies_on_one_thread = _SMALL < elements <= _LARGE  # in the next call
         return outputs
 
     def _check_memory_formats(self, inputs: Sequence[Any]) -> None:
