@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..serialization import ir
+from ..serialization.limits import ProgramError, check_limits
 from ..serialization.read import MAX_EXPANSION, read_payload
-from .limits import check_limits
 
 if TYPE_CHECKING:
     from executorch.exir.schema import Program
@@ -26,10 +26,6 @@ _IDENTIFIER = b"ET"  # followed by a version of two digits, currently 12
 _DAMAGE_ERRORS = (
     struct.error, ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, AssertionError,
 )  # fmt: skip
-
-
-class ProgramError(Exception):
-    """Raised if a file cannot be inspected. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True)

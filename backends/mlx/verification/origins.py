@@ -19,8 +19,8 @@ from ..builder.matcher import Match
 from ..builder.order import arrange
 from ..builder.program import ProgramBuilder
 from ..builder.slots import Slot, TensorSlot
-from ..inspect.listing import unwrap_operand
 from ..serialization import ir
+from ..serialization.listing import unwrap_operand
 
 
 class ProgramMismatch(Exception):

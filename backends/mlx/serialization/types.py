@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..serialization import ir
+from . import ir
 from .listing import unwrap_operand
 
 # ExecuTorch's ScalarType -> (MLX's name, bytes per element)

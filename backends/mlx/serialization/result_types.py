@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..serialization import ir
+from . import ir
 from .listing import unwrap_operand
 from .types import Env, Shape, Type, Unknown, at_least_float, broadcast, dtype_name, promote
 
