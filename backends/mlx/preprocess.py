@@ -24,7 +24,9 @@ from .serialization.pack import pack_payload
 
 CONSTANT_ALIGNMENT = 16  # bytes
 PROGRAM_MARK = "mlx:program"  # the key of an entry by which the runtime recognizes the methods of a program
-ALLOW_EXTENSIONS = "allow_extensions"  # a compile spec with this key permits extensions; its value is ignored
+# Compile specs with these keys permit extensions, and refuse programs that are not portable. Their values are ignored.
+ALLOW_EXTENSIONS = "allow_extensions"
+PORTABLE = "portable"
 
 
 class MLXBackend(BackendDetails):

@@ -106,7 +106,9 @@ def _match(builder: ProgramBuilder, graph: ir.MLXGraph) -> dict[Slot, int]:
     Raises ProgramMismatch if the instructions differ in more than the numbers of their slots.
     """
     numbers: dict[Slot, int] = {}
-    chains = [[i.op for i in chain.instructions] for chain in graph.instruction_chains]
+    chains = [
+        [i.op for i in chain.instructions] for c, chain in enumerate(graph.instruction_chains) if c != graph.init_chain_idx
+    ]
     if len(chains) != len(builder.chains):
         raise ProgramMismatch(
             f"the program has {len(chains)} chains, the graph of the module compiles to {len(builder.chains)}"
