@@ -44,6 +44,18 @@ def may_be_empty(extent: int | torch.SymInt) -> bool:
     return bool(bound_sympy(expression, symbols).lower <= 0)
 
 
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the axes of a tensor as they lie in memory, outermost first, or None if the tensor is row-major.
+
+    For a dynamic extent, the size of the example decides. Returns None if there is no example.
+    """
+    strides = [s if isinstance(s, int) else s.node.hint for s in tensor.stride()]
+    if None in strides:
+        return None
+    order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))  # as in ExecuTorch's TensorSpec
+    return None if order == tuple(range(len(strides))) else order
+
+
 def bounds(extent: int | torch.SymInt) -> tuple[int, int | None]:
     """Return the lower and the upper bound of an extent. The upper bound is None if it is 2**31 - 1 or more.
 

@@ -269,7 +269,7 @@ def _tensor_meta(slot: TensorSlot) -> ir.TensorMeta:
     return ir.TensorMeta(
         shape=[_shape_dim(d) for d in slot.shape],
         scalar_type=dtypes.scalar_type(slot.dtype),
-        dim_order=list(range(len(slot.shape))),
+        dim_order=list(slot.order if slot.space == Space.OUTPUT and slot.order else range(len(slot.shape))),
     )
 
 

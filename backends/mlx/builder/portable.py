@@ -134,6 +134,8 @@ class _Pass:
                         return Problem("dtype", _name(slot.dtype))
                     if slot.space in (Space.INPUT, Space.BUFFER) and is_empty(slot.shape):
                         return Problem("empty")
+                    if slot.space == Space.INPUT and slot.order is not None:
+                        return Problem("input_order", str(list(slot.order)))
         if emitted.op not in CHECKS and emitted.op.OP_TYPE < ir.FIRST_EXTENSION:
             return None
         return problem_of(emitted.op, _view(emitted), self.env)

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ..extents import memory_order
 from ..serialization.portability import Problem
 from . import dtypes
 from .bind import bind_arguments
@@ -315,5 +316,5 @@ def _undelegated_slots(val: Any) -> Any:
         return None
     slot = slot_for(val)
     if isinstance(slot, TensorSlot):
-        slot.space = Space.INPUT
+        slot.space, slot.order = Space.INPUT, memory_order(val)
     return slot

@@ -7,7 +7,7 @@ without extensions rarely has a finding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -335,7 +335,7 @@ class _GraphEnv(Env):
         return self.is_constant(slot) or self._producers.get(slot.idx) is ir.WhereNode
 
 
-def program_findings(graph: ir.MLXGraph, stored: Mapping[str, int] = {}) -> list[Finding]:
+def program_findings(graph: ir.MLXGraph, stored: Collection[str] = ()) -> list[Finding]:
     """Return what is different about a program there. `stored` has the keys of the file's named data."""
     return [*_interface_findings(graph), *_buffer_findings(graph, stored), *_instruction_findings(graph)]
 
@@ -371,7 +371,7 @@ def _interface_findings(graph: ir.MLXGraph) -> Iterator[Finding]:
             yield Finding(names(ir.Tid(tid)), Problem("empty"))
 
 
-def _buffer_findings(graph: ir.MLXGraph, stored: Mapping[str, int]) -> Iterator[Finding]:
+def _buffer_findings(graph: ir.MLXGraph, stored: Collection[str]) -> Iterator[Finding]:
     names = SlotNames(graph)
     init = graph.init_chain_idx
     chains = list_instructions(graph)
