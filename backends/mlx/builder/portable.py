@@ -69,6 +69,9 @@ class _SlotEnv(Env):
     def is_constant(self, slot: TensorSlot) -> bool:
         return slot.space == Space.CONSTANT
 
+    def known_value(self, slot: TensorSlot) -> int | None:
+        return slot.constant_value if isinstance(slot.constant_value, int) else None
+
     def is_guarded(self, slot: TensorSlot) -> bool:
         return self.is_constant(slot) or self.producers.get(slot) is ir.WhereNode
 
@@ -202,6 +205,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _item(P, n, env):
+    if env.known_value(n.x) is not None and n.x.dtype.itemsize >= 4:
+        raise Unsupported("the number exceeds int32")
     return P.emit(ir.ItemIntNode, x=P.cast(n.x, torch.int32), out=ValueSlot(n.out.kind))
 
 

@@ -100,6 +100,9 @@ has the types of its operands, and knows which slots are constants. The check ma
 
 
 def _item_bytes(n, env):
+    number = env.known_value(n.x)
+    if number is not None and not INT32_MIN <= number <= INT32_MAX:
+        return Problem("literal", str(number))
     dtype = env.dtype(n.x)
     is_read_whole = dtype is None or dtype not in FLOATS and ITEMSIZE[dtype] >= 4
     return None if is_read_whole else Problem("item_bytes", dtype)
