@@ -13,7 +13,7 @@ from typing import Any
 
 from . import ir
 from .infer_types import declared_type, infer_types
-from .listing import SlotNames, list_instructions, tensor_ids, unwrap_operand
+from .listing import SlotNames, list_instructions, tensor_ids, unwrap_operand, without_digest
 from .types import FLOATS, ITEMSIZE, Env, Type, Unknown, dtype_name
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -380,27 +380,25 @@ def _buffer_findings(graph: ir.MLXGraph, stored: Collection[str]) -> Iterator[Fi
     chains = list_instructions(graph)
     written = {s.idx for i in chains[init] for s in i.results} if 0 <= init < len(chains) else set()
     for slot in graph.mutable_buffer_map or ():
-        name = names(ir.Tid(slot.idx))
+        key = names.keys.get(slot.idx)
+        name = names(ir.Tid(slot.idx)) if key is None else without_digest(key)
         nbytes = declared_type(graph.tensor_meta[slot.idx]).nbytes
         if nbytes is not None and nbytes > MAX_BUFFER_BYTES:
             yield Finding(name, Problem("large_buffer"))
-        if names.keys.get(slot.idx) in stored and slot.idx not in written:
+        if key in stored and slot.idx not in written:
             yield Finding(name, Problem("initial_value"))
 
 
 def shared_buffers(graphs: Mapping[str, list[ir.MLXGraph]]) -> list[Finding]:
     """Return a finding for each buffer that several methods share here. `graphs` has the programs of each method."""
     methods: dict[str, list[str]] = {}
-    names: dict[str, str] = {}
     for method, programs in graphs.items():
         for graph in programs:
-            slots = SlotNames(graph)
+            keys = SlotNames(graph).keys
             for slot in graph.mutable_buffer_map or ():
-                key = slots.keys.get(slot.idx)
-                if key is not None:
-                    names.setdefault(key, slots(ir.Tid(slot.idx)))
-                    methods.setdefault(key, []).append(method)
+                if slot.idx in keys:
+                    methods.setdefault(keys[slot.idx], []).append(method)
     return [
-        Finding(names[key], Problem("shared_state", ", ".join(dict.fromkeys(users))))
+        Finding(without_digest(key), Problem("shared_state", ", ".join(dict.fromkeys(users))))
         for key, users in methods.items() if len(set(users)) > 1
     ]
