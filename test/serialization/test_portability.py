@@ -70,6 +70,16 @@ def scatter(updates):
     return build
 
 
+def conv(op, axes, **fields):
+    """A convolution of 4 channels with windows of 3 elements."""
+
+    def build(g):
+        x, w = g.input([1, *[8] * axes, 4]), g.constant(torch.ones(4, *[3] * axes, 4 // fields.get("groups", 1)))
+        g.emit(op(x=x, w=w, out=g.output([1, *[8] * axes, 4]), **fields))
+
+    return build
+
+
 def metal(g):
     g.emit(ir.MetalKernelNode(name="k", source="", inputs=[g.input([1])], outputs=[g.output([1])], grid=lits(1, 1, 1),
                               threadgroup=lits(1, 1, 1)))
@@ -135,9 +145,15 @@ PROGRAMS = {
     "constant_update": ([constant_update], []),
     "copied_indices": ([index_copy(True), index_copy(False, torch.int32)], [index_copy(False)]),
     "scatter_shape": ([scatter([3, 3]), scatter([2, 4])], [scatter([2, 3])]),
-    "backward_slice": (
-        [unary(ir.SliceNode, axis=lit(0), start=lit(1), stop=lit(0), step=-1)],
-        [unary(ir.SliceNode, axis=lit(0), start=lit(0), stop=lit(1 << 62))],
+    "long_step": (
+        [unary(ir.SliceNode, axis=lit(0), start=lit(0), stop=lit(2), step=2**31 - 1)],
+        [unary(ir.SliceNode, axis=lit(0), start=lit(0), stop=lit(1 << 62), step=2)],
+    ),
+    "flat_roll": ([unary(ir.RollNode, shift=lits(1), axes=[])], [unary(ir.RollNode, shift=lits(1), axes=[0])]),
+    "conv_groups": ([conv(ir.Conv3DNode, 3, groups=2)], [conv(ir.Conv3DNode, 3), conv(ir.Conv2DNode, 2, groups=2)]),
+    "conv_padding": (
+        [conv(ir.ConvTranspose1DNode, 1, padding=3), conv(ir.ConvTranspose2DNode, 2, padding_w=3)],
+        [conv(ir.ConvTranspose1DNode, 1, padding=2)],
     ),
     "value_input": ([float_value], []),
     "value_output": ([bool_output], [item(torch.int32)]),
