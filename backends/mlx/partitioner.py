@@ -20,7 +20,7 @@ from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .preprocess import MLXBackend
-from .serialization.portability import Problem
+from .serialization.portability import Problem, abbreviated
 from .workarounds import complex_numbers, float64, nonzero, splits
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
@@ -243,10 +243,11 @@ class State:
 
 
 def _shared_states(states: list[State]) -> list[Difference]:
-    """Return a difference for each buffer that a method writes and that another method has, too."""
+    """Return a difference for the buffers that a method writes and that another method uses, too, if there are any."""
     written = sorted({name for state in states for name in state.written})
     shared = [name for name in written if sum(name in state.buffers for state in states) > 1]
-    return [Difference(name, "buffer", Problem("shared_state", "of this program")) for name in shared]
+    problem = Problem("shared_state", "of this program")
+    return [Difference(abbreviated(shared), "buffer", problem)] if shared else []
 
 
 def _keep_dtypes(program: ExportedProgram) -> None:
