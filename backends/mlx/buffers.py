@@ -139,6 +139,29 @@ class _Memory:
         return self.begin < other.end and other.begin < self.end
 
 
+@dataclass(frozen=True)
+class State:
+    """The tensors that a method uses, with their names, and those that it writes."""
+
+    used: Mapping[_Memory, str]
+    written: frozenset[_Memory]
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> State:
+        users = {n.name: n.users for n in program.graph.nodes if n.op == "placeholder"}
+        names = (s.target for s in program.graph_signature.input_specs if s.kind in _STORED and users[s.arg.name])
+        used = {_Memory.of(stored_tensor(program, name)): name for name in names}
+        return cls(used, frozenset(_Memory.of(stored_tensor(program, name)) for name in _written(program)))
+
+
+def shared_names(states: Iterable[State]) -> list[str]:
+    """Return the names of the buffers that a method writes and that another method uses, too."""
+    states = list(states)
+    written = {memory for state in states for memory in state.written}
+    users = {memory: [state.used[memory] for state in states if memory in state.used] for memory in written}
+    return sorted(names[0] for names in users.values() if len(names) > 1)
+
+
 class KeptBuffers:
     """The buffers that ExecuTorch keeps in the programs of one lowering, which a partitioner has seen one by one.
 

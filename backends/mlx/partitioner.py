@@ -17,11 +17,12 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import ops as _  # noqa: F401  (fills the registry)
-from .buffers import KEPT, SHARE_BUFFERS, refuse_lost_writes, tag_owned_data
+from .buffers import KEPT, SHARE_BUFFERS, State, refuse_lost_writes, shared_names, tag_owned_data
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
-from .preprocess import ALLOW_EXTENSIONS, MLXBackend
+from .preprocess import MLXBackend
+from .serialization.portability import Problem, abbreviated
 from .workarounds import complex_numbers, dynamic_sizes, float64, nonzero
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
@@ -46,6 +47,18 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """What a delegated node, or a buffer, does on ExecuTorch's own MLX delegate that it does not do here.
+
+    `name` is the name of the FX node or of the buffer, and `target` the name of the operator, or "buffer".
+    """
+
+    name: str
+    target: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
 class KeptBuffer:
     """A mutable buffer that stays with ExecuTorch, by the name that it has in the module, and the reason."""
 
@@ -58,15 +71,18 @@ class Report:
     """The decisions of a partitioner about every call in a program, in graph order.
 
     `kept_buffers` are the mutable buffers that no delegate owns. `static_dimensions` has a sentence for each dimension
-    of an input that was dynamic at export and is static now.
+    of an input that was dynamic at export and is static now. `differences` says what is not portable: what ExecuTorch's
+    own MLX delegate would compute differently. It is empty with `allow_extensions`, because that delegate refuses such
+    programs.
 
     `str(report)` is a summary for people: the number of delegated nodes, then each refused node and each kept buffer
-    with its reason, and the static dimensions.
+    with its reason, the static dimensions and the differences.
     """
 
     decisions: tuple[Decision, ...]
     kept_buffers: tuple[KeptBuffer, ...] = ()
     static_dimensions: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
     @property
     def delegated(self) -> int:
@@ -83,6 +99,9 @@ class Report:
         lines += [f"  {d.node}  {d.target}: {d.reason}" for d in self.refused]
         lines += [f"  buffer {b.name} stays with ExecuTorch: {b.reason}. {SHARE_BUFFERS}" for b in self.kept_buffers]
         lines += [f"  {dimension}" for dimension in self.static_dimensions]
+        if self.differences:
+            lines.append("not portable to ExecuTorch's own MLX delegate:")
+            lines += [f"  {d.name}  {d.target}: {d.problem}" for d in self.differences]
         return "\n".join(lines)
 
 
@@ -94,14 +113,21 @@ class MLXPartitioner(Partitioner):
 
     `allow_extensions=True` permits IR nodes that ExecuTorch's own MLX delegate lacks. More operators are delegated,
     but only this delegate can run the program.
+
+    `portable=True` refuses what ExecuTorch's own MLX delegate would compute differently. Such a node is not delegated.
+    Lowering raises RuntimeError if no such decision helps: if methods share a buffer, for example. Without it, the
+    nodes are delegated, and the report names them. docs/interop.md explains the differences.
     """
 
-    def __init__(self, *, allow_extensions: bool = False) -> None:
+    def __init__(self, *, allow_extensions: bool = False, portable: bool = False) -> None:
         super().__init__()
-        self._allow_extensions = allow_extensions
-        specs = [CompileSpec(ALLOW_EXTENSIONS, b"")] if allow_extensions else []
+        if allow_extensions and portable:
+            raise ValueError("MLXPartitioner: got allow_extensions and portable, expected at most one of them")
+        self._options = {"allow_extensions": allow_extensions, "portable": portable}
+        specs = [CompileSpec(key, b"") for key, is_set in self._options.items() if is_set]
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
+        self._states: list[State] = []
 
     def explain(self) -> Report:
         """Return the decision about every FX node of every graph that was partitioned so far.
@@ -110,10 +136,14 @@ class MLXPartitioner(Partitioner):
         """
         if not self._reports:
             raise RuntimeError("explain: this partitioner has not partitioned a program yet")
+        differences = [d for report in self._reports for d in report.differences]
+        if not self._options["allow_extensions"] and (shared := shared_names(self._states)):
+            differences.append(Difference(abbreviated(shared), "buffer", Problem("shared_state", "of this program")))
         return Report(
             tuple(d for report in self._reports for d in report.decisions),
             tuple(b for report in self._reports for b in report.kept_buffers),
             tuple(d for report in self._reports for d in report.static_dimensions),
+            tuple(differences),
         )
 
     # The interface of ExecuTorch's partitioners ----------------------------------------------
@@ -128,7 +158,8 @@ class MLXPartitioner(Partitioner):
         static = tuple(dynamic_sizes.static_dimensions(exported_program))
         for dimension in static:
             warnings.warn(dimension, UserWarning, stacklevel=2)
-        reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
+        builder = ProgramBuilder(exported_program, **self._options)
+        reasons = builder.check()
         _refuse_users_of_nonzero(reasons)
         partitions = _decide_partitions(exported_program.graph_module, reasons)
         tags = {}
@@ -146,7 +177,12 @@ class MLXPartitioner(Partitioner):
         decisions = tuple(Decision(n.name, target_name(n.target), r) for n, r in reasons.items())
         mutable = set(exported_program.graph_signature.buffers_to_mutate.values())
         kept_buffers = tuple(KeptBuffer(name, reason) for name, reason in kept.items() if name in mutable)
-        self._reports.append(Report(decisions, kept_buffers, static))
+        differences = tuple(
+            Difference(node.name, target_name(node.target), problem)
+            for node, problem in builder.differences if node is not None and reasons[node] is None
+        )
+        self._reports.append(Report(decisions, kept_buffers, static, differences))
+        self._states.append(State.of(exported_program))
         # ExecuTorch removes the data that a delegate owns from `_constants`. The caller's program may share that
         # dictionary, so the partitioned program gets a copy.
         exported_program._constants = dict(exported_program.constants)
@@ -172,7 +208,7 @@ class MLXPartitioner(Partitioner):
             return set()
         table = {t: f for t, f in default_decompositions().items() if t not in targets}
         decomposed = program.run_decompositions(table)
-        reasons = ProgramBuilder(decomposed, allow_extensions=self._allow_extensions).check()
+        reasons = ProgramBuilder(decomposed, **self._options).check()
         bodies = (
             getattr(decomposed.graph_module, operand.target)
             for node, reason in reasons.items()
@@ -212,7 +248,7 @@ class MLXPartitioner(Partitioner):
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
         """Return the members of `targets` for which the builder can lower every call in the program."""
-        builder = ProgramBuilder(program, allow_extensions=self._allow_extensions)
+        builder = ProgramBuilder(program, **self._options)
         remaining = set(targets)
         for node in _calls(program):
             if node.target in remaining and not builder.can_lower(node):
