@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,9 @@ from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
+from .legalize import checked_names, legalized
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
-from .workarounds import complex_numbers, float64, nonzero, splits
+from .workarounds import nonzero, splits
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
 
@@ -76,10 +77,15 @@ class MLXPartitioner(Partitioner):
 
     `allow_extensions=True` permits IR nodes that ExecuTorch's own MLX delegate lacks. More operators are delegated,
     but only this delegate can run the program.
+
+    `legalize` names passes that replace tensors of a dtype that MLX lacks by pairs of tensors: "complex" by their real
+    and their imaginary part, and "float64" by sums of two float32 tensors, which have 48 bits of precision and the
+    range of float32. The passes run in `to_edge_transform_and_lower`.
     """
 
-    def __init__(self, *, allow_extensions: bool = False) -> None:
+    def __init__(self, *, allow_extensions: bool = False, legalize: Collection[str] = ()) -> None:
         super().__init__()
+        self._legalize = checked_names(legalize)
         self._allow_extensions = allow_extensions
         specs = [CompileSpec(ALLOW_EXTENSIONS, b"")] if allow_extensions else []
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
@@ -160,12 +166,10 @@ class MLXPartitioner(Partitioner):
         from `exported_program`, and inserts nodes into it: see `_keep_dtypes`, `_prepare_copies` and
         `_clone_returned_buffers`.
 
-        Replaces complex tensors by real ones before, see `complex_numbers`, and float64 tensors by float32 ones, see
-        `float64`.
+        Runs the passes of `legalize` before.
         """
         remove_checks(exported_program)
-        exported_program = complex_numbers.with_real_numbers(exported_program)
-        exported_program = float64.with_float32_numbers(exported_program)
+        exported_program = legalized(exported_program, self._legalize)
         _keep_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)
@@ -203,7 +207,8 @@ def _keep_dtypes(program: ExportedProgram) -> None:
         for index, (number, argument) in enumerate(zip(node.args, node.target._schema.arguments)):
             if isinstance(argument.type, torch.TensorType) and _would_widen(number, result.dtype):
                 with node.graph.inserting_before(node):
-                    tensor = node.graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
+                    # Unlike `full`, the builder does not round it.
+                    tensor = node.graph.call_function(aten.scalar_tensor.default, (number,), {"dtype": result.dtype})
                 tensor.meta = dict(node.meta)
                 node.update_arg(index, tensor)
 

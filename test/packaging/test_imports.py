@@ -15,6 +15,7 @@ RULES = {
     "custom_ops": set(),
     "extents": set(),
     "workarounds": {"extents"},
+    "legalize": {"extents"},
     "loader": {"workarounds"},
     "quiet": set(),
     "collector": set(),
@@ -25,7 +26,7 @@ RULES = {
     "random": {"custom_ops"},
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops", "random"},
     "preprocess": BELOW_OPS | {"ops"},
-    "partitioner": BELOW_OPS | {"ops", "preprocess", "workarounds"},
+    "partitioner": BELOW_OPS | {"legalize", "ops", "preprocess", "workarounds"},
     "inspect": {"serialization"},
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops

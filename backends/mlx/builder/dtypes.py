@@ -30,21 +30,30 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 }
 
 
+_FLOAT64_REMEDY = (
+    'use float32; or MLXPartitioner(legalize=("float64",)), which computes casts, arithmetic, sines, cosines and views '
+    "with pairs of float32 tensors"
+)
+
+
 def scalar_type(dtype: torch.dtype) -> int:
     """Return the number of `dtype` in the IR. Raises `Unsupported` if MLX lacks the dtype on some device."""
     try:
         return SCALAR_TYPES[dtype]
     except KeyError:
-        raise Unsupported(f"{dtype} is not supported by MLX on every device") from None
+        remedy = f"; {_FLOAT64_REMEDY}" if dtype == torch.float64 else ""
+        raise Unsupported(f"{dtype} is not supported by MLX on every device{remedy}") from None
 
+
+HALVES = (torch.float16, torch.bfloat16)
 
 # 8-bit floats. MLX has no dtype for them, but the compiler can read their bytes.
 BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
 _COMPLEX_ERROR = (
-    "complex numbers are not supported as input or output, nor by every operator; pass torch.view_as_real(x), and "
-    "compute the real and the imaginary part as two tensors"
+    'complex numbers are not supported by MLX programs; MLXPartitioner(legalize=("complex",)) computes with pairs of '
+    "real tensors, except as input or output; pass torch.view_as_real(x)"
 )
 
 

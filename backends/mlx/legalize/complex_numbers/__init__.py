@@ -6,6 +6,9 @@ by complex numbers. `with_real_numbers` replaces each complex tensor by its real
 
 from __future__ import annotations
 
+import operator
+import warnings
+
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -14,6 +17,8 @@ from ...extents import is_same_shape
 from ..rewriter import NoRule, Rewriter, has_replaced
 from . import fourier, rules
 from .pair import Pair
+
+_WITHOUT_COMPUTATION = (operator.getitem, torch.ops.aten._assert_tensor_metadata.default)
 
 
 def with_real_numbers(program: ExportedProgram) -> ExportedProgram:
@@ -28,6 +33,44 @@ def with_real_numbers(program: ExportedProgram) -> ExportedProgram:
         return _ComplexRewriter(program).rewrite()
     except NoRule:
         return program
+
+
+def check_complex_operators(program: ExportedProgram, *, is_pass_requested: bool) -> None:
+    """Raise ValueError if an operator of complex tensors does not decompose to operators that ExecuTorch has.
+
+    Examples are `polar` and `fft_rfft`. ExecuTorch would refuse them without a remedy, or fail when it loads the
+    program. Warns of the other operators of complex tensors, which only ExecuTorch's verifier refuses.
+    """
+    if not any(has_replaced(node, torch.is_complex) for node in program.graph.nodes):
+        return
+    nodes = [
+        node for node in program.run_decompositions().graph.nodes
+        if node.op == "call_function" and node.target not in _WITHOUT_COMPUTATION
+        and has_replaced(node, torch.is_complex)
+    ]
+    missing = [node for node in nodes if torch.Tag.core not in getattr(node.target, "tags", ())]
+    for node in (missing or nodes)[:1]:
+        message = f"{node.target} ({node.name}): {_reason(program, is_pass_requested)}"
+        if missing:
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=2)
+
+
+def _reason(program: ExportedProgram, is_pass_requested: bool) -> str:
+    reason = "ExecuTorch does not support complex operands or results of this operator"
+    if not is_pass_requested:
+        return f'{reason}; MLXPartitioner(legalize=("complex",)) computes with pairs of real tensors'
+    rewriter = _ComplexRewriter(program)
+    try:
+        rewriter.rewrite()
+    except NoRule:
+        pass
+    node = rewriter.node
+    what = node.target if node.op == "call_function" else f"a complex {node.op}"
+    return (
+        f'{reason}, and legalize=("complex",) has no rule for {what} ({node.name}); let inputs and outputs be '
+        "torch.view_as_real(x), and compute the real and the imaginary part as two tensors"
+    )
 
 
 class _ComplexRewriter(Rewriter):

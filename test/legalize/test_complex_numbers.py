@@ -1,10 +1,10 @@
-"""Complex tensors: the partitioner replaces them by pairs of real tensors."""
+"""Complex tensors: `legalize=("complex",)` replaces them by pairs of real tensors."""
 
 import pytest
 import torch
-from executorch.exir import to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from executorch_mlx.workarounds.complex_numbers import with_real_numbers
+from executorch_mlx.legalize.complex_numbers import with_real_numbers
 from function_module import Function
 from loaded_method import LoadedMethod
 
@@ -84,7 +84,7 @@ class Rotation(torch.nn.Module):
 def lower(module, inputs, **options):
     """Return the lowered method, and the report of the partitioner."""
     exported = torch.export.export(module, inputs, **options)
-    partitioner = MLXPartitioner()
+    partitioner = MLXPartitioner(legalize=("complex",))
     manager = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     return LoadedMethod(bytes(manager.to_executorch().buffer)), partitioner.explain()
 
@@ -119,3 +119,26 @@ def test_complex_parameters_buffers_and_constants(delegate):
 def test_a_program_that_needs_complex_tensors_stays_as_it_is(function, example):
     program = torch.export.export(Function(function), (example,))
     assert with_real_numbers(program) is program
+
+
+@pytest.mark.parametrize("legalize, expected", [
+    ((), r'polar.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
+    (("complex",), r"polar.*no rule for aten.tanh.default \(tanh\); let inputs and outputs be"),
+])  # fmt: skip
+def test_operators_that_executorch_lacks_are_refused(legalize, expected):
+    x = torch.randn(3)
+    exported = torch.export.export(Function(lambda x: torch.polar(x, x).tanh().abs()), (x,))
+    with pytest.raises(ValueError, match=expected):
+        to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner(legalize=legalize)])
+
+
+def test_operators_that_executorch_has_stay_with_it(delegate):
+    """A complex input cannot be replaced. ExecuTorch computes the sum, if its verifier is off."""
+    x = generate(2, 3)
+    exported = torch.export.export(Function(lambda x: (x + x).mT), (x,))
+    partitioner = MLXPartitioner()
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    with pytest.warns(UserWarning, match=r'add.*legalize=\("complex",\)'):
+        manager = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+    assert all('legalize=("complex",)' in d.reason for d in partitioner.explain().refused)
+    torch.testing.assert_close(LoadedMethod(bytes(manager.to_executorch().buffer)).execute([x])[0], (x + x).mT)
