@@ -24,6 +24,7 @@ from .preprocess import ALLOW_EXTENSIONS, MLXBackend
 from .workarounds import nonzero, splits
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
+from .workarounds.storage import read_storages
 
 aten = torch.ops.aten
 
@@ -164,11 +165,12 @@ class MLXPartitioner(Partitioner):
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also removes the checks of `remove_checks`
         from `exported_program`, and inserts nodes into it: see `_keep_dtypes`, `_prepare_copies` and
-        `_clone_returned_buffers`.
+        `_clone_returned_buffers`. Changes the operands of `as_strided`, see `read_storages`.
 
         Runs the passes of `legalize` before.
         """
         remove_checks(exported_program)
+        read_storages(exported_program)
         exported_program = legalized(exported_program, self._legalize)
         _keep_dtypes(exported_program)
         _prepare_copies(exported_program)

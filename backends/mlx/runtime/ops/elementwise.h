@@ -221,7 +221,7 @@ inline mx::array exp(const mx::array& x, mx::StreamOrDevice s) {
 inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
   const auto y = mx::erf(x, s);
   const auto small = mx::multiply(x, scalar_like(2 * std::numbers::inv_sqrtpi, x), s);
-  return mx::where(mx::less(mx::abs(x, s), scalar_like(1e-3, x), s), small, y, s);
+  return mx::where(mx::less(mx::abs(x, s), scalar_like(3e-3, x), s), small, y, s);
 }
 
 constexpr OpRow kElementwiseRows[] = {
