@@ -101,6 +101,20 @@ def test_functions_of_complex_tensors(delegate, functions):
         torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}")
 
 
+@pytest.mark.parametrize("length", [6, 7, 8, 12, 100])
+def test_frequencies_without_an_imaginary_part(delegate, length):
+    """The phase of a real frequency is exactly 0 or pi. The imaginary part is exactly zero there, and not -0."""
+    r = torch.rand(2, length, generator=torch.Generator().manual_seed(0))
+    function = lambda r: [fft.rfft(x).angle() for x in (r, -r, r.roll(1, -1) - r)] + [fft.rfft(r).imag, fft.fft(r).imag]
+    method, _ = lower(Function(function), (r,))
+    *phases, half, whole = method.execute([r])
+    real = [0, length // 2] if length % 2 == 0 else [0]
+    for actual, expected in zip(phases, function(r)):
+        torch.testing.assert_close(actual[:, real[0]], expected[:, real[0]])
+    assert not half[:, real].any() and not whole[:, real].any()
+    torch.testing.assert_close(half, fft.rfft(r).imag, rtol=1e-5, atol=1e-5)
+
+
 def test_complex_parameters_buffers_and_constants(delegate):
     module = Rotation().eval()
     length = torch.export.Dim("length", min=2, max=8)

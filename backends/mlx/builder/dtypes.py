@@ -30,18 +30,12 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 }
 
 
-_FLOAT64_REMEDY = (
-    'use float32; or MLXPartitioner(legalize=("float64",)), which computes casts, arithmetic, sines, cosines and views '
-    "with pairs of float32 tensors"
-)
-
-
 def scalar_type(dtype: torch.dtype) -> int:
     """Return the number of `dtype` in the IR. Raises `Unsupported` if MLX lacks the dtype on some device."""
     try:
         return SCALAR_TYPES[dtype]
     except KeyError:
-        remedy = f"; {_FLOAT64_REMEDY}" if dtype == torch.float64 else ""
+        remedy = '; use float32, or MLXPartitioner(legalize=("float64",))' if dtype == torch.float64 else ""
         raise Unsupported(f"{dtype} is not supported by MLX on every device{remedy}") from None
 
 

@@ -217,11 +217,13 @@ inline mx::array exp(const mx::array& x, mx::StreamOrDevice s) {
 }
 
 // Like mx::erf(), but accurate near zero, where MLX's CPU kernel returns 0, or a zero with the wrong sign. A division by
-// that zero gives the wrong infinity.
+// that zero gives the wrong infinity. Near zero, erf(x) is 2 / sqrt(pi) * (x - x^3 / 3).
 inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
-  const auto y = mx::erf(x, s);
-  const auto small = mx::multiply(x, scalar_like(2 * std::numbers::inv_sqrtpi, x), s);
-  return mx::where(mx::less(mx::abs(x, s), scalar_like(3e-3, x), s), small, y, s);
+  constexpr double kSlope = 2 * std::numbers::inv_sqrtpi;
+  const auto factor = mx::subtract(
+      scalar_like(kSlope, x), mx::multiply(scalar_like(kSlope / 3, x), mx::square(x, s), s), s);
+  const auto is_near_zero = mx::less(mx::abs(x, s), scalar_like(0.05, x), s);
+  return mx::where(is_near_zero, mx::multiply(x, factor, s), mx::erf(x, s), s);
 }
 
 constexpr OpRow kElementwiseRows[] = {
