@@ -135,13 +135,14 @@ def test_a_program_that_needs_complex_tensors_stays_as_it_is(function, example):
     assert with_real_numbers(program) is program
 
 
-@pytest.mark.parametrize("legalize, expected", [
-    ((), r'polar.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
-    (("complex",), r"polar.*no rule for aten.tanh.default \(tanh\); let inputs and outputs be"),
+@pytest.mark.parametrize("function, legalize, expected", [
+    (lambda x: torch.polar(x, x).abs(), (), r'polar.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
+    (lambda x: fft.rfft(x).abs(), (), r'r2c.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
+    (lambda x: torch.polar(x, x).tanh().abs(), (), r"polar.*no rule for aten.tanh.default \(tanh\)"),
+    (lambda x: torch.polar(x, x).tanh().abs(), ("complex",), r"polar.*no rule for aten.tanh.default \(tanh\); let inputs and outputs be"),
 ])  # fmt: skip
-def test_operators_that_executorch_lacks_are_refused(legalize, expected):
-    x = torch.randn(3)
-    exported = torch.export.export(Function(lambda x: torch.polar(x, x).tanh().abs()), (x,))
+def test_complex_operators_inside_of_a_program_are_refused(function, legalize, expected):
+    exported = torch.export.export(Function(function), (torch.randn(3),))
     with pytest.raises(ValueError, match=expected):
         to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner(legalize=legalize)])
 

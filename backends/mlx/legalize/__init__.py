@@ -32,9 +32,9 @@ def legalized(program: ExportedProgram, names: Collection[str]) -> ExportedProgr
 
     Float64 tensors that depend on no input are computed with torch in any case, because that is exact.
 
-    Raises ValueError if the result has a complex operator that ExecuTorch has no kernel for.
+    Raises ValueError if the result has an operator of complex tensors that ExecuTorch refuses or cannot run.
     """
     for name in names:
         program = PASSES[name](program)
-    check_complex_operators(program, is_pass_requested="complex" in names)
+    check_complex_operators(program)
     return with_constants(program)

@@ -35,11 +35,11 @@ def with_real_numbers(program: ExportedProgram) -> ExportedProgram:
         return program
 
 
-def check_complex_operators(program: ExportedProgram, *, is_pass_requested: bool) -> None:
-    """Raise ValueError if an operator of complex tensors does not decompose to operators that ExecuTorch has.
+def check_complex_operators(program: ExportedProgram) -> None:
+    """Raise ValueError if ExecuTorch would refuse or could not run an operator of complex tensors in `program`.
 
-    Examples are `polar` and `fft_rfft`. ExecuTorch would refuse them without a remedy, or fail when it loads the
-    program. Warns of the other operators of complex tensors, which only ExecuTorch's verifier refuses.
+    ExecuTorch itself would not name the remedy. Only warns if its kernels can run the operators, and there are no rules
+    for them: its verifier, which refuses them, can be turned off.
     """
     if not any(has_replaced(node, torch.is_complex) for node in program.graph.nodes):
         return
@@ -49,23 +49,28 @@ def check_complex_operators(program: ExportedProgram, *, is_pass_requested: bool
         and has_replaced(node, torch.is_complex)
     ]
     missing = [node for node in nodes if torch.Tag.core not in getattr(node.target, "tags", ())]
+    node_without_rule = _node_without_rule(program)
     for node in (missing or nodes)[:1]:
-        message = f"{node.target} ({node.name}): {_reason(program, is_pass_requested)}"
-        if missing:
+        message = f"{node.target} ({node.name}): {_reason(node_without_rule)}"
+        if missing or node_without_rule is None:
             raise ValueError(message)
         warnings.warn(message, stacklevel=2)
 
 
-def _reason(program: ExportedProgram, is_pass_requested: bool) -> str:
-    reason = "ExecuTorch does not support complex operands or results of this operator"
-    if not is_pass_requested:
-        return f'{reason}; MLXPartitioner(legalize=("complex",)) computes with pairs of real tensors'
+def _node_without_rule(program: ExportedProgram) -> Node | None:
+    """Return the first node with complex tensors for which there is no rule, or None if there is a rule for each."""
     rewriter = _ComplexRewriter(program)
     try:
         rewriter.rewrite()
     except NoRule:
-        pass
-    node = rewriter.node
+        return rewriter.node
+    return None
+
+
+def _reason(node: Node | None) -> str:
+    reason = "ExecuTorch does not support complex operands or results of this operator"
+    if node is None:
+        return f'{reason}; MLXPartitioner(legalize=("complex",)) computes with pairs of real tensors'
     what = node.target if node.op == "call_function" else f"a complex {node.op}"
     return (
         f'{reason}, and legalize=("complex",) has no rule for {what} ({node.name}); let inputs and outputs be '
