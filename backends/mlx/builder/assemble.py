@@ -124,7 +124,7 @@ class _Assembler:
             if slot.space == Space.BUFFER:
                 initial = slot.data().detach().contiguous()
                 digest = self.digests.of(initial)
-                name = _key(slot.name, digest.text)
+                name = self.builder.buffer_keys.get(slot.name) or _key(slot.name, digest.text)
                 if not digest.is_zero and torch.count_nonzero(initial):  # -0.0 is a zero, too
                     self.constants[name] = initial
             if name is not None:
