@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import operator
-<<<<<<< HEAD
-from collections.abc import Callable, Collection, Iterable, Iterator
-=======
 import warnings
-from collections.abc import Callable, Iterable, Iterator
->>>>>>> origin/main
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +23,7 @@ from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .legalize import checked_names, legalized
 from .preprocess import ALLOW_EXTENSIONS, MLXBackend
-<<<<<<< HEAD
-from .workarounds import nonzero, splits
-=======
-from .workarounds import complex_numbers, dynamic_sizes, float64, nonzero
->>>>>>> origin/main
+from .workarounds import dynamic_sizes, nonzero
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
 from .workarounds.storage import read_storages
