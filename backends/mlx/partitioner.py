@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,13 @@ from .buffers import KEPT, SHARE_BUFFERS, State, refuse_lost_writes, shared_name
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
+from .legalize import checked_names, legalized
 from .preprocess import MLXBackend
 from .serialization.portability import Problem, abbreviated
-from .workarounds import complex_numbers, dynamic_sizes, float64, nonzero
+from .workarounds import dynamic_sizes, nonzero
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
+from .workarounds.storage import read_storages
 
 aten = torch.ops.aten
 
@@ -117,12 +119,19 @@ class MLXPartitioner(Partitioner):
     `portable=True` refuses what ExecuTorch's own MLX delegate would compute differently. Such a node is not delegated.
     Lowering raises RuntimeError if no such decision helps: if methods share a buffer, for example. Without it, the
     nodes are delegated, and the report names them. docs/interop.md explains the differences.
+
+    `legalize` names passes that replace tensors of a dtype that MLX lacks by pairs of tensors: "complex" by their real
+    and their imaginary part, and "float64" by sums of two float32 tensors, which have 48 bits of precision and the
+    range of float32. The passes run in `to_edge_transform_and_lower`.
     """
 
-    def __init__(self, *, allow_extensions: bool = False, portable: bool = False) -> None:
+    def __init__(
+        self, *, allow_extensions: bool = False, portable: bool = False, legalize: Collection[str] = ()
+    ) -> None:
         super().__init__()
         if allow_extensions and portable:
             raise ValueError("MLXPartitioner: got allow_extensions and portable, expected at most one of them")
+        self._legalize = checked_names(legalize)
         self._options = {"allow_extensions": allow_extensions, "portable": portable}
         specs = [CompileSpec(key, b"") for key, is_set in self._options.items() if is_set]
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
@@ -224,15 +233,14 @@ class MLXPartitioner(Partitioner):
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also removes the checks of `remove_checks`
         from `exported_program`, and inserts nodes into it: see `_keep_dtypes`, `_prepare_copies` and
-        `_clone_returned_buffers`.
+        `_clone_returned_buffers`. Changes the operands of `as_strided`, see `read_storages`.
 
-        Replaces complex tensors by real ones before, see `complex_numbers`, and float64 tensors by float32 ones, see
-        `float64`.
+        Runs the passes of `legalize` before.
         """
         dynamic_sizes.watch(exported_program)
         remove_checks(exported_program)
-        exported_program = complex_numbers.with_real_numbers(exported_program)
-        exported_program = float64.with_float32_numbers(exported_program)
+        read_storages(exported_program)
+        exported_program = legalized(exported_program, self._legalize)
         _keep_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)
@@ -269,7 +277,8 @@ def _keep_dtypes(program: ExportedProgram) -> None:
         for index, (number, argument) in enumerate(zip(node.args, node.target._schema.arguments)):
             if isinstance(argument.type, torch.TensorType) and _would_widen(number, result.dtype):
                 with node.graph.inserting_before(node):
-                    tensor = node.graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
+                    # Unlike `full`, the builder does not round it.
+                    tensor = node.graph.call_function(aten.scalar_tensor.default, (number,), {"dtype": result.dtype})
                 tensor.meta = dict(node.meta)
                 node.update_arg(index, tensor)
 

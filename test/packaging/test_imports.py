@@ -15,6 +15,7 @@ RULES = {
     "custom_ops": set(),
     "extents": set(),
     "workarounds": {"extents"},
+    "legalize": {"extents"},
     "loader": {"programs"},
     "programs": {"loader", "workarounds"},
     "quiet": set(),
@@ -27,7 +28,7 @@ RULES = {
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops", "random"},
     "buffers": {"builder"},
     "preprocess": BELOW_OPS | {"buffers", "ops"},
-    "partitioner": BELOW_OPS | {"buffers", "ops", "preprocess", "workarounds"},
+    "partitioner": BELOW_OPS | {"buffers", "legalize", "ops", "preprocess", "workarounds"},
     "inspect": {"serialization"},
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops

@@ -203,9 +203,13 @@ class Emitter:
         return self._scalars[key]
 
     def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        """Return the slot of a tensor of `shape` filled with `value`. `shape` holds ints and value slots."""
+        """Return the slot of a tensor of `shape` filled with `value`. `shape` holds ints and value slots.
+
+        Unlike a `scalar`, the tensor has only the precision of `dtype`: its `constant_value` is rounded to half
+        precision.
+        """
         if not shape and not isinstance(value, ValueSlot):
-            return self.scalar(value, dtype)
+            return self.scalar(torch.tensor(value, dtype=dtype).item() if dtype in dtypes.HALVES else value, dtype)
         if isinstance(value, bool):
             value = int(value)
         if isinstance(value, int) and float(value) != value:  # the field of `FullNode` is a float64

@@ -22,6 +22,9 @@ from .passes.constant_calls import compute_constant_calls
 from .passes.decomposition import decompose
 from .passes.last_token import narrow_to_last_token
 
+# Models compute the angles of rotary embeddings with complex numbers and in float64.
+_LEGALIZE = ("complex", "float64")
+
 
 @paused_collector()
 def lower(
@@ -44,7 +47,7 @@ def lower(
         compute_constant_calls(program)
         narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
-    partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable)
+    partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
     # torch generates the Python code of a traced graph only if the code runs.
     with quiet_lowering(), _use_lazy_graph_module(True):
         table = default_decompositions().materialize()
@@ -52,7 +55,7 @@ def lower(
             decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
             lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
         if not all(_is_delegated(lowered.exported_program(name)) for name in methods):
-            partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable)
+            partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
             lowered = to_edge_transform_and_lower(
                 methods,
                 partitioner={name: [partitioner] for name in methods},
