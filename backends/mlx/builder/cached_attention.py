@@ -14,8 +14,6 @@ from ..serialization import ir
 from . import dtypes
 from .cache_write import add, part_of_row, subtract
 
-_POSITION_LIMIT = 1 << 40  # larger than any position
-
 
 @dataclass(frozen=True)
 class ScoreSettings:
@@ -216,12 +214,10 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
 
 
 def _minimum(P, value, bound):
-    """Return min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
+    """Return min(value, bound) for value >= 0 and bound > 0. The IR has no instruction for the minimum of integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
-    # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
-    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)
-    excess = P.emit(ir.MultiplyIntNode, a=reaches_bound, b=subtract(P, value, bound))
-    return subtract(P, value, excess)
+    is_below = P.emit(ir.FloorDivideIntNode, a=1, b=add(P, quotient, 1))  # 1 if value < bound, else 0
+    return add(P, bound, P.emit(ir.MultiplyIntNode, a=is_below, b=subtract(P, value, bound)))
 
 
 def _range(P, begin, end):
