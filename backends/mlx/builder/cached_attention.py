@@ -44,7 +44,8 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     it is a ring buffer, which accepts any position.
     """
     if row is None:
-        return [(P.item(start), None)]
+        position = P.item(start)
+        return [(position if is_ring else _refused_beyond(P, position, P.size(x, 2), capacity), None)]
     row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
     positions = [P.item(s) for s in _elements(P, start)] if is_ring else _checked(P, start, capacity)
     if len(row_begins) == 1 and not is_ring:
@@ -75,6 +76,18 @@ def _checked_begin(P, begin, length, capacity):
     distance = subtract(P, length, 1)
     last = P.emit(ir.TakeNode, x=_range(P, 0, capacity), index=add(P, begin, distance), axis=0)
     return subtract(P, P.item(last), distance)
+
+
+def _refused_beyond(P, position, length, capacity):
+    """Return `position`, for the positions [position, position + length) of a cache with one row.
+
+    At run time, it is an error if one of them is outside [0, capacity). This runtime finds the error in the write to
+    the cache. ExecuTorch's own MLX delegate would clamp the positions. There, an integer of the host overflows.
+    """
+    last = subtract(P, add(P, position, length), 1)
+    lower, upper = (P.emit(ir.FloorDivideIntNode, a=x, b=capacity) for x in (position, last))  # 0, or an overflow
+    sum = add(P, add(P, lower, -(2**31)), add(P, upper, 2**31 - 1))
+    return add(P, position, P.emit(ir.MultiplyIntNode, a=sum, b=0))
 
 
 # -- attention ------------------------------------------------------------------
