@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import MtpModel
 
+from ...preprocess import NotPortable
 from ...workarounds.program_caches import forget_programs
 from ..tokenizer import has_tokenizer, has_words, reading_tokenizer, template_in
 from .check import check_program
@@ -101,7 +102,7 @@ def export_llm(
     - `allow_extensions`: use IR nodes that ExecuTorch's own MLX delegate lacks. That delegate then
       cannot run the program.
     - `portable`: make a program that gives the same values on ExecuTorch's own MLX delegate. It has a single method,
-      `forward`, and one row, because methods share no caches there, and therefore no `verify`. What that delegate
+      `forward`, and one row, because methods share no caches there; `speculation` has no effect. What that delegate
       would compute differently is an error.
     - `verify`: whether `save` compares the finished file with the eager model. The model stays in memory until then.
     - `progress`: called with the name of each long step before it begins.
@@ -158,9 +159,12 @@ def export_llm(
             unquantized=tuple(conversion.unquantized), perplexity=conversion.perplexity,
         )  # fmt: skip
     progress("lower")
-    lowered, report = lower(methods, constants, allow_extensions=allow_extensions, portable=portable)
+    try:
+        lowered, report = lower(methods, constants, allow_extensions=allow_extensions, portable=portable)
+    except NotPortable as error:
+        raise ValueError(f"export_llm: portable: {type(model).__name__} cannot be portable:\n{error}") from error
     progress("serialize")
-    program = serialize(lowered)
+    program = serialize(lowered, portable=portable)
     checker = None
     if verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
