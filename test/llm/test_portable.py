@@ -74,9 +74,10 @@ def test_log_probabilities(llm, several_methods):
     assert [[t for t, _ in a.top_logprobs] for a in ours] == [[t for t, _ in b.top_logprobs] for b in expected]
 
 
-def test_scores_need_another_export(llm):
-    with pytest.raises(ValueError, match="exported without the method verify"):
-        llm.score(PROMPT, [[1, 2]])
+def test_scores(llm, several_methods):
+    """Without `verify`, a call scores one token."""
+    (ours,), (expected,) = (x.score(PROMPT, [[7, 300, 12]]) for x in (llm, several_methods))
+    assert ours.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 def test_positions_beyond_the_capacity_are_refused(tmp_path):
