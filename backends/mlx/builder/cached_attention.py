@@ -14,7 +14,7 @@ from ..serialization import ir
 from . import dtypes
 from .cache_write import add, part_of_row, subtract
 
-_POSITION_LIMIT = 1 << 40  # larger than any position
+_QUOTIENT_LIMIT = 1 << 30  # larger than a position divided by a capacity; sums with it are within int32
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,10 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
 
 
 def _minimum(P, value, bound):
-    """Return min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
+    """Return min(value, bound) for 0 <= value < 2^30 * bound. The IR has no instruction for the minimum of host integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
-    # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
-    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)
+    # ceil(quotient / _QUOTIENT_LIMIT): 1 if value >= bound, else 0.
+    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _QUOTIENT_LIMIT - 1), b=_QUOTIENT_LIMIT)
     excess = P.emit(ir.MultiplyIntNode, a=reaches_bound, b=subtract(P, value, bound))
     return subtract(P, value, excess)
 

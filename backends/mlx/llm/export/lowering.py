@@ -25,7 +25,8 @@ from .passes.last_token import narrow_to_last_token
 
 @paused_collector()
 def lower(
-    methods: dict[str, ExportedProgram], constant_methods: dict[str, Any], *, allow_extensions: bool
+    methods: dict[str, ExportedProgram], constant_methods: dict[str, Any], *, allow_extensions: bool,
+    portable: bool = False,
 ) -> tuple[EdgeProgramManager, Report]:
     """Delegate the methods to MLX. Returns the lowered programs and the partitioner's report.
 
@@ -35,13 +36,15 @@ def lower(
     ExecuTorch's own kernels, which need the edge dialect, it lowers the methods again with
     `to_edge_transform_and_lower`.
 
+    With `portable`, nothing that ExecuTorch's own MLX delegate would compute differently is delegated.
+
     Raises RuntimeError if an operator of this package cannot be delegated, because nothing else can run it.
     """
     for program in methods.values():
         compute_constant_calls(program)
         narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
-    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+    partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable)
     # torch generates the Python code of a traced graph only if the code runs.
     with quiet_lowering(), _use_lazy_graph_module(True):
         table = default_decompositions().materialize()
@@ -49,7 +52,7 @@ def lower(
             decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
             lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
         if not all(_is_delegated(lowered.exported_program(name)) for name in methods):
-            partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+            partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable)
             lowered = to_edge_transform_and_lower(
                 methods,
                 partitioner={name: [partitioner] for name in methods},

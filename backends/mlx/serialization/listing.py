@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..serialization import ir
-from ..serialization.table import CHAIN_FIELDS
+from . import ir
+from .table import CHAIN_FIELDS
 
 SPACES = ("constant", "input", "output", "buffer", "temporary")  # the kinds of tensor slots, in the order of their ids
 _OPERAND_TYPES = ("Tid", "Vid", "IntOrVid", "FloatOrVid", "VidOrTid", "IntOrVidOrTid")
