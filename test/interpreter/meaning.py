@@ -27,6 +27,7 @@ class Meaning:
     """How a runtime takes a program.
 
     Args:
+        name: which runtime this is.
         nodes: the function of each IR node.
         integer_bits: the size of integer values. Literals are clamped to it. A result or an input that does not fit is
             an error.
@@ -40,6 +41,7 @@ class Meaning:
         constant_destination: whether the first operand of an update may be a constant, which is copied.
     """
 
+    name: str
     nodes: Mapping[type[ir.Op], Callable]
     integer_bits: int
     dtypes: frozenset[int]

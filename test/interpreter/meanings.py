@@ -20,6 +20,7 @@ UINT8, INT8, INT16, INT32, INT64, FLOAT16, FLOAT32, BOOL, BFLOAT16, UINT16, UINT
 OFFICIAL_DTYPES = frozenset({UINT8, INT8, INT16, INT32, INT64, FLOAT16, FLOAT32, BOOL, BFLOAT16, UINT32})
 
 OFFICIAL = Meaning(
+    name="as ExecuTorch's own MLX delegate",
     nodes=nodes.NODES,
     integer_bits=32,
     dtypes=OFFICIAL_DTYPES,
@@ -164,6 +165,7 @@ OURS_NODES = {
 }
 
 OURS = Meaning(
+    name="as this project's runtime",
     nodes={**nodes.NODES, **OURS_NODES},
     integer_bits=64,
     dtypes=OFFICIAL_DTYPES | {UINT16, UINT64},
