@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from executorch_mlx.serialization import ir
 
 from .arrays import HALF
@@ -101,7 +102,9 @@ class Call:
         return [self.int(x) for x in xs or ()]
 
     def float(self, x: ir.FloatOrVid) -> float:
-        return self.value(x.vid) if x.is_vid else x.literal
+        if x.is_vid:
+            return self.value(x.vid)
+        return x.literal if self.meaning.number_bits == 64 else float(np.float32(x.literal))
 
 
 class Widened(Call):

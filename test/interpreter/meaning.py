@@ -29,8 +29,8 @@ class Meaning:
     Args:
         name: which runtime this is.
         nodes: the function of each IR node.
-        integer_bits: the size of integer values. Literals are clamped to it. A result or an input that does not fit is
-            an error.
+        number_bits: the size of numbers outside tensors. Integer literals are clamped to it, and an integer result or
+            input that does not fit is an error. Float literals are rounded to it.
         dtypes: the ScalarTypes of tensors.
         empty: whether tensors that are made from numbers may have no elements. If not, all inputs of a method may not
             be empty either, since they then have no memory.
@@ -43,7 +43,7 @@ class Meaning:
 
     name: str
     nodes: Mapping[type[ir.Op], Callable]
-    integer_bits: int
+    number_bits: int
     dtypes: frozenset[int]
     empty: bool
     any_layout: bool
@@ -51,12 +51,12 @@ class Meaning:
     constant_destination: bool
 
     def clamped(self, x: int) -> int:
-        limit = 1 << (self.integer_bits - 1)
+        limit = 1 << (self.number_bits - 1)
         return max(-limit, min(x, limit - 1))
 
     def checked(self, x: int, what: str) -> int:
         if x != self.clamped(x):
-            raise Refused(f"{what}: {x} does not fit in {self.integer_bits} bits")
+            raise Refused(f"{what}: {x} does not fit in {self.number_bits} bits")
         return x
 
     def dtype(self, scalar_type: int) -> mx.Dtype:

@@ -22,7 +22,7 @@ OFFICIAL_DTYPES = frozenset({UINT8, INT8, INT16, INT32, INT64, FLOAT16, FLOAT32,
 OFFICIAL = Meaning(
     name="as ExecuTorch's own MLX delegate",
     nodes=nodes.NODES,
-    integer_bits=32,
+    number_bits=32,
     dtypes=OFFICIAL_DTYPES,
     empty=False,
     any_layout=False,
@@ -140,9 +140,20 @@ def addmm(n: ir.AddmmNode, c: Call) -> mx.array:
     return y if n.bias is None else y + n.beta * c.read(n.bias)
 
 
+def update_and_attend(n: ir.UpdateAndAttendNode, c: Call) -> mx.array:
+    """The runtime owns the cache of each layer. What it holds from the position on is replaced."""
+    q, position = c.read(n.q), int(c.read(n.position).item())
+    key, new = ("cache", n.layer_id), (c.read(n.k), c.read(n.v))
+    old = c.buffers.get(key)
+    k, v = new if old is None else (mx.concatenate([a[:, :, :position], b], 2) for a, b in zip(old, new))
+    c.buffers[key] = k, v
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=n.scale, mask="causal")
+
+
 OURS_NODES = {
     ir.ItemIntNode: item,
     ir.AddmmNode: nodes.product(addmm, "mat1"),
+    ir.UpdateAndAttendNode: nodes.product(update_and_attend, "q"),
     ir.GeluNode: nodes.product(f.gelu, "x"),
     ir.ErfNode: nodes.unary(erf),
     ir.FloorDivideNode: nodes.binary(divide(mx.floor_divide)),
@@ -167,7 +178,7 @@ OURS_NODES = {
 OURS = Meaning(
     name="as this project's runtime",
     nodes={**nodes.NODES, **OURS_NODES},
-    integer_bits=64,
+    number_bits=64,
     dtypes=OFFICIAL_DTYPES | {UINT16, UINT64},
     empty=True,
     any_layout=True,

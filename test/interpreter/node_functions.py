@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 import torch
 from executorch_mlx.custom_ops.primitives import random_bits as bits_of_seed
 from executorch_mlx.serialization import ir
@@ -192,7 +191,8 @@ def slice_(n: ir.SliceNode, c: Call) -> mx.array:
     axis = axis_of(c.int(n.axis), x)
     if n.step == 0:
         raise Refused("step: got 0")
-    return x[(slice(None),) * axis + (slice(c.int(n.start), c.int(n.stop), n.step),)]
+    start, stop = (max(-(2**31), min(c.int(bound), 2**31 - 1)) for bound in (n.start, n.stop))
+    return x[(slice(None),) * axis + (slice(start, stop, n.step),)]
 
 
 def updated(dst: mx.array, axis: int, part: slice, update: mx.array) -> mx.array:
@@ -272,9 +272,11 @@ def arange(n: ir.ARangeNode, c: Call) -> mx.array:
 
 
 def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
-    """The value passes through float32."""
-    with np.errstate(over="ignore"):
-        return mx.broadcast_to(mx.array(np.float32(value)).astype(dtype), shape)
+    if mx.issubdtype(dtype, mx.integer) and abs(value) < 2**63:
+        number = mx.array(int(value), mx.int64)  # exact: a float32 has 24 bits
+    else:
+        number = mx.array(value, mx.float32)
+    return mx.broadcast_to(number.astype(dtype), shape)
 
 
 def full(n: ir.FullNode, c: Call) -> mx.array:

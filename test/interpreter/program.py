@@ -143,10 +143,10 @@ class Delegate:
         self.buffers = program.buffers if shared else {}
         buffers = [slot.idx for slot in graph.mutable_buffer_map or ()]
         self.buffer_keys = {i: self.names.get(i, (id(self), i)) if shared else i for i in buffers}
-        for slot, key in self.buffer_keys.items():
-            if key not in self.buffers:
-                self.buffers[key] = self._initial(slot)
-        if graph.init_chain_idx >= 0:
+        new = {key: slot for slot, key in self.buffer_keys.items() if key not in self.buffers}
+        for key, slot in new.items():
+            self.buffers[key] = self._initial(slot)
+        if graph.init_chain_idx >= 0 and (new or not self.buffer_keys):
             self._call(is_init=True).run(graph.init_chain_idx)
 
     def _call(self, is_init: bool = False) -> Call:
@@ -207,7 +207,8 @@ class Delegate:
             raise Refused(f"output: {error}") from error
         _check_sizes(spec, list(result.shape))
         tensor = to_torch(result)
-        if self.meaning.any_layout or not tensor.numel():
+        # A declared order says that the program itself has put the elements in this order.
+        is_in_order = self.meaning.any_layout and list(self.graph.tensor_meta[slot.idx].dim_order) != spec.dim_order
+        if is_in_order or not tensor.numel():
             return tensor
-        strides = strides_for(tensor.shape, spec.dim_order)
-        return tensor.reshape(-1).as_strided(tensor.shape, strides).contiguous()
+        return tensor.reshape(-1).as_strided(tensor.shape, strides_for(tensor.shape, spec.dim_order)).contiguous()
