@@ -142,7 +142,7 @@ def addmm(n: ir.AddmmNode, c: Call) -> mx.array:
 
 def update_and_attend(n: ir.UpdateAndAttendNode, c: Call) -> mx.array:
     """The runtime owns the cache of each layer. What it holds from the position on is replaced."""
-    q, position = c.read(n.q), int(c.read(n.position).item())
+    q, position = c.read(n.q), int(c.read(n.position).reshape(-1)[0].item())
     key, new = ("cache", n.layer_id), (c.read(n.k), c.read(n.v))
     old = c.buffers.get(key)
     k, v = new if old is None else (mx.concatenate([a[:, :, :position], b], 2) for a, b in zip(old, new))
