@@ -229,7 +229,7 @@ class MLXPartitioner(Partitioner):
 
 @dataclass(frozen=True)
 class State:
-    """The buffers of a method, by name, and those of them that it writes."""
+    """The buffers that a method uses, by name, and those that it writes."""
 
     buffers: frozenset[str]
     written: frozenset[str]
@@ -237,7 +237,9 @@ class State:
     @classmethod
     def of(cls, program: ExportedProgram) -> State:
         signature = program.graph_signature
-        return cls(frozenset(signature.inputs_to_buffers.values()), frozenset(signature.buffers_to_mutate.values()))
+        buffers = signature.inputs_to_buffers
+        used = (buffers[n.name] for n in program.graph.nodes if n.users and n.name in buffers)
+        return cls(frozenset(used), frozenset(signature.buffers_to_mutate.values()))
 
 
 def _shared_states(states: list[State]) -> list[Difference]:

@@ -25,7 +25,6 @@ from .serialization.pack import pack_payload
 from .serialization.portability import Finding, program_findings, shared_buffers
 
 CONSTANT_ALIGNMENT = 16  # bytes
-PAGE = 16 << 10  # bytes of a page of memory of an Apple device, which maps whole pages of a file for its GPU
 PROGRAM_MARK = "mlx:program"  # the key of an entry by which the runtime recognizes the methods of a program
 # Compile specs with these keys permit extensions, and refuse programs that are not portable. Their values are ignored.
 ALLOW_EXTENSIONS = "allow_extensions"
@@ -119,9 +118,7 @@ def _compile(
         if key not in stored:
             stored.add(key)
             file = program.files.get(key)
-            data = bytes(raw_bytes(tensor))
-            alignment = PAGE if data and len(data) % PAGE == 0 else CONSTANT_ALIGNMENT
-            store.add_named_data(key, data, alignment=alignment, external_tag=file)
+            store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT, external_tag=file)
     if program.files:
         store.add_named_data(PROGRAM_MARK, b"\0")
     _add_no_guards(edge_program, builder.shape_env)

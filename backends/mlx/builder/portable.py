@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from ..extents import is_empty, is_same_shape, may_be_empty
 from ..serialization import ir
-from ..serialization.portability import CHECKS, DTYPES, STRIDED_VIEWS, Problem, problem_of
+from ..serialization.portability import CHECKS, DTYPES, MAX_STEP, STRIDED_VIEWS, Problem, problem_of
 from ..serialization.type_rules import rule_of
 from ..serialization.types import Env, Shape, Type, Unknown
 from . import dtypes
@@ -69,6 +69,9 @@ class _SlotEnv(Env):
     def is_constant(self, slot: TensorSlot) -> bool:
         return slot.space == Space.CONSTANT
 
+    def known_value(self, slot: TensorSlot) -> int | None:
+        return slot.constant_value if isinstance(slot.constant_value, int) else None
+
     def is_guarded(self, slot: TensorSlot) -> bool:
         return self.is_constant(slot) or self.producers.get(slot) is ir.WhereNode
 
@@ -91,14 +94,24 @@ class _SlotEnv(Env):
         results = [v for f in emitted.op.FIELDS if f.output for v in _as_list(emitted.fields.get(f.name))]
         self.producers |= dict.fromkeys(results, emitted.op)
         unknown = [slot for slot in results if isinstance(slot, TensorSlot) and slot.shape is None]
-        rule = rule_of(emitted.op) if unknown else None
-        if rule is None:
-            return
+        if unknown:
+            self.types |= zip(results, self._result_types(_view(emitted)))
+
+    def _result_types(self, n: Any) -> list[Type]:
+        """Return the types of the results of an instruction; [] if they are unknown."""
+        rule = rule_of(n.op)
         try:
-            types = rule(_view(emitted), self)
+            types = rule(n, self) if rule else []
         except (Unknown, IndexError, ValueError, ArithmeticError):
-            return
-        self.types |= zip(results, types if isinstance(types, list) else [types])
+            types = []
+        return types if isinstance(types, list) else [types]
+
+    def result_shape(self, n: Any) -> Shape | None:
+        """Return the shape of the only result of an instruction, or None if it is unknown."""
+        if n.out.shape is not None:
+            return self.shape(n.out)
+        types = self._result_types(n)
+        return types[0].shape if types else None
 
 
 class _Pass:
@@ -115,27 +128,20 @@ class _Pass:
         return self.remaining
 
     def _visit(self, chain: list[Emitted], emitted: Emitted) -> None:
+        problem = _operand_problem(emitted)
+        if problem is not None:
+            self.remaining.append((emitted.origin, problem))
         problem = self._problem_of(emitted)
         if problem is not None:
             form = FORMS.get(emitted.op)
             new = self._lower(form, emitted) if form is not None else None
-            if new is None:
-                self.remaining.append((emitted.origin, problem))
-            else:
+            if new is not None:
                 self._substitute(chain, emitted, new)
                 return
+            self.remaining.append((emitted.origin, problem))
         self.env.record(emitted)
 
     def _problem_of(self, emitted: Emitted) -> Problem | None:
-        for value in emitted.fields.values():
-            for slot in _as_list(value):
-                if isinstance(slot, TensorSlot) and slot.space != Space.TEMP:
-                    if _name(slot.dtype) not in DTYPES:
-                        return Problem("dtype", _name(slot.dtype))
-                    if slot.space in (Space.INPUT, Space.BUFFER) and is_empty(slot.shape):
-                        return Problem("empty")
-                    if slot.space == Space.INPUT and slot.order is not None:
-                        return Problem("input_order", str(list(slot.order)))
         if emitted.op not in CHECKS and emitted.op.OP_TYPE < ir.FIRST_EXTENSION:
             return None
         return problem_of(emitted.op, _view(emitted), self.env)
@@ -177,9 +183,23 @@ class _Pass:
             outer.emitted[index : index + 1] = new
 
 
+def _operand_problem(emitted: Emitted) -> Problem | None:
+    """Return what is different about an input, output, constant or buffer that an instruction uses, or None."""
+    for value in emitted.fields.values():
+        for slot in _as_list(value):
+            if isinstance(slot, TensorSlot) and slot.space != Space.TEMP:
+                if _name(slot.dtype) not in DTYPES:
+                    return Problem("dtype", _name(slot.dtype))
+                if slot.space in (Space.INPUT, Space.BUFFER) and is_empty(slot.shape):
+                    return Problem("empty")
+                if slot.space == Space.INPUT and slot.order is not None:
+                    return Problem("input_order", str(list(slot.order)))
+    return None
+
+
 def _view(emitted: Emitted) -> SimpleNamespace:
     """Return the fields of an instruction as attributes, like those of an IR node. Absent fields have their default."""
-    return SimpleNamespace(**{f.name: emitted.fields.get(f.name, f.default) for f in emitted.op.FIELDS})
+    return SimpleNamespace(op=emitted.op, **{f.name: emitted.fields.get(f.name, f.default) for f in emitted.op.FIELDS})
 
 
 def _as_list(value: Any) -> list:
@@ -202,6 +222,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _item(P, n, env):
+    if env.known_value(n.x) is not None and n.x.dtype.itemsize >= 4:
+        raise Unsupported("the number exceeds int32")
     return P.emit(ir.ItemIntNode, x=P.cast(n.x, torch.int32), out=ValueSlot(n.out.kind))
 
 
@@ -289,10 +311,9 @@ def _empty(P, shape: list, dtype: torch.dtype) -> TensorSlot:
 
 def _result_if_empty(P, n, env) -> TensorSlot | None:
     """Return a tensor like the result if it certainly has no elements."""
-    shape = n.out.shape
-    if shape is not None and all(isinstance(e, int) for e in shape) and 0 in shape:
-        return _empty(P, list(shape), n.out.dtype)
-    return None
+    shape = env.result_shape(n)
+    is_empty = shape is not None and None not in shape and 0 in shape
+    return _empty(P, list(shape), n.out.dtype) if is_empty else None
 
 
 def _full(P, n, env):
@@ -352,11 +373,33 @@ def _arange(P, n, env):
 def _roll(P, n, env):
     if (empty := _result_if_empty(P, n, env)) is not None:
         return empty
+    if not n.axes:
+        return _flat_roll(P, n, env)
     extents = [n.x.shape[axis] for axis in n.axes] if n.x.shape is not None else []
     if not extents or not all(isinstance(v, int) for v in [*extents, *n.shift]):
         raise Unsupported("the shift exceeds int32")
     shift = [s % e for s, e in zip(n.shift, extents, strict=True)]
     return P.emit(ir.RollNode, x=n.x, shift=shift, axes=n.axes)
+
+
+def _flat_roll(P, n, env):
+    flat = P.emit(ir.RollNode, x=P.emit(ir.ReshapeNode, x=n.x, shape=[-1]), shift=n.shift, axes=[0])
+    return P.emit(ir.ReshapeNode, x=flat, shape=_sizes(P, n.x))
+
+
+def _reshape(P, n, env):
+    """Reshape a tensor without elements: MLX cannot compute the size that -1 stands for, which is 0."""
+    return P.emit(ir.ReshapeNode, x=n.x, shape=[0 if size == -1 else size for size in n.shape])
+
+
+def _short_step(op: type[ir.Op]) -> Callable:
+    """Return the form of nodes with a step that MLX cannot add to a size: every step beyond the size means the same."""
+
+    def form(P, n, env):
+        fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name != "out"}
+        return P.emit(op, **fields | {"step": max(-MAX_STEP, min(n.step, MAX_STEP))})
+
+    return form
 
 
 def _if_empty(P, n, env):
@@ -416,6 +459,8 @@ def _updated_copy(op: type[ir.Op]) -> Callable:
 
     def form(P, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS}
+        if op is ir.SliceUpdateNode:
+            fields["step"] = min(n.step, MAX_STEP)
         if env.is_constant(n.dst):
             fields["dst"] = P.emit(ir.IdCopyNode, x=n.dst, out=TensorSlot(n.dst.dtype, n.dst.shape))
         if op is ir.IndexCopyNode:
@@ -474,6 +519,50 @@ def _with_corner(P, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int
     return corner
 
 
+def _conv3d_groups(op: type[ir.Op]) -> Callable:
+    """Return the form of a convolution over three axes with several groups: a convolution for each of them."""
+
+    def form(P, n, env):
+        channels, outputs = env.shape(n.x)[-1], env.shape(n.w)[0]
+        if n.groups == 1 or channels is None or outputs is None:
+            raise Unsupported("the number of channels is unknown")
+        fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name not in ("x", "w", "out", "groups")}
+
+        def part(x, axis, size, group):
+            step = size // n.groups
+            return P.emit(ir.SliceNode, x=x, axis=axis, start=group * step, stop=(group + 1) * step)
+
+        results = [
+            P.emit(op, x=part(n.x, 4, channels, g), w=part(n.w, 0, outputs, g), **fields) for g in range(n.groups)
+        ]
+        return P.emit(ir.ConcatenateNode, tensors=results, axis=4)
+
+    return form
+
+
+def _cropped_conv(op: type[ir.Op], axes: str) -> Callable:
+    """Return the form of a transposed convolution with more padding than its window reaches: one whose result is cropped.
+
+    `axes` names the axes by the letters that end the names of their fields, and is empty for a single axis.
+    """
+
+    def form(P, n, env):
+        fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name != "out"}
+        padding = {name: fields.pop(name) for name in [f"padding_{a}" for a in axes] or ["padding"]}
+        out = P.emit(op, **fields, **dict.fromkeys(padding, 0))
+        for axis, width in enumerate(padding.values(), 1):
+            if width:
+                out = P.emit(ir.SliceNode, x=out, axis=axis, start=width, stop=-width)
+        return out
+
+    return form
+
+
+def _conv_transpose3d(P, n, env):
+    form = _conv3d_groups(n.op) if n.groups > 1 else _cropped_conv(n.op, "dhw")
+    return form(P, n, env)
+
+
 FORMS: dict[type[ir.Op], Callable] = {
     ir.ItemIntNode: _item,
     ir.FloorDivideNode: _integer_quotient,
@@ -489,6 +578,8 @@ FORMS: dict[type[ir.Op], Callable] = {
     ir.RollNode: _roll,
     ir.TakeNode: _if_empty,
     ir.GatherNode: _if_empty,
+    ir.ReshapeNode: _reshape,
+    ir.SliceNode: _short_step(ir.SliceNode),
     ir.SliceUpdateNode: _updated_copy(ir.SliceUpdateNode),
     ir.IndexCopyNode: _updated_copy(ir.IndexCopyNode),
     ir.ScatterAddNode: _scatter_add,
@@ -497,6 +588,8 @@ FORMS: dict[type[ir.Op], Callable] = {
     **{op: _on_rows(op) for op in (ir.ArgmaxNode, ir.ArgminNode, ir.SortNode, ir.ArgsortNode, ir.SoftmaxNode)},
     ir.CumsumNode: _cumsum,
     ir.AddmmNode: _addmm,
-    ir.RMSNormNode: _if_empty,
-    ir.LayerNormNode: _if_empty,
+    ir.Conv3DNode: _conv3d_groups(ir.Conv3DNode),
+    ir.ConvTranspose1DNode: _cropped_conv(ir.ConvTranspose1DNode, ""),
+    ir.ConvTranspose2DNode: _cropped_conv(ir.ConvTranspose2DNode, "hw"),
+    ir.ConvTranspose3DNode: _conv_transpose3d,
 }

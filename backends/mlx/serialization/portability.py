@@ -13,11 +13,12 @@ from typing import Any
 
 from . import ir
 from .infer_types import declared_type, infer_types
-from .listing import SlotNames, list_instructions, tensor_ids, unwrap_operand
+from .listing import SlotNames, list_instructions, tensor_ids, unwrap_operand, without_digest
 from .types import FLOATS, ITEMSIZE, Env, Type, Unknown, dtype_name
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 MAX_BUFFER_BYTES = 4 << 30
+MAX_STEP = 2**30
 _FLOAT32_BITS = 24  # the significant bits of a float32
 
 DTYPES = {"bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "float16", "bfloat16", "float32"}
@@ -57,7 +58,10 @@ KINDS: dict[str, Kind] = {
     "constant_update": Kind("a constant cannot be updated", f"{_EXPORT_AGAIN}, or copy the constant before"),
     "copied_indices": Kind("reads indices as contiguous int64, but got {0}", _EXPORT_AGAIN),
     "scatter_shape": Kind("the operands must have the same shape, except for x on the axis", _EXPORT_AGAIN),
-    "backward_slice": Kind("a negative step keeps other elements", "use torch.flip"),
+    "long_step": Kind("the step {0} overflows", "use a step below 2^30"),
+    "flat_roll": Kind("rolls no axis if the list of axes is empty", _EXPORT_AGAIN),
+    "conv_groups": Kind("{0} groups over three axes are refused", _EXPORT_AGAIN),
+    "conv_padding": Kind("padding beyond the window gives another shape", _EXPORT_AGAIN),
     # of whole programs
     "value_input": Kind("a number of kind {0} as input is refused", "pass a 0-d tensor"),
     "value_output": Kind("a number of kind {0} as output is refused", "return a 0-d tensor"),
@@ -100,6 +104,9 @@ has the types of its operands, and knows which slots are constants. The check ma
 
 
 def _item_bytes(n, env):
+    number = env.known_value(n.x)
+    if number is not None and not INT32_MIN <= number <= INT32_MAX:
+        return Problem("literal", str(number))
     dtype = env.dtype(n.x)
     is_read_whole = dtype is None or dtype not in FLOATS and ITEMSIZE[dtype] >= 4
     return None if is_read_whole else Problem("item_bytes", dtype)
@@ -220,8 +227,33 @@ def _scatter_nonempty(n, env):
     return Problem("empty") if 0 in env.shape(n.indices) or 0 in env.shape(n.x) else None
 
 
-def _forward(n, env):
-    return Problem("backward_slice") if n.step < 0 else None
+def _short_step(n, env):
+    return Problem("long_step", str(n.step)) if abs(n.step) > MAX_STEP else None
+
+
+def _rolled_axes(n, env):
+    return None if n.axes else Problem("flat_roll")
+
+
+def _known_size(n, env):
+    """A check that a size of -1 stands for the number of some elements."""
+    is_inferred = any(unwrap_operand(size) == -1 for size in n.shape)
+    return Problem("empty") if is_inferred and 0 in env.shape(n.x) else None
+
+
+def _one_group(n, env):
+    return Problem("conv_groups", str(n.groups)) if n.groups != 1 else None
+
+
+def _padding_within_window(*suffixes: str) -> Check:
+    def check(n, env):
+        for extent, suffix in zip(env.shape(n.w)[1:-1], suffixes, strict=True):
+            dilation, padding = getattr(n, "dilation" + suffix), getattr(n, "padding" + suffix)
+            if extent is not None and dilation * (extent - 1) < padding:
+                return Problem("conv_padding")
+        return None
+
+    return check
 
 
 def _known_dtype(*fields: str) -> Check:
@@ -258,26 +290,30 @@ CHECKS: dict[type[ir.Op], tuple[Check, ...]] = {
     ir.RandomBitsNode: (_static_sizes("shape"),),
     # shape and index
     ir.RepeatNode: (_nonempty_result,),
-    ir.RollNode: (_int32_literals("shift"), _nonempty),
+    ir.RollNode: (_int32_literals("shift"), _rolled_axes),
+    ir.ReshapeNode: (_known_size,),
     ir.TakeNode: (_nonempty,),
     ir.GatherNode: (_static_sizes("slice_sizes"),),
-    ir.SliceNode: (_forward,),
-    ir.SliceUpdateNode: (_constant_update,),
+    ir.SliceNode: (_short_step,),
+    ir.SliceUpdateNode: (_constant_update, _short_step),
     ir.IndexCopyNode: (_constant_update, _copied_indices),
     ir.ScatterAddNode: (_scatter_nonempty, _scatter_shape),
     # reductions and sorting
     **dict.fromkeys((ir.SumNode, ir.MeanNode, ir.ProdNode, ir.VarNode, ir.StdNode), (_float32_sums,)),
     ir.LogSumExpNode: (_nonempty, _all_axes),
-    **dict.fromkeys((ir.ArgmaxNode, ir.ArgminNode, ir.SortNode, ir.ArgsortNode), (_not_scalar, _nonempty)),
-    **dict.fromkeys((ir.PartitionNode, ir.ArgPartitionNode), (_not_scalar, _nonempty)),
-    ir.CumsumNode: (_not_scalar, _nonempty, _float32_sums),
+    **dict.fromkeys((ir.ArgmaxNode, ir.ArgminNode), (_not_scalar, _nonempty)),
+    **dict.fromkeys((ir.SortNode, ir.ArgsortNode, ir.PartitionNode, ir.ArgPartitionNode), (_not_scalar,)),
+    ir.CumsumNode: (_not_scalar, _float32_sums),
     # linear algebra, normalization, attention
     ir.AddmmNode: (_scale_without_bias,),
-    ir.SoftmaxNode: (_not_scalar, _nonempty),
-    ir.RMSNormNode: (_nonempty,),
-    ir.LayerNormNode: (_nonempty,),
+    ir.SoftmaxNode: (_not_scalar,),
     ir.DequantizeNode: (_known_dtype("dtype"),),
     ir.UpdateAndAttendNode: (_known_dtype("out_dtype"),),
+    # conv
+    ir.Conv3DNode: (_one_group,),
+    ir.ConvTranspose1DNode: (_padding_within_window(""),),
+    ir.ConvTranspose2DNode: (_padding_within_window("_h", "_w"),),
+    ir.ConvTranspose3DNode: (_one_group, _padding_within_window("_d", "_h", "_w")),
     # control
     ir.MetalKernelNode: (lambda n, env: Problem("metal_source"),),
 }
@@ -377,27 +413,25 @@ def _buffer_findings(graph: ir.MLXGraph, stored: Collection[str]) -> Iterator[Fi
     chains = list_instructions(graph)
     written = {s.idx for i in chains[init] for s in i.results} if 0 <= init < len(chains) else set()
     for slot in graph.mutable_buffer_map or ():
-        name = names(ir.Tid(slot.idx))
+        key = names.keys.get(slot.idx)
+        name = names(ir.Tid(slot.idx)) if key is None else without_digest(key)
         nbytes = declared_type(graph.tensor_meta[slot.idx]).nbytes
         if nbytes is not None and nbytes > MAX_BUFFER_BYTES:
             yield Finding(name, Problem("large_buffer"))
-        if names.keys.get(slot.idx) in stored and slot.idx not in written:
+        if key in stored and slot.idx not in written:
             yield Finding(name, Problem("initial_value"))
 
 
 def shared_buffers(graphs: Mapping[str, list[ir.MLXGraph]]) -> list[Finding]:
     """Return a finding for each buffer that several methods share here. `graphs` has the programs of each method."""
     methods: dict[str, list[str]] = {}
-    names: dict[str, str] = {}
     for method, programs in graphs.items():
         for graph in programs:
-            slots = SlotNames(graph)
+            keys = SlotNames(graph).keys
             for slot in graph.mutable_buffer_map or ():
-                key = slots.keys.get(slot.idx)
-                if key is not None:
-                    names.setdefault(key, slots(ir.Tid(slot.idx)))
-                    methods.setdefault(key, []).append(method)
+                if slot.idx in keys:
+                    methods.setdefault(keys[slot.idx], []).append(method)
     return [
-        Finding(names[key], Problem("shared_state", ", ".join(dict.fromkeys(users))))
+        Finding(without_digest(key), Problem("shared_state", ", ".join(dict.fromkeys(users))))
         for key, users in methods.items() if len(set(users)) > 1
     ]

@@ -78,6 +78,10 @@ class Env:
         """Whether a tensor slot is a constant, which no instruction of the chain may write."""
         return False
 
+    def known_value(self, slot) -> int | None:
+        """Return the integer in a tensor slot of one element, or None if it is unknown."""
+        return None
+
     def is_guarded(self, slot) -> bool:
         """Whether a tensor slot of divisors is a constant, or chosen so that it has no 0."""
         return self.is_constant(slot)
