@@ -31,6 +31,10 @@ ALLOW_EXTENSIONS = "allow_extensions"
 PORTABLE = "portable"
 
 
+class NotPortable(RuntimeError):
+    """A program that is to be portable would compute something else on ExecuTorch's own MLX delegate."""
+
+
 class MLXBackend(BackendDetails):
     """Compiles delegated graphs to the MLX IR. The class name is the backend id in the `.pte`."""
 
@@ -84,10 +88,10 @@ def _has_spec(specs: list[CompileSpec], key: str) -> bool:
 
 
 def _refuse(findings: Collection[Finding]) -> None:
-    """Raise RuntimeError if there are findings about a program that is to be portable."""
+    """Raise NotPortable if there are findings about a program that is to be portable."""
     if findings:
         lines = "\n".join(f"  {finding}" for finding in findings)
-        raise RuntimeError(f"portable=True: ExecuTorch's own MLX delegate would compute something else:\n{lines}")
+        raise NotPortable(f"portable=True: ExecuTorch's own MLX delegate would compute something else:\n{lines}")
 
 
 def _contents(program: ExportedProgram, buffer: str, digests: Digests) -> tuple[str, str]:

@@ -14,8 +14,6 @@ from ..serialization import ir
 from . import dtypes
 from .cache_write import add, part_of_row, subtract
 
-_QUOTIENT_LIMIT = 1 << 30  # larger than a position divided by a capacity; sums with it are within int32
-
 
 @dataclass(frozen=True)
 class ScoreSettings:
@@ -46,7 +44,8 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     it is a ring buffer, which accepts any position.
     """
     if row is None:
-        return [(P.item(start), None)]
+        position = P.item(start)
+        return [(position if is_ring else _refused_beyond(P, position, P.size(x, 2), capacity), None)]
     row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
     positions = [P.item(s) for s in _elements(P, start)] if is_ring else _checked(P, start, capacity)
     if len(row_begins) == 1 and not is_ring:
@@ -77,6 +76,18 @@ def _checked_begin(P, begin, length, capacity):
     distance = subtract(P, length, 1)
     last = P.emit(ir.TakeNode, x=_range(P, 0, capacity), index=add(P, begin, distance), axis=0)
     return subtract(P, P.item(last), distance)
+
+
+def _refused_beyond(P, position, length, capacity):
+    """Return `position`, for the positions [position, position + length) of a cache with one row.
+
+    At run time, it is an error if one of them is outside [0, capacity). This runtime finds the error in the write to
+    the cache. ExecuTorch's own MLX delegate would clamp the positions. There, an integer of the host overflows.
+    """
+    last = subtract(P, add(P, position, length), 1)
+    lower, upper = (P.emit(ir.FloorDivideIntNode, a=x, b=capacity) for x in (position, last))  # 0, or an overflow
+    sum = add(P, add(P, lower, -(2**31)), add(P, upper, 2**31 - 1))
+    return add(P, position, P.emit(ir.MultiplyIntNode, a=sum, b=0))
 
 
 # -- attention ------------------------------------------------------------------
@@ -216,12 +227,10 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
 
 
 def _minimum(P, value, bound):
-    """Return min(value, bound) for 0 <= value < 2^30 * bound. The IR has no instruction for the minimum of host integers."""
+    """Return min(value, bound) for value >= 0 and bound > 0. The IR has no instruction for the minimum of integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
-    # ceil(quotient / _QUOTIENT_LIMIT): 1 if value >= bound, else 0.
-    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _QUOTIENT_LIMIT - 1), b=_QUOTIENT_LIMIT)
-    excess = P.emit(ir.MultiplyIntNode, a=reaches_bound, b=subtract(P, value, bound))
-    return subtract(P, value, excess)
+    is_below = P.emit(ir.FloorDivideIntNode, a=1, b=add(P, quotient, 1))  # 1 if value < bound, else 0
+    return add(P, bound, P.emit(ir.MultiplyIntNode, a=is_below, b=subtract(P, value, bound)))
 
 
 def _range(P, begin, end):

@@ -17,6 +17,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
+from ...preprocess import NotPortable
 from ...quiet import quiet_lowering
 from .passes.constant_calls import compute_constant_calls
 from .passes.decomposition import decompose
@@ -36,9 +37,9 @@ def lower(
     ExecuTorch's own kernels, which need the edge dialect, it lowers the methods again with
     `to_edge_transform_and_lower`.
 
-    With `portable`, nothing that ExecuTorch's own MLX delegate would compute differently is delegated.
-
-    Raises RuntimeError if an operator of this package cannot be delegated, because nothing else can run it.
+    Raises RuntimeError if an operator of this package cannot be delegated, because nothing else can run it. With
+    `portable`, raises NotPortable if a node is not delegated, or would compute something else on ExecuTorch's own MLX
+    delegate.
     """
     for program in methods.values():
         compute_constant_calls(program)
@@ -60,6 +61,8 @@ def lower(
                 compile_config=config,
             )
     report = partitioner.explain()
+    if portable and report.refused:
+        raise NotPortable("\n".join(str(report).splitlines()[1:]))
     for decision in report.refused:
         if decision.target.startswith("mlx."):
             raise RuntimeError(f"{decision.node}: {decision.target} cannot be delegated to MLX: {decision.reason}")
