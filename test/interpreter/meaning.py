@@ -19,7 +19,7 @@ class Refused(Exception):
 
 
 class Undefined(Refused):
-    """The runtime checks nothing here: it reads memory that holds anything, never returns, or ends the process."""
+    """The runtime checks nothing here. It reads memory that holds anything, or the result depends on the device."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def divide(function: Callable) -> Callable:
         minus_one = b == mx.array(-1, b.dtype) if f.is_signed(b) else mx.array(False)
         by_one = mx.negative(a) if function is mx.floor_divide else mx.zeros_like(a)
         quotient = function(a, mx.where((b == 0) | minus_one, mx.array(1, b.dtype), b))
-        return mx.where(b == 0, mx.array(0, quotient.dtype), mx.where(minus_one, by_one.astype(quotient.dtype), quotient))
+        result = mx.where(minus_one, by_one.astype(quotient.dtype), quotient)
+        return mx.where(b == 0, mx.array(0, result.dtype), result)
 
     return g
 

@@ -55,7 +55,7 @@ def has_integers(*arrays: mx.array) -> bool:
 
 
 def check_divisor(a: mx.array, b: mx.array) -> None:
-    """The processor ends the process if it divides an integer by 0, or the lowest one by -1."""
+    """An integer by 0 depends on the device, and the lowest integer by -1 may end the process."""
     if not has_integers(a, b) or not b.size:
         return
     is_lowest = (a < 0) & (a == mx.negative(a)) if is_signed(a) else mx.array(False)
@@ -84,7 +84,7 @@ def floor_divide(a: mx.array, b: mx.array) -> mx.array:
 
 def power(a: mx.array, b: mx.array) -> mx.array:
     if has_integers(a, b) and is_signed(b) and b.size and mx.any(b < 0).item():
-        raise Undefined("a negative integer exponent, with which the power never returns")
+        raise Undefined("a negative integer exponent")
     return mx.power(a, b)
 
 

@@ -122,7 +122,7 @@ def strides_for(shape: Sequence[int], dim_order: Sequence[int]) -> list[int]:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """As ExecuTorch's runtime defines it. A tensor without elements is contiguous only if its first axis is the empty one."""
+    """As ExecuTorch's runtime defines it: of empty tensors, only those whose first axis is the empty one."""
     return all(strides[i] == (strides[i + 1] * shape[i + 1] if i + 1 < len(shape) else 1) for i in range(len(shape)))
 
 
@@ -164,7 +164,9 @@ class Delegate:
         shape, scalar_type = self._declared(slot)
         dtype = self.meaning.dtype(scalar_type)
         data = self.program.data(self.names.get(slot)) if self.meaning.shared_buffers else None
-        return mx.zeros(self.meaning.shape(shape, dtype), dtype) if data is None else from_bytes(data, shape, scalar_type)
+        if data is None:
+            return mx.zeros(self.meaning.shape(shape, dtype), dtype)
+        return from_bytes(data, shape, scalar_type)
 
     def _declared(self, slot: int) -> tuple[list[int], int]:
         meta = self.graph.tensor_meta[slot]
