@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -16,9 +16,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import ops as _  # noqa: F401  (fills the registry)
+from .buffers import KEPT, SharedBuffers
 from .builder.assemble import assemble
 from .builder.digests import Digests, raw_bytes
-from .builder.interface import stored_tensor
 from .builder.program import ProgramBuilder
 from .serialization import ir
 from .serialization.pack import pack_payload
@@ -26,6 +26,7 @@ from .serialization.portability import Finding, program_findings, shared_buffers
 
 CONSTANT_ALIGNMENT = 16  # bytes
 PROGRAM_MARK = "mlx:program"  # the key of an entry by which the runtime recognizes the methods of a program
+STATE_MARK = "mlx:state"  # the key of an entry without which a program without constants would have no named data
 # Compile specs with these keys permit extensions, and refuse programs that are not portable. Their values are ignored.
 ALLOW_EXTENSIONS = "allow_extensions"
 PORTABLE = "portable"
@@ -50,7 +51,9 @@ class MLXBackend(BackendDetails):
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
         """Return the payload of a graph, and the constants to which the payload refers by key."""
-        return _compile(edge_program, compile_specs, set(), Digests())[0]
+        digests = Digests()
+        buffers = SharedBuffers([edge_program], [], digests)
+        return _compile(edge_program, compile_specs, set(), digests, buffers.keys_of(edge_program))[0]
 
     @classmethod
     def preprocess_multimethod(
@@ -67,10 +70,10 @@ class MLXBackend(BackendDetails):
         # The parameters and buffers of the programs are neither freed nor changed until all programs are compiled.
         every = [program for programs in edge_programs.values() for program in programs]
         digests = Digests(t for p in every for t in (*p.state_dict.values(), *p.constants.values()))
-        written = {_contents(p, name, digests) for p in every for name in p.graph_signature.buffers_to_mutate.values()}
+        buffers = SharedBuffers(every, KEPT.take(), digests)
         compiled = {
             method: [
-                _compile(program, specs, stored, digests, written)
+                _compile(program, specs, stored, digests, buffers.keys_of(program))
                 for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
@@ -94,24 +97,17 @@ def _refuse(findings: Collection[Finding]) -> None:
         raise NotPortable(f"portable=True: ExecuTorch's own MLX delegate would compute something else:\n{lines}")
 
 
-def _contents(program: ExportedProgram, buffer: str, digests: Digests) -> tuple[str, str]:
-    """Return the name and the digest of a buffer. Methods share buffers for which both are equal."""
-    return buffer, digests.of(stored_tensor(program, buffer).detach().contiguous()).text
-
-
 def _compile(
     edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests,
-    written: Collection[tuple[str, str]] = (),
+    buffer_keys: Mapping[str, str],
 ) -> tuple[PreprocessResult, ir.MLXGraph]:
     """Return the result of `preprocess` for a graph, without the constants whose keys are in `stored`; and the program.
 
-    Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant. `written` has the
-    buffers that any graph writes, as `_contents` describes them.
+    Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant. `buffer_keys` has
+    the keys of the buffers that any method writes, by name.
     """
     allow_extensions = _has_spec(compile_specs, ALLOW_EXTENSIONS)
-    names = {name for name, _ in written} & set(edge_program.graph_signature.inputs_to_buffers.values())
-    shared = {name for name in names if _contents(edge_program, name, digests) in written}
-    builder = ProgramBuilder(edge_program, allow_extensions=allow_extensions, shared_buffers=shared)
+    builder = ProgramBuilder(edge_program, allow_extensions=allow_extensions, buffer_keys=buffer_keys)
     program = assemble(builder.build(), digests=digests)
     if _has_spec(compile_specs, PORTABLE):
         _refuse(program_findings(program.graph, program.constants.keys()))
@@ -125,6 +121,8 @@ def _compile(
             store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT, external_tag=file)
     if program.files:
         store.add_named_data(PROGRAM_MARK, b"\0")
+    elif buffer_keys:
+        store.add_named_data(STATE_MARK, b"\0")
     _add_no_guards(edge_program, builder.shape_env)
     result = PreprocessResult(
         processed_bytes=pack_payload(program.graph),

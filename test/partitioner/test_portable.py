@@ -167,7 +167,7 @@ def methods():
 def test_methods_that_share_a_buffer():
     _, report = lower(methods())
     assert [(d.name, d.target, d.problem.kind) for d in report.differences] == [("total", "buffer", "shared_state")]
-    with pytest.raises(RuntimeError, match=r"total: methods forward, read share this buffer here"):
+    with pytest.raises(RuntimeError, match=r"total: shared by methods forward, read here"):
         lower(methods(), portable=True)
     lower({"forward": methods()["forward"]}, portable=True)
 
@@ -182,7 +182,7 @@ def test_command_prints_a_line_for_each_finding(tmp_path, capsys):
     file.write_bytes(lower(methods())[0].to_executorch().buffer)
     assert main(["inspect", "--portable", str(file)]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("total: methods forward, read share this buffer here, but there each method has its own; ")
+    assert line.startswith("total: shared by methods forward, read here, but each method has its own there; ")
     assert main(["inspect", "--portable", "--method", "read", str(file)]) == 0
     assert capsys.readouterr().out == f"{file} is portable\n"
 

@@ -196,7 +196,7 @@ def test_methods_that_share_a_buffer():
     first, second = (counter()[0].graph() for _ in range(2))
     (finding,) = shared_buffers({"prefill": [first], "decode": [second]})
     assert finding.problem.kind == "shared_state"
-    assert str(finding).startswith("b1: methods prefill, decode share this buffer here")
+    assert str(finding).startswith("b1: shared by methods prefill, decode here")
     assert shared_buffers({"forward": [first, second]}) == []
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ..extents import bounds
 from ..serialization import ir
+from ..serialization.listing import without_digest
 from . import dtypes
 from .digests import Digests
 from .emitter import Emitted
@@ -132,10 +133,10 @@ class _Assembler:
         for slot in buffers:
             data = slot.data().detach().contiguous()
             digest = self.digests.of(data)
-            self.buffer_names[slot] = name = _key(slot.name, digest.text)
+            self.buffer_names[slot] = name = self.builder.buffer_keys.get(slot.name) or _key(slot.name, digest.text)
             if not digest.is_zero and torch.count_nonzero(data):  # -0.0 is a zero, too
                 self.constants[name] = data
-                initial[slot] = TensorSlot(slot.dtype, slot.shape, Space.CONSTANT, slot.name, lambda data=data: data)
+                initial[slot] = TensorSlot(slot.dtype, slot.shape, Space.CONSTANT, without_digest(name), lambda data=data: data)
         return initial
 
     def _init_chain(self) -> list[Emitted]:

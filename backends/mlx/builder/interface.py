@@ -36,14 +36,14 @@ class Interface:
 def bind_inputs(P: ProgramBuilder) -> None:
     """Record the value of every placeholder of the graph, and add the slots of inputs and buffers to `P.interface`."""
     signature = P.program.graph_signature
-    mutated = {*signature.buffers_to_mutate.values(), *P.shared_buffers}
+    mutated = {*signature.buffers_to_mutate.values(), *P.buffer_keys}
     placeholders = {n.name: n for n in P.program.graph.nodes if n.op == "placeholder"}
     for spec in signature.input_specs:
         node = placeholders[spec.arg.name]
         if spec.kind == InputKind.USER_INPUT:
             value = _user_input(P, spec, node)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            value = _stored_input(P, spec, node, spec.kind == InputKind.BUFFER and spec.target in mutated)
+            value = _stored_input(P, spec, node, spec.target in mutated)
         else:
             value = None  # effect tokens and custom objects
         P.set_value(node, value)

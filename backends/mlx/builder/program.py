@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,14 +44,14 @@ class ProgramBuilder(Emitter):
     - `trace` and `inline`, which lower a torch function or a graph module;
     - `fresh` and `in_place_target`, which choose the slot of a result.
 
-    Without `allow_extensions`, `emit` raises `Unsupported` for an extension. `shared_buffers` are the names of buffers
-    that other methods write, so that they are no constants even if this program only reads them. With `portable`, nodes
-    that would compute something else on ExecuTorch's own MLX delegate are unsupported.
+    Without `allow_extensions`, `emit` raises `Unsupported` for an extension. `buffer_keys` maps the names of
+    the buffers that this or another method writes to their keys. They are no constants, even if this program only reads
+    them. With `portable`, nodes that would compute something else on ExecuTorch's own MLX delegate are unsupported.
     """
 
     def __init__(
         self, program: ExportedProgram, registry: Registry = REGISTRY, *, allow_extensions: bool = False,
-        shared_buffers: Collection[str] = (), portable: bool = False,
+        buffer_keys: Mapping[str, str] = MappingProxyType({}), portable: bool = False,
     ):
         super().__init__(allow_extensions=allow_extensions)
         self.portable = portable
@@ -58,7 +59,7 @@ class ProgramBuilder(Emitter):
         self.differences: list[tuple[Node | None, Problem]] = []
         self.program = program
         self.registry = registry
-        self.shared_buffers = shared_buffers
+        self.buffer_keys = buffer_keys
         self.interface = Interface()
         # For each parameter, buffer or constant that was read: the data file that stores it, or None for the `.pte`.
         self.files_read: set[str | None] = set()

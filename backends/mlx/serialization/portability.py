@@ -70,7 +70,7 @@ KINDS: dict[str, Kind] = {
     "input_order": Kind("an input must be row-major, but got dim_order {0}", "pass x.contiguous()"),
     "output_order": Kind("the result is copied in row-major order, but expected dim_order {0}", _EXPORT_AGAIN),
     "shared_state": Kind(
-        "methods {0} share this buffer here, but there each method has its own",
+        "shared by methods {0} here, but each method has its own there",
         "export one method, as `executorch-mlx export --portable` does",
     ),
 }
@@ -423,15 +423,21 @@ def _buffer_findings(graph: ir.MLXGraph, stored: Collection[str]) -> Iterator[Fi
 
 
 def shared_buffers(graphs: Mapping[str, list[ir.MLXGraph]]) -> list[Finding]:
-    """Return a finding for each buffer that several methods share here. `graphs` has the programs of each method."""
-    methods: dict[str, list[str]] = {}
+    """Return a finding for the buffers that the same methods share here. `graphs` has the programs of each method."""
+    methods: dict[str, dict[str, None]] = {}
     for method, programs in graphs.items():
         for graph in programs:
             keys = SlotNames(graph).keys
             for slot in graph.mutable_buffer_map or ():
                 if slot.idx in keys:
-                    methods.setdefault(keys[slot.idx], []).append(method)
-    return [
-        Finding(without_digest(key), Problem("shared_state", ", ".join(dict.fromkeys(users))))
-        for key, users in methods.items() if len(set(users)) > 1
-    ]
+                    methods.setdefault(keys[slot.idx], {})[method] = None
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for key, users in methods.items():
+        if len(users) > 1:
+            shared.setdefault(tuple(users), []).append(without_digest(key))
+    return [Finding(abbreviated(names), Problem("shared_state", ", ".join(users))) for users, names in shared.items()]
+
+
+def abbreviated(names: list[str]) -> str:
+    """Return the first name, and how many others there are."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
