@@ -45,7 +45,7 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     """
     if row is None:
         position = P.item(start)
-        return [(position if is_ring else _refused_beyond(P, position, P.size(x, 2), capacity), None)]
+        return [(position if is_ring else _refused_beyond(P, position, capacity), None)]
     row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
     positions = [P.item(s) for s in _elements(P, start)] if is_ring else _checked(P, start, capacity)
     if len(row_begins) == 1 and not is_ring:
@@ -78,16 +78,15 @@ def _checked_begin(P, begin, length, capacity):
     return subtract(P, P.item(last), distance)
 
 
-def _refused_beyond(P, position, length, capacity):
-    """Return `position`, for the positions [position, position + length) of a cache with one row.
+def _refused_beyond(P, position, capacity):
+    """Return `position`. At run time, it is an error if the position is outside of a cache of `capacity` positions.
 
-    At run time, it is an error if one of them is outside [0, capacity). This runtime finds the error in the write to
-    the cache. ExecuTorch's own MLX delegate would clamp the positions. There, an integer of the host overflows.
+    This runtime finds the error in the write to the cache. ExecuTorch's own MLX delegate would clamp the position, and
+    write nothing. There, an integer of the host overflows. All caches of a program share these instructions.
     """
-    last = subtract(P, add(P, position, length), 1)
-    lower, upper = (P.emit(ir.FloorDivideIntNode, a=x, b=capacity) for x in (position, last))  # 0, or an overflow
-    sum = add(P, add(P, lower, -(2**31)), add(P, upper, 2**31 - 1))
-    return add(P, position, P.emit(ir.MultiplyIntNode, a=sum, b=0))
+    quotient = P.emit(ir.FloorDivideIntNode, a=position, b=capacity)  # 0, or one of the sums with it overflows
+    sums = [add(P, quotient, limit) for limit in (2**31 - 1, -(2**31))]
+    return add(P, position, P.emit(ir.MultiplyIntNode, a=add(P, *sums), b=0))
 
 
 # -- attention ------------------------------------------------------------------
