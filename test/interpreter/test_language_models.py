@@ -6,6 +6,7 @@ import torch
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from interpreter import OFFICIAL, Program
+from loaded_method import LoadedMethod
 
 HEAD = HeadConfig(penalties=32)
 CHUNK = 32
@@ -48,3 +49,14 @@ def test_demo_model(delegate, tmp_path, quantize, window):
     for name, parameters in SETTINGS.items():
         expected = llm.generate(prompt, max_new_tokens=COUNT, ignore_eos=True, **parameters).result().tokens
         assert answer(program, prompt, vocabulary, **parameters) == expected, name
+
+
+def test_logits(delegate, tmp_path):
+    """ExecuTorch's own runner of language models calls `forward` of such a file, and samples on the host."""
+    path = small_llm.export(tmp_path / "logits.pte", portable=True, outputs="logits", tokenizer=None)
+    here, there = LoadedMethod(path), Program(path, OFFICIAL)
+    position = 0
+    for tokens in ([5, 17, 200, 3], [77], [8]):
+        inputs = [torch.tensor([tokens]), torch.tensor([position])]
+        torch.testing.assert_close(here.execute(inputs)[0], there.execute("forward", inputs)[0], rtol=1e-4, atol=1e-4)
+        position += len(tokens)
