@@ -40,7 +40,7 @@ RULES = {
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "speech"},
-    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
+    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "verification"},
 }
 
 
