@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from .llm import LLM, SamplingHead
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
+    from .state import reset
     from .verification import verify
 
-__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory", "verify"]
+__all__ = [
+    "LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory", "reset", "verify"
+]  # fmt: skip
 
 _MODULES = {
     "LLM": "llm",
@@ -28,13 +31,14 @@ _MODULES = {
     "MLXPartitioner": "partitioner",
     "SamplingHead": "llm",
     "load_delegate": "loader",
+    "reset": "state",
     "verify": "verification",
 }
 
 
 # Names that `__getattr__` imports without `quiet_imports`: their modules import no torch or, as for `SamplingHead`,
 # call `quiet_imports` themselves.
-_QUIET = {"LLM", "SamplingHead", "load_delegate"}
+_QUIET = {"LLM", "SamplingHead", "load_delegate", "reset"}
 
 
 def __getattr__(name: str) -> Any:
