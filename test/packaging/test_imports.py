@@ -21,6 +21,7 @@ RULES = {
     "quiet": set(),
     "collector": set(),
     "memory": {"loader"},
+    "state": {"loader"},
     "builder": {"serialization", "extents", "custom_ops"},
     "patterns": BELOW_OPS,
     "custom_kernel_ops": BELOW_OPS,
@@ -41,7 +42,7 @@ RULES = {
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "speech"},
-    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "verification"},
+    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "state", "verification"},
 }
 
 

@@ -57,11 +57,13 @@ class Method {
   };
 
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
-  // several rows, the number of these rows. `process_group` is null if the model has one part. All references must
-  // outlive the method. Throws EngineError.
+  // several rows, the number of these rows. `process_group` is null if the model has one part. A call that fails sets
+  // `is_undefined` if the mutable buffers of the program are undefined afterwards. All references must outlive the
+  // method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, ProcessGroup* process_group);
+      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, ProcessGroup* process_group,
+      bool& is_undefined);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -99,7 +101,7 @@ class Method {
   Outputs submit(std::span<const RowTask> tasks, const Outputs* source, std::span<const size_t> sources);
 
   // Waits until the outputs are computed. Throws EngineError.
-  void finish(Outputs& outputs) const;
+  void finish(Outputs& outputs);
 
   // Repeats a call of process 0 in this process of the group, with the same inputs. `inputs` is the message that
   // message_of_call() returned in process 0, without the name of the method. Throws EngineError.
@@ -133,6 +135,7 @@ class Method {
   int64_t max_tasks_;
   Profile* profile_;
   ProcessGroup* process_group_;
+  bool& is_undefined_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one task
   size_t num_outputs_ = 0;
