@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     progress = _Progress()
     with progress.step("import"):
         from ..llm.export import VerificationError, export_llm
-        from ..speech.export import export_speech, is_speech
+        from ..llm.speech.export import export_speech, is_speech
     try:
         with progress:
             if is_speech(options.model):

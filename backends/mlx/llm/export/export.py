@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from ...workarounds.program_caches import forget_programs
-from ..tokenizer import has_tokenizer, has_words, reading_tokenizer, template_in
 from .check import check_program
 from .checkpoints.adapter import merge_adapter
-from .checkpoints.load_checks import reading
+from .checkpoints.checkpoint import Checkpoint
+from .checkpoints.checks import reading
+from .checkpoints.open import opened
+from .checkpoints.tokenizer import check_tokenizer, load_tokenizer
 from .context_len import default_context_len, position_limit
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
@@ -24,14 +26,23 @@ from .head_config import HeadConfig
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
-from .mtp import UnknownHead, load_mtp
 from .packed import set_int8_activations
-from .quantization.conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
-from .quantization.kv_caches import KV_BITS, KVQuantization, half_precision, quantize_caches
+from .precision import compute_dtype
+from .quantization.conversion import (
+    GROUPED,
+    QUANTIZATIONS,
+    convert_mtp,
+    convert_weights,
+)
+from .quantization.kv_caches import (
+    KV_BITS,
+    KVQuantization,
+    half_precision,
+    quantize_caches,
+)
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .serialize import serialize
-from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm, open_gguf
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("float", "int8")
@@ -41,7 +52,7 @@ WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow w
 
 @forget_programs()
 def export_llm(
-    model: str | Path | PreTrainedModel,
+    model: str | Path | Checkpoint | PreTrainedModel,
     *,
     tokenizer: Any = None,
     adapter: str | Path | None = None,
@@ -230,89 +241,24 @@ def check_group_size(group_size: int | None, quantize: str, function: str = "exp
 
 
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, quantize: str, uses_mtp: bool
+    model: str | Path | Checkpoint | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, quantize: str,
+    uses_mtp: bool,
 ) -> tuple[PreTrainedModel, MtpModel | None, Any, torch.dtype | None, list[str]]:
     """Return the model with frozen weights, its head for multi-token prediction, its tokenizer, a dtype, and notes.
 
-    The dtype is the one to cast the weights to, or None if they keep theirs. The notes are about the weights. The head
-    is None if `uses_mtp` is false, if a Hugging Face checkpoint has none, and for all other kinds of checkpoints. It is
-    also None, with a note, if its layout is unknown.
+    The dtype is the one to cast the weights to, or None if they keep theirs. The notes are those of the checkpoint.
     """
     mtp, notes = None, []
     if not isinstance(model, PreTrainedModel):
-        try:
-            path = find_checkpoint(model)
-        except ValueError as error:
-            raise ValueError(f"export_llm: model: {error}") from error
+        checkpoint = opened(model, "export_llm")
         dtype = dtype or torch.float32
-        with reading(path):
-            if is_gguf(path):
-                model, tokenizer, notes = _load_gguf(path, tokenizer)
-            else:
-                # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
-                cast_to = dtype if quantize == "none" else None
-                model, mtp, tokenizer, notes = _load_folder(path, tokenizer, cast_to, uses_mtp)
+        with reading(checkpoint.path):
+            tokenizer = tokenizer or checkpoint.tokenizer()
+            # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
+            model = checkpoint.load(dtype if quantize == "none" else None)
+            mtp = checkpoint.head(model) if uses_mtp else None
+        notes = checkpoint.notes
     return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
-
-
-def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[str]]:
-    file = open_gguf(path)
-    return file.load(), tokenizer or file.tokenizer(), file.notes
-
-
-def _load_folder(
-    folder: Path, tokenizer: Any, dtype: torch.dtype | None, uses_mtp: bool
-) -> tuple[PreTrainedModel, MtpModel | None, Any, list[str]]:
-    notes = []
-    tokenizer = tokenizer or load_tokenizer(folder)
-    if tokenizer is None:
-        notes.append(f"{folder} has no tokenizer: prompts and answers of the program are token ids")
-    model, mtp = load_causal_lm(folder, dtype=dtype), None
-    if uses_mtp and not is_mlx(folder):
-        try:
-            mtp = load_mtp(model, folder)
-        except UnknownHead as reason:
-            notes.append(f"left out the head for multi-token prediction: {reason}")
-    return model, mtp, tokenizer, notes
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer in `folder`, or None if the folder has none."""
-    if not has_tokenizer(folder):
-        return None
-    with reading_tokenizer(f"export_llm: tokenizer: cannot read the one in {folder}"):
-        tokenizer = _read_tokenizer(folder)
-        tokenizer.chat_template = tokenizer.chat_template or template_in(folder)
-    check_tokenizer(tokenizer)
-    if not has_words(tokenizer.backend_tokenizer, tokenizer.all_special_ids):
-        raise ValueError(f"export_llm: tokenizer: {folder} lacks the file of its tokens, such as tokenizer.json")
-    return tokenizer
-
-
-def _read_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer in `folder`, without running code in the folder.
-
-    If its class is in such code, or uses mistral-common, it is that of `tokenizer.json`, if the folder has this file.
-    """
-    has_file = (folder / "tokenizer.json").is_file()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except ValueError:
-        if not has_file:
-            raise
-        tokenizer = None
-    if has_file and not hasattr(tokenizer, "backend_tokenizer"):
-        return PreTrainedTokenizerFast.from_pretrained(folder)
-    return tokenizer
-
-
-def check_tokenizer(tokenizer: Any, function: str = "export_llm") -> None:
-    """Raise ValueError unless `tokenizer` is None or can be stored in a program."""
-    if tokenizer is not None and not hasattr(tokenizer, "backend_tokenizer"):
-        raise ValueError(
-            f"{function}: tokenizer: got {type(tokenizer).__name__}, expected one of the package tokenizers, with a "
-            "tokenizer.json"
-        )
 
 
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:

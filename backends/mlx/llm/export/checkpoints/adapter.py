@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from ..language_part import language_tensors
 from ..packed import is_embedding, is_linear
-from ..weights import cast_parameters
-from .load_checks import shortened
+from ..precision import cast_parameters
+from .checks import shortened
+from .language_part import language_tensors
 
 _PREFIX = "base_model.model."  # of the names of peft, before the names of the model
 # Patterns in the names of tensors that peft stores a second time, or as they were before the training, if the training

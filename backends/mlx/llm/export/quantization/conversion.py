@@ -14,8 +14,8 @@ from transformers.modeling_layers import MtpModel
 from ....custom_ops.packing import FLOAT_MODES
 from ..mtp import without_ends
 from ..packed import install, is_linear, set_int8_activations, use_linear_layers
+from ..precision import cast_parameters, compute_dtype, copy_unpacked, set_compute_dtype
 from ..quantize import is_microscaled, linear_paths, quantize_model
-from ..weights import cast_parameters, compute_dtype, copy_unpacked, set_compute_dtype
 from .calibration import (
     Perplexity,
     Text,

@@ -11,7 +11,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .checkpoints.load_checks import CHECKPOINT_ERRORS
+from .checks import CHECKPOINT_ERRORS
 
 # A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
 LANGUAGE_MODEL_NAMES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +10,24 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
+from transformers import (
+    AutoFeatureExtractor,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedModel,
+)
 
-from ...llm.export.checkpoints.load_checks import check_float8, check_loaded, check_quantization
-from ...llm.export.export import ExportedLLM, check_choice, check_group_size, check_tokenizer, load_tokenizer
-from ...llm.export.head_config import HeadConfig
-from ...llm.export.lowering import lower
-from ...llm.export.quantization.conversion import QUANTIZATIONS, convert_weights
-from ...llm.export.serialize import serialize
-from ...llm.export.weights import find_checkpoint, quantization_settings
-from ...workarounds.program_caches import forget_programs
+from ....workarounds.program_caches import forget_programs
+from ...export.checkpoints.checkpoint import Checkpoint
+from ...export.checkpoints.checks import check_float8, check_loaded, check_quantization
+from ...export.checkpoints.hf import HFFolder, read_json
+from ...export.checkpoints.open import find_checkpoint, open_checkpoint, opened
+from ...export.checkpoints.tokenizer import check_tokenizer
+from ...export.export import check_choice, check_group_size
+from ...export.exported import ExportedLLM
+from ...export.head_config import HeadConfig
+from ...export.lowering import lower
+from ...export.quantization.conversion import QUANTIZATIONS, convert_weights
+from ...export.serialize import serialize
 from .check import check_program
 from .decoder import ProgramModel
 from .families import FAMILIES, Family
@@ -31,21 +38,18 @@ DEFAULT_SECONDS = 30.0
 CHUNK = 512  # the largest number of tokens in one call
 
 
-def is_speech(model: str | Path) -> bool:
+def is_speech(model: str | Path | Checkpoint) -> bool:
     """Whether `model`, a folder or a hub id, is a speech model that `export_speech` knows, by its `config.json`."""
     try:
-        folder = find_checkpoint(model)
-        if folder.is_file():  # GGUF
-            return False
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(find_checkpoint(model))
     except (OSError, ValueError):
         return False
-    return isinstance(config, dict) and config.get("model_type") in FAMILIES
+    return checkpoint.model_type in FAMILIES
 
 
 @forget_programs()
 def export_speech(
-    model: str | Path | PreTrainedModel,
+    model: str | Path | Checkpoint | PreTrainedModel,
     *,
     tokenizer: Any = None,
     feature_extractor: Any = None,
@@ -114,20 +118,17 @@ def _check_arguments(quantize: str, group_size: int | None, max_seconds: float, 
 
 
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, extractor: Any, dtype: torch.dtype | None
+    model: str | Path | Checkpoint | PreTrainedModel, tokenizer: Any, extractor: Any, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, Any, Any, torch.dtype]:
     if isinstance(model, PreTrainedModel):
         return model.eval().requires_grad_(False), tokenizer, extractor, dtype or model.dtype
-    try:
-        folder = find_checkpoint(model)
-    except ValueError as error:
-        raise ValueError(f"export_speech: model: {error}") from error
-    if not is_speech(folder):
-        raise ValueError(f"export_speech: model: {folder}: got another model, expected {', '.join(FAMILIES)}")
-    if extractor is None and _has_extractor(folder):
-        extractor = AutoFeatureExtractor.from_pretrained(folder)
-    loaded = _load_folder(folder)
-    return loaded.eval().requires_grad_(False), tokenizer or load_tokenizer(folder), extractor, dtype or torch.float32
+    checkpoint = opened(model, "export_speech")
+    if not is_speech(checkpoint):
+        raise ValueError(f"export_speech: model: {checkpoint.path}: got another model, expected {', '.join(FAMILIES)}")
+    if extractor is None and _has_extractor(checkpoint.path):
+        extractor = AutoFeatureExtractor.from_pretrained(checkpoint.path)
+    loaded = _load_folder(checkpoint).eval().requires_grad_(False)
+    return loaded, tokenizer or checkpoint.tokenizer(), extractor, dtype or torch.float32
 
 
 def _has_extractor(folder: Path) -> bool:
@@ -135,15 +136,14 @@ def _has_extractor(folder: Path) -> bool:
     if (folder / "preprocessor_config.json").is_file():
         return True
     path = folder / "processor_config.json"
-    return path.is_file() and "feature_extractor" in _read_json(path)
+    return path.is_file() and "feature_extractor" in _read(path)
 
 
-def _load_folder(folder: Path) -> PreTrainedModel:
-    where = f"export_speech: model: {folder}"
+def _load_folder(checkpoint: HFFolder) -> PreTrainedModel:
+    where, folder = f"export_speech: model: {checkpoint.path}", checkpoint.path
     try:
-        settings = quantization_settings(folder)
-        check_quantization(settings, where)
-        check_float8(folder, settings, where)
+        check_quantization(checkpoint.quantization, where)
+        check_float8(folder, checkpoint.quantization, where)
         model, info = AutoModelForSpeechSeq2Seq.from_pretrained(
             folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -159,16 +159,16 @@ def _complete_generation_config(model: PreTrainedModel, folder: Path) -> None:
     path = folder / "generation_config.json"
     if not path.is_file():
         return
-    for name, value in _read_json(path).items():
+    for name, value in _read(path).items():
         if getattr(model.generation_config, name, None) is None:
             setattr(model.generation_config, name, value)
 
 
-def _read_json(path: Path) -> Any:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except ValueError as error:
-        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
+        raise ValueError(f"export_speech: model: {error}") from error
 
 
 def _family(model: PreTrainedModel, extractor: Any, seconds: float) -> Family:
