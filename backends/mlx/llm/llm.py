@@ -25,13 +25,14 @@ Prompt = str | Sequence[int]
 class PromptLengthError(ValueError):
     """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`.
 
-    `count` is None for a prompt that is so long that its tokens were not counted.
+    `count` is None for a prompt that is so long that its tokens were not counted. `problem` is the message without the
+    name of the argument.
     """
 
     def __init__(self, count: int | None, longest: int):
         got = f"more than {longest}" if count is None else count
-        super().__init__(f"prompt: got {got} tokens, expected 1 to {longest}")
-        self.count, self.longest = count, longest
+        self.count, self.longest, self.problem = count, longest, f": got {got} tokens, expected 1 to {longest}"
+        super().__init__(f"prompt{self.problem}")
 
 
 class LLM:
