@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..llm.processes import part_path
 from .model_arguments import CommandError
 
 if TYPE_CHECKING:
@@ -78,9 +77,6 @@ def _add_sizes(add: Callable) -> None:
     add("--kv-bits", type=int, choices=(16, 8, 4), metavar="{16,8,4}",
         help="16: KV caches of float16 in place of float32; 8 or 4: quantize the KV caches (default: the dtype of the "
              "model)")
-    add("--tensor-parallel", type=int, default=1, metavar="N",
-        help="split the weights and KV caches among N processes, which `run --hosts` starts: writes N files, named "
-             "like FILE with -0-of-N to -(N-1)-of-N before the suffix (default: %(default)s)")
     add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",
         help="speech models that take sounds of different lengths: the longest sound that one call takes (default: 30)")
 
@@ -130,11 +126,7 @@ def run(options: argparse.Namespace) -> int:
     if exported.check:
         progress.note(exported.check.cost())
     _print_summary(exported)
-    parts = options.tensor_parallel
-    names = (
-        [part_path(options.output, rank, parts).name for rank in range(parts)] if parts > 1 else [str(options.output)]
-    )
-    print(f"{', '.join(names)}: {size / 1e6:.1f} MB")
+    print(f"{options.output}: {size / 1e6:.1f} MB")
     return 0
 
 
@@ -142,7 +134,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "tensor_parallel", "activations", "kv_bits", "speculation", "allow_extensions", "verify")
+    names = (*names, "activations", "kv_bits", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
     if options.batch is None:
         arguments["batch"] = DEFAULT_BATCH if options.outputs == "tokens" else 1
@@ -160,7 +152,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
     "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": None,
-    "tensor_parallel": 1, "outputs": "tokens",
+    "outputs": "tokens",
     "penalties": 0, "speculation": True, "kv_bits": None,
 }  # fmt: skip
 

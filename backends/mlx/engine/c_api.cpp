@@ -172,8 +172,7 @@ executorch_mlx_status executorch_mlx_model_load(
     const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
     auto result = std::make_unique<executorch_mlx_model>();
     result->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
-    const bool leads = result->program->metadata().part.rank == 0;
-    if (o.draft != nullptr && leads) {
+    if (o.draft != nullptr) {
       result->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
       check_draft(*result->program, *result->draft);
     }
@@ -183,8 +182,7 @@ executorch_mlx_status executorch_mlx_model_load(
 
 void executorch_mlx_model_free(executorch_mlx_model* model) {
   if (model != nullptr && !executorch_mlx_is_forked()) {
-    model->program->leave_group(); // requests that still exist keep the program
-    delete model;
+    delete model; // requests that still exist keep the program
   }
 }
 
@@ -244,13 +242,6 @@ executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* m
   });
 }
 
-executorch_mlx_status executorch_mlx_model_follow(executorch_mlx_model* model) {
-  return guarded([&] {
-    check_not_null(model, "model");
-    model->program->follow();
-  });
-}
-
 executorch_mlx_status executorch_mlx_engine_create(
     executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine) {
   return guarded([&] {
@@ -261,10 +252,6 @@ executorch_mlx_status executorch_mlx_engine_create(
     check_argument(o.chunk >= 0, "chunk: got ", o.chunk, ", expected at least 0");
     check_argument(o.chunk_seconds >= 0, "chunk_seconds: got ", o.chunk_seconds, ", expected at least 0");
     check_argument(-1 <= o.overlap && o.overlap <= 1, "overlap: got ", o.overlap, ", expected -1, 0 or 1");
-    const TensorParallel& part = model->program->metadata().part;
-    check_argument(
-        part.rank == 0, "model: part ", part.rank, " of ", part.size,
-        ", expected part 0: the other processes of the group call executorch_mlx_model_follow");
     check_argument(!model->has_engine.exchange(true), "model: it has an engine already");
     try {
       *engine = new executorch_mlx_engine{model, std::make_unique<Scheduler>(*model->program, model->draft.get(), o)};

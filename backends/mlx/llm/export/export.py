@@ -66,7 +66,6 @@ def export_llm(
     sliding_window: str | int = "auto",
     batch: int = 1,
     kv_bits: int | None = None,
-    tensor_parallel: int = 1,
     outputs: str = "tokens",
     speculation: bool = True,
     head: HeadConfig = HeadConfig(),
@@ -102,9 +101,6 @@ def export_llm(
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
     - `kv_bits`: 8 or 4 for quantized KV caches, or 16 for float16 in place of float32. By default, the caches have the
       dtype of the model.
-    - `tensor_parallel`: number of processes that run the model together, each with a part of its weights and its KV
-      caches. If it is more than 1, the result is a `PartitionedLLM`, and `save` writes a file for each process; the
-      files use IR nodes that ExecuTorch's own MLX delegate lacks.
     - `outputs`: `tokens`; `logits`; or `both`, as several methods.
     - `speculation`: whether a program that returns tokens has the method `verify`, which checks draft tokens.
     - `head`: the sampling parameters that the program takes as inputs.
@@ -115,11 +111,10 @@ def export_llm(
 
     Raises ValueError, with the name of the argument in the message.
     """
-    _check_precision(kv_bits, activations, tensor_parallel)
-    _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
+    _check_arguments(quantize, group_size, calibrate, activations, chunk, sliding_window, batch, kv_bits, outputs, head)
     check_tokenizer(tokenizer)
     progress("load")
-    uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits in (16, None)
+    uses_mtp = speculation and outputs != "logits" and kv_bits in (16, None)
     if adapter is not None and tokenizer is None and not isinstance(model, PreTrainedModel):
         tokenizer = load_tokenizer(Path(adapter))
     model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, quantize, uses_mtp)
@@ -138,7 +133,7 @@ def export_llm(
     make_decoder = functools.partial(
         CachedDecoder, model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
         ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
-        logs_states=speculation and outputs != "logits" and tensor_parallel == 1,
+        logs_states=speculation and outputs != "logits",
     )  # fmt: skip
     decoder, kv_quantization = _decoder_to_export(make_decoder, reference, activations, kv_bits, tokenizer, progress)
     progress("export")
@@ -151,14 +146,6 @@ def export_llm(
     kinds = method_kinds(outputs, batch, has_verify, draft=decoder.mtp is not None, rewind=decoder.can_rewind)
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
-    if tensor_parallel > 1:
-        from .tensor_parallel.parts import partition
-
-        progress("split")
-        return partition(
-            decoder, methods, kinds, head, constants, tensor_parallel, verify=verify, notes=tuple(notes),
-            unquantized=tuple(conversion.unquantized), perplexity=conversion.perplexity,
-        )  # fmt: skip
     progress("lower")
     lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
@@ -195,27 +182,18 @@ def _decoder_to_export(
     return make_decoder(specs=specs), quantization
 
 
-def _check_precision(kv_bits: int | None, activations: str, tensor_parallel: int) -> None:
-    if kv_bits is not None:
-        check_choice("kv_bits", kv_bits, KV_BITS)
-        if tensor_parallel > 1:
-            raise ValueError(f"export_llm: kv_bits: got {kv_bits} with tensor_parallel, expected None")
-    check_choice("activations", activations, ACTIVATIONS)
-    if activations == "int8" and tensor_parallel > 1:
-        raise ValueError(
-            "export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs"
-        )
-
-
 def _check_arguments(
-    quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head: HeadConfig
+    quantize, group_size, calibrate, activations, chunk, sliding_window, batch, kv_bits, outputs, head: HeadConfig
 ) -> None:
     check_choice("quantize", quantize, QUANTIZATIONS)
+    check_choice("activations", activations, ACTIVATIONS)
+    if kv_bits is not None:
+        check_choice("kv_bits", kv_bits, KV_BITS)
     check_choice("outputs", outputs, OUTPUTS)
     check_group_size(group_size, quantize)
     if calibrate is not None and quantize == "none":
         raise ValueError("export_llm: calibrate: expected a quantization as well")
-    for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2), ("tensor_parallel", tensor_parallel, 1)):
+    for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
         if value is not None and value < minimum:
             raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
     if outputs == "logits" and (processors := head.logits_processors() + (["logprobs"] if head.logprobs else [])):
