@@ -19,7 +19,8 @@ from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
-from .preprocess import ALLOW_EXTENSIONS, MLXBackend
+from .preprocess import MLXBackend
+from .serialization.portability import Problem
 from .workarounds import complex_numbers, float64, nonzero, splits
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
@@ -44,13 +45,30 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """What a delegated node, or a buffer, does on ExecuTorch's own MLX delegate that it does not do here.
+
+    `name` is the name of the FX node or of the buffer, and `target` the name of the operator, or "buffer".
+    """
+
+    name: str
+    target: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
 class Report:
     """The decisions of a partitioner about every call in a program, in graph order.
 
-    `str(report)` is a summary for people: the number of delegated nodes, then each refused node with its reason.
+    `differences` says what is not portable: what ExecuTorch's own MLX delegate would compute differently. It is empty
+    with `allow_extensions`, because that delegate refuses such programs.
+
+    `str(report)` is a summary for people: the number of delegated nodes, each refused node with its reason, and each
+    difference.
     """
 
     decisions: tuple[Decision, ...]
+    differences: tuple[Difference, ...] = ()
 
     @property
     def delegated(self) -> int:
@@ -65,6 +83,9 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.delegated} of {len(self.decisions)} nodes delegated to MLX"]
         lines += [f"  {d.node}  {d.target}: {d.reason}" for d in self.refused]
+        if self.differences:
+            lines.append("not portable to ExecuTorch's own MLX delegate:")
+            lines += [f"  {d.name}  {d.target}: {d.problem}" for d in self.differences]
         return "\n".join(lines)
 
 
@@ -76,14 +97,21 @@ class MLXPartitioner(Partitioner):
 
     `allow_extensions=True` permits IR nodes that ExecuTorch's own MLX delegate lacks. More operators are delegated,
     but only this delegate can run the program.
+
+    `portable=True` refuses what ExecuTorch's own MLX delegate would compute differently. Such a node is not delegated.
+    Lowering raises RuntimeError if no such decision helps: if methods share a buffer, for example. Without it, the
+    nodes are delegated, and the report names them. docs/interop.md explains the differences.
     """
 
-    def __init__(self, *, allow_extensions: bool = False) -> None:
+    def __init__(self, *, allow_extensions: bool = False, portable: bool = False) -> None:
         super().__init__()
-        self._allow_extensions = allow_extensions
-        specs = [CompileSpec(ALLOW_EXTENSIONS, b"")] if allow_extensions else []
+        if allow_extensions and portable:
+            raise ValueError("MLXPartitioner: got allow_extensions and portable, expected at most one of them")
+        self._options = {"allow_extensions": allow_extensions, "portable": portable}
+        specs = [CompileSpec(key, b"") for key, is_set in self._options.items() if is_set]
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
+        self._states: list[State] = []
 
     def explain(self) -> Report:
         """Return the decision about every FX node of every graph that was partitioned so far.
@@ -92,7 +120,10 @@ class MLXPartitioner(Partitioner):
         """
         if not self._reports:
             raise RuntimeError("explain: this partitioner has not partitioned a program yet")
-        return Report(tuple(d for report in self._reports for d in report.decisions))
+        differences = [d for report in self._reports for d in report.differences]
+        if not self._options["allow_extensions"]:
+            differences += _shared_states(self._states)
+        return Report(tuple(d for report in self._reports for d in report.decisions), tuple(differences))
 
     # The interface of ExecuTorch's partitioners ----------------------------------------------
 
@@ -102,11 +133,17 @@ class MLXPartitioner(Partitioner):
         Returns the same program with the tags and the delegate of each tag.
         """
         register_return_types()
-        reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
+        builder = ProgramBuilder(exported_program, **self._options)
+        reasons = builder.check()
         _refuse_users_of_nonzero(reasons)
         partitions = _decide_partitions(exported_program.graph_module, reasons)
         decisions = (Decision(n.name, target_name(n.target), r) for n, r in reasons.items())
-        self._reports.append(Report(tuple(decisions)))
+        differences = (
+            Difference(node.name, target_name(node.target), problem)
+            for node, problem in builder.differences if node is not None and reasons[node] is None
+        )
+        self._reports.append(Report(tuple(decisions), tuple(differences)))
+        self._states.append(State.of(exported_program))
         tags = {}
         for index, partition in enumerate(partitions):
             nodes = [n for n in partition if n.op == "call_function"]
@@ -143,7 +180,7 @@ class MLXPartitioner(Partitioner):
             return set()
         table = {t: f for t, f in default_decompositions().items() if t not in targets}
         decomposed = program.run_decompositions(table)
-        reasons = ProgramBuilder(decomposed, allow_extensions=self._allow_extensions).check()
+        reasons = ProgramBuilder(decomposed, **self._options).check()
         bodies = (
             getattr(decomposed.graph_module, operand.target)
             for node, reason in reasons.items()
@@ -182,12 +219,34 @@ class MLXPartitioner(Partitioner):
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
         """Return the members of `targets` for which the builder can lower every call in the program."""
-        builder = ProgramBuilder(program, allow_extensions=self._allow_extensions)
+        builder = ProgramBuilder(program, **self._options)
         remaining = set(targets)
         for node in _calls(program):
             if node.target in remaining and not builder.can_lower(node):
                 remaining.discard(node.target)
         return remaining
+
+
+@dataclass(frozen=True)
+class State:
+    """The buffers that a method uses, by name, and those that it writes."""
+
+    buffers: frozenset[str]
+    written: frozenset[str]
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> State:
+        signature = program.graph_signature
+        buffers = signature.inputs_to_buffers
+        used = (buffers[n.name] for n in program.graph.nodes if n.users and n.name in buffers)
+        return cls(frozenset(used), frozenset(signature.buffers_to_mutate.values()))
+
+
+def _shared_states(states: list[State]) -> list[Difference]:
+    """Return a difference for each buffer that a method writes and that another method has, too."""
+    written = sorted({name for state in states for name in state.written})
+    shared = [name for name in written if sum(name in state.buffers for state in states) > 1]
+    return [Difference(name, "buffer", Problem("shared_state", "of this program")) for name in shared]
 
 
 def _keep_dtypes(program: ExportedProgram) -> None:

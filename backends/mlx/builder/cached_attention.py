@@ -14,8 +14,6 @@ from ..serialization import ir
 from . import dtypes
 from .cache_write import add, part_of_row, subtract
 
-_POSITION_LIMIT = 1 << 40  # larger than any position
-
 
 @dataclass(frozen=True)
 class ScoreSettings:
@@ -46,7 +44,8 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     it is a ring buffer, which accepts any position.
     """
     if row is None:
-        return [(P.item(start), None)]
+        position = P.item(start)
+        return [(position if is_ring else _refused_beyond(P, position, capacity), None)]
     row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
     positions = [P.item(s) for s in _elements(P, start)] if is_ring else _checked(P, start, capacity)
     if len(row_begins) == 1 and not is_ring:
@@ -77,6 +76,17 @@ def _checked_begin(P, begin, length, capacity):
     distance = subtract(P, length, 1)
     last = P.emit(ir.TakeNode, x=_range(P, 0, capacity), index=add(P, begin, distance), axis=0)
     return subtract(P, P.item(last), distance)
+
+
+def _refused_beyond(P, position, capacity):
+    """Return `position`. At run time, it is an error if the position is outside of a cache of `capacity` positions.
+
+    This runtime finds the error in the write to the cache. ExecuTorch's own MLX delegate would clamp the position, and
+    write nothing. There, an integer of the host overflows. All caches of a program share these instructions.
+    """
+    quotient = P.emit(ir.FloorDivideIntNode, a=position, b=capacity)  # 0, or one of the sums with it overflows
+    sums = [add(P, quotient, limit) for limit in (2**31 - 1, -(2**31))]
+    return add(P, position, P.emit(ir.MultiplyIntNode, a=add(P, *sums), b=0))
 
 
 # -- attention ------------------------------------------------------------------
@@ -216,12 +226,10 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
 
 
 def _minimum(P, value, bound):
-    """Return min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
+    """Return min(value, bound) for value >= 0 and bound > 0. The IR has no instruction for the minimum of integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
-    # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
-    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)
-    excess = P.emit(ir.MultiplyIntNode, a=reaches_bound, b=subtract(P, value, bound))
-    return subtract(P, value, excess)
+    is_below = P.emit(ir.FloorDivideIntNode, a=1, b=add(P, quotient, 1))  # 1 if value < bound, else 0
+    return add(P, bound, P.emit(ir.MultiplyIntNode, a=is_below, b=subtract(P, value, bound)))
 
 
 def _range(P, begin, end):

@@ -32,7 +32,6 @@ UNARY = {
     "ceil": ir.CeilNode,
     "cos": ir.CosNode,
     "cosh": ir.CoshNode,
-    "erf": ir.ErfNode,
     "erfinv": ir.ErfInvNode,
     "exp": ir.ExpNode,
     "expm1": ir.Expm1Node,
@@ -140,6 +139,18 @@ for _name, _op in UNARY.items():
 for _table, _handler in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logical)):
     for _name, _op in _table.items():
         REGISTRY.add(overloads(_name), _handler(_op))
+
+
+@REGISTRY.lower(aten.erf.default)
+def erf(P, self):
+    """Lower to `ErfNode`, but return 0 itself for 0: MLX's CPU kernel changes its sign."""
+    x = P.cast(self, P.out.dtype)
+
+    def emit():
+        is_zero = P.emit(ir.EqualNode, a=x, b=P.scalar(0, x.dtype), dtype=torch.bool)
+        return P.emit(ir.WhereNode, condition=is_zero, x=x, y=P.emit(ir.ErfNode, x=x), dtype=x.dtype)
+
+    return P.emit_replaceable(ir.ErfNode, {"x": x}, emit)
 
 
 @REGISTRY.lower(aten.round.decimals)
