@@ -30,8 +30,8 @@ RULES = {
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops
     "llm": {
-        "collector", "custom_ops", "custom_kernel_ops", "extents", "loader", "memory", "partitioner", "quiet",
-        "verification", "workarounds",
+        "collector", "custom_ops", "custom_kernel_ops", "extents", "loader", "memory", "partitioner", "preprocess",
+        "quiet", "verification", "workarounds",
     },
     "speech": {"llm"},  # a public name of llm.speech
     "serve": {"llm", "memory"},

@@ -18,7 +18,7 @@ from ...verification.noise import RoundingNoise
 from ...verification.rounding import Comparison, agree, compare
 from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
-from .head_config import HeadConfig
+from ..export_options import HeadConfig
 from .methods import MethodKind, example_inputs
 
 _SEED = 20

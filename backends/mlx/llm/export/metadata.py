@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..tokenizer import Tokenizer
 from ..tokens import token_table
 from .decoder import CachedDecoder
-from .head_config import HeadConfig
+from ..export_options import HeadConfig
 
 TOKENIZER_FILES = {"tokenizer_json": "tokenizer.json", "tokenizer_config": "tokenizer_config.json"}
 

@@ -12,20 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from .checkpoint import Checkpoint
-from .checks import (
-    CHECKPOINT_ERRORS,
-    check_float8,
-    check_loaded,
-    check_quantization,
-    setting,
-)
+from .checks import CHECKPOINT_ERRORS, check_float8, check_loaded, check_quantization, setting
 from .head import UnknownHead, load_mtp
-from .language_part import (
-    config_to_load,
-    existing_class,
-    load_config,
-    names_in_language_model,
-)
+from .language_part import config_to_load, language_class, load_config, names_in_language_model
 from .tokenizer import load_tokenizer
 
 _MODELOPT = "hf_quant_config.json"  # the settings of a quantization by NVIDIA's Model Optimizer
@@ -52,7 +41,7 @@ class HFFolder(Checkpoint):
         check_float8(self.path, self.quantization, where)
         whole = load_config(self.path)
         config = config_to_load(whole)
-        language = existing_class(config, self.path)
+        language = language_class(config, self.path)
         options = {"config": config}
         is_text = config is not whole or config.get_text_config() is config
         if is_text and language is AutoModelForCausalLM:  # also its own folder may have the names of a whole model
@@ -79,7 +68,7 @@ class HFFolder(Checkpoint):
                     if hasattr(part, name):
                         delattr(part, name)
             with torch.device("meta"):
-                model = existing_class(config, self.path).from_config(config)
+                model = language_class(config, self.path).from_config(config)
         except (*CHECKPOINT_ERRORS, OSError, ValueError) as error:
             raise ValueError(f"transformers cannot build a causal language model from this config: {error}") from error
         return model

@@ -15,14 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ....custom_ops.packing import FLOAT_MODES, dequantize
 from ..packed import (
-    OPERANDS,
-    MLXLinear,
-    Packed,
-    install,
-    is_experts,
-    is_linear,
-    packable_weights,
-    use_linear_layer,
+    OPERANDS, MLXLinear, Packed, install, is_experts, is_linear, packable_weights, use_linear_layer,
 )  # fmt: skip
 from .checks import shortened
 from .language_part import is_tied

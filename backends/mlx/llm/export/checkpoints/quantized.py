@@ -23,15 +23,7 @@ from ..packed import install, is_experts, packable_weights
 from ..quantize import GROUP_SIZES
 from .checks import check_loaded, setting
 from .hf import HFFolder
-from .install import (
-    Tensors,
-    finish,
-    install_all,
-    renamed,
-    set_generation_config,
-    stack_experts,
-    submodule,
-)
+from .install import Tensors, finish, install_all, renamed, set_generation_config, stack_experts, submodule
 from .language_part import language_tensors
 
 _BITS = (2, 4, 8)  # elements of these sizes do not cross the bytes, so that all formats have the same order of bits

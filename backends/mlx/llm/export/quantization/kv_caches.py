@@ -16,7 +16,6 @@ from ..decoder import CachedDecoder
 from ..precision import compute_dtype
 from .calibration import Text
 
-KV_BITS = (16, 8, 4)  # 16: half precision, without groups
 _GROUP_SIZE = 32
 _MAX_TOKENS = 512  # the largest number of tokens in the run that measures the errors
 _SEED = 22

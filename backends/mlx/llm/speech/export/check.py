@@ -11,7 +11,7 @@ from ....verification.load import load_methods
 from ....verification.noise import RoundingNoise
 from ....verification.rounding import agree, compare
 from ...export.check import ProgramCheck
-from ...export.head_config import HeadConfig
+from ...export_options import HeadConfig
 from .decoder import ProgramModel
 from .methods import example_inputs, example_samples
 

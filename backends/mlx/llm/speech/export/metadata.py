@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from ...export.head_config import HeadConfig
+from ...export_options import HeadConfig
 from ...export.metadata import eos_ids, tokenizer_methods
 from .decoder import ProgramModel
 from .families import SAMPLE_RATE

@@ -7,7 +7,7 @@ import inspect
 import torch
 
 from ....custom_kernel_ops.logprobs import token_logprobs, top_logprobs
-from ...export.head_config import HeadConfig
+from ...export_options import HeadConfig
 from ...sampling_head import adjust_logits, sample_logits
 from ...sampling_parameters import INPUTS
 from .decoder import ProgramModel
