@@ -128,14 +128,12 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"unquantized  {names}: the length of their weights' rows is not a multiple of any group size")
     if exported.perplexity:
         print(f"perplexity   {exported.perplexity}")
-    if getattr(exported, "whole", None):
-        print(f"not split    {', '.join(exported.whole)}")
     for note in exported.notes:
         print(f"note         {note}")
     counts = collections.Counter(exported.cache_values_per_token)
     layers = ", ".join(f"{count} layers of {values}" for values, count in counts.items())
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; values per token: {layers or 'none'}")
-    if getattr(exported, "kv_quantization", None):
+    if exported.kv_quantization:
         print(f"quantized    {exported.kv_quantization}")
     if exported.check:
         print(f"verified     {exported.check}")

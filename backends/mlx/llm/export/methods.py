@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...collector import paused_collector
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
+from ..export_options import HeadConfig
 from ..sampling_head import sample_logits
 from ..sampling_parameters import INPUTS
 from .decoder import CachedDecoder
-from ..export_options import HeadConfig
 from .history import TokenHistory
 from .quantization.tuning import decoder_layers
 from .recurrent.rewind import LENGTH

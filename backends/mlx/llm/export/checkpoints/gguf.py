@@ -186,7 +186,8 @@ class GGUFCheckpoint(Checkpoint):
             for name, source in sources.items()
         }
         used = {t.name for source in sources.values() for t in (*source.parts, *source.factors) if t is not None}
-        if unknown := [name for name in self.file.tensors if name not in used and not self._is_unused(name, model.config)]:
+        unknown = {name for name in self.file.tensors.keys() - used if not self._is_unused(name, model.config)}
+        if unknown:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
         return sources
 
