@@ -1,11 +1,11 @@
 """Constrained decoding: a model trained on docstrings writes JSON that conforms to a schema.
 
-Before each draw, `xgrammar` computes a mask of the tokens that may come next. The mask is an input of
+Before each draw, `llguidance` computes a mask of the tokens that may come next. The mask is an input of
 the program, which draws one of these tokens. The logits never leave the program.
 
     .venv/bin/python examples/json_by_schema.py [--schema FILE] [--prompt TEXT] [--seed N]
 
-Needs `xgrammar`, which `make build` installs.
+Needs `llguidance`, which `make build` installs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-import xgrammar
+import numpy
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
 from transformers import AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,29 +45,29 @@ class Grammar:
 
     def __init__(self, tokenizer, vocab_size: int, eos_ids: Sequence[int], schema: dict):
         self.vocab_size = vocab_size
-        info = xgrammar.TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
-        )
-        compiler = xgrammar.GrammarCompiler(info)
-        self.compiled = compiler.compile_json_schema(json.dumps(schema), any_whitespace=False)
+        tokens = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_ids))
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+        self.matcher = LLMatcher(tokens, grammar)
+        if self.matcher.is_error():
+            raise ValueError(f"schema: {self.matcher.get_error()}")
 
-    def allowed_tokens(self) -> Callable[[Sequence[int]], torch.Tensor]:
+    def allowed_tokens(self) -> Callable[[Sequence[int]], numpy.ndarray]:
         """Return the function to pass to `LLM.generate` as `allowed_tokens`. Each answer needs a new one.
 
         The function takes the token ids of the answer so far, and returns the mask of the next token. When
         the JSON is complete, the mask allows only the stop ids.
         """
-        matcher = xgrammar.GrammarMatcher(self.compiled)
-        mask = xgrammar.allocate_token_bitmask(1, self.vocab_size)
+        matcher = self.matcher.deep_copy()
+        mask = numpy.empty((self.vocab_size + 31) // 32, dtype=numpy.int32)
         seen = 0
 
-        def allowed(answer: Sequence[int]) -> torch.Tensor:
+        def allowed(answer: Sequence[int]) -> numpy.ndarray:
             nonlocal seen
             for token in answer[seen:]:
-                if not matcher.accept_token(token):
+                if not matcher.consume_token(token):
                     raise RuntimeError(f"the answer contains token {token}, which the mask does not allow")
             seen = len(answer)
-            matcher.fill_next_token_bitmask(mask)
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             return mask
 
         return allowed

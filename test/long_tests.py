@@ -23,7 +23,6 @@ SHORT_FORM: dict[str, list[str]] = {
     "cli/test_doctor.py::test_an_unknown_device_is_an_error": [],
     "cli/test_export_command.py::test_export_merges_an_adapter": [],
     "cli/test_export_command.py::test_int4_is_smaller_and_runs": [],
-    "cluster/test_tensor_parallel.py::test_four_processes_share_two_key_heads_of_a_quantized_model": [],
     "cuda/test_cuda_kernels.py::test_every_kernel_compiles": ["sm_90"],
     "custom_kernel_ops/test_sample.py": ["eager*", "node*", "dtype*"],
     "custom_kernel_ops/test_sample.py::test_any_top_p": ["eager-*-0.9999", "node-*-0.9999"],

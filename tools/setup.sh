@@ -91,9 +91,6 @@ install_package() {
   # For test/serve/test_serve_clients.py. In a separate command: pip cannot resolve all packages at once.
   pip install -qq "anthropic>=0.80" "langchain-openai>=1" "pydantic-ai-slim[openai]>=2" ||
     die "pip could not install API clients: see above"
-  # For answers that follow a schema: those of `serve` and of examples/json_by_schema.py. --no-deps, because xgrammar
-  # needs triton for its CUDA kernels only.
-  pip install -qq --no-deps "xgrammar==0.2.8" || die "pip could not install xgrammar: see above"
 }
 
 # -- C++ ------------------------------------------------------------------------------------------

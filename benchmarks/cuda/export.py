@@ -1,12 +1,10 @@
 """Exports models in bfloat16 for benchmarks/cuda/pack.py, in the shapes of shapes.py.
 
     python benchmarks/cuda/export.py FOLDER [--shape llama-8b] [--portable] [--context 4096]
-    python benchmarks/cuda/export.py FOLDER --shape llama-8b --processes 2
 
-writes FOLDER/qwen3-0.6b.pte. With --processes, it also writes the model in two parts, FOLDER/llama-8b-0-of-2.pte and
-FOLDER/llama-8b-1-of-2.pte. With --rows 8, it writes FOLDER/qwen3-0.6b-rows8.pte. The weights are uninitialized, because
-run.py replaces them with random numbers. The shape of 8B parameters needs about 18 GB of memory, and 16 GB on the disk
-for each whole model.
+writes FOLDER/qwen3-0.6b.pte. With --rows 8, it writes FOLDER/qwen3-0.6b-rows8.pte. The weights are uninitialized,
+because run.py replaces them with random numbers. The shape of 8B parameters needs about 18 GB of memory, and 16 GB on
+the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 def empty_model(shape: dict) -> PreTrainedModel:
     """Return a model of uninitialized weights.
 
-    A few elements of each matrix have a value that no other matrix has. Equal constants would be stored only once, and
+    An element of each matrix has a value that no other matrix has. Equal constants would be stored only once, and
     the file would be too small.
     """
     config = AutoConfig.for_model(**shape, dtype=torch.bfloat16)
@@ -36,9 +34,7 @@ def empty_model(shape: dict) -> PreTrainedModel:
         if words.dim() == 1:
             words.fill_(0x3F80)  # 1.0, of a norm
             continue
-        for row in (0, 0.5):  # in both halves of each axis, because a matrix can be split along either
-            for column in (0, 0.5):
-                words[int(row * words.shape[0]), int(column * words.shape[1])] = number
+        words[0, 0] = number
     for module in model.modules():
         if hasattr(module, "original_inv_freq"):  # rotary embedding: `to_empty` discarded its frequencies
             fresh = type(module)(config)
@@ -53,20 +49,14 @@ def main() -> None:
     parser.add_argument("--portable", action="store_true", help="without extensions")
     parser.add_argument("--rows", type=int, default=1, help="requests at once, for batch.py")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="number of parts of a second file, one for each process"
-    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    for parts in sorted({1, options.processes}):
-        exported = export_llm(
-            empty_model(SHAPES[options.shape]), max_context_len=options.context, chunk=2048,
-            allow_extensions=not options.portable, speculation=False, verify=False, tensor_parallel=parts,
-            batch=options.rows, progress=print,
-        )  # fmt: skip
-        name = options.shape if options.rows == 1 else f"{options.shape}-rows{options.rows}"
-        exported.save(options.folder / f"{name}.pte")
-        del exported  # frees the memory before the next export
+    exported = export_llm(
+        empty_model(SHAPES[options.shape]), max_context_len=options.context, chunk=2048,
+        allow_extensions=not options.portable, speculation=False, verify=False, batch=options.rows, progress=print,
+    )  # fmt: skip
+    name = options.shape if options.rows == 1 else f"{options.shape}-rows{options.rows}"
+    exported.save(options.folder / f"{name}.pte")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,6 @@ def pack(root: Path, options: argparse.Namespace) -> None:
         ignore=shutil.ignore_patterns("runtime", "engine", "__pycache__"),
     )  # fmt: skip
     shutil.copytree(ROOT / "benchmarks/cuda", root / "cuda", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "benchmarks/tensor_parallel.py", root / "cuda")
     (root / "programs").mkdir()
     sampler.export(str(root / "programs/sampler.pte"))
     fused.export(root / "programs")

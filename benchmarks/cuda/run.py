@@ -56,24 +56,12 @@ def measure(side: str, root: Path, name: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def decode_in_parallel(root: Path, name: str, processes: int) -> None:
-    """Print the decode speed of a program in `processes` parts, each on its own GPU, and of the whole on one GPU."""
-    names = [name, *(f"{name}-{rank}-of-{processes}" for rank in range(processes))]
-    whole, *parts = (write_program(root, each) for each in names)
-    command = [sys.executable, str(root / "cuda/tensor_parallel.py"), "--model", str(parts[0]), "--whole", str(whole)]
-    subprocess.run([*command, "--processes", str(processes), "--tokens", "128"], check=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--only", choices=SIDES, action="append", help="measure this side only")
     parser.add_argument("--program", action="append", help="name of a program of the bundle")
-    parser.add_argument("--parallel", metavar="NAME", help="a program of the bundle that is also there in parts")
-    parser.add_argument("--processes", type=int, default=2, help="number of parts, and of GPUs")
     options = parser.parse_args()
-    if options.parallel:
-        return decode_in_parallel(options.root, options.parallel, options.processes)
     packed = {p.stem for p in (options.root / "programs").glob("*.json")}
     names = options.program or [shape for shape in SHAPES if shape in packed]
     columns = {}

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,6 @@ from executorch_mlx.batch import Request, RequestLines, answer_all  # noqa: E402
 from executorch_mlx.batch.request_file import request_id  # noqa: E402
 from executorch_mlx.cli.main import main  # noqa: E402
 from executorch_mlx.llm import LLM  # noqa: E402
-from executorch_mlx.llm.processes import _free_ports  # noqa: E402
 from executorch_mlx.ray import serve_app  # noqa: E402
 from executorch_mlx.ray.engine import Engine, ModelOptions  # noqa: E402
 from executorch_mlx.ray.engines import RayEngines, ray_engines  # noqa: E402
@@ -133,7 +133,9 @@ def url(cluster, batch_program):
     from ray import serve
 
     ray.init(cluster.address, log_to_driver=False, ignore_reinit_error=True)
-    (port,) = _free_ports(1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     serve.start(http_options={"port": port})
     autoscaling = {"upscale_delay_s": 1, "metrics_interval_s": 0.5, "look_back_period_s": 1, "downscale_delay_s": 600}
     sizes = {"rows": 2, "min_replicas": 2, "max_replicas": 3, "autoscaling": autoscaling}

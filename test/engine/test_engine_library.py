@@ -198,6 +198,7 @@ def test_requests_from_many_threads(stress, tmp_path):
         ({"get_vocab_size": 2**40}, "get_vocab_size: got 1099511627776, expected at most 2147483647"),
         ({"sampling_seed": False}, "forward: got 7 inputs, expected 6 according to the metadata"),
         ({"sampling_seed": 1}, "sampling_seed: expected one bool"),
+        ({"tensor_parallel_size": 2}, "the model was exported in parts by an earlier version; export it again"),
         ({"get_eos_ids": [1, 2.5]}, "get_eos_ids: expected integers or a tensor of integers"),
         ({"token_offsets": torch.arange(9)}, "token_offsets: got 9 entries, expected 257 (get_vocab_size + 1)"),
         ({"token_offsets": torch.arange(257) * 2}, "token_offsets: expected ascending values from 0 to 256"),

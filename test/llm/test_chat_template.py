@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 import small_llm
+from executorch_mlx.llm.chat_template import Abilities, abilities
 from executorch_mlx.llm.tokenizer import Tokenizer
 from transformers import AutoTokenizer
 
@@ -177,3 +178,16 @@ def test_arguments_are_checked():
         ours.chat_text(["Hi"])
     with pytest.raises(ValueError, match="no chat template"):
         Tokenizer.from_folder(small_llm.DEMO).chat_text([USER])
+
+
+def test_abilities_are_those_of_the_code():
+    """Comments and texts name no variables, and a variable that the template sets itself is none."""
+    found = abilities(
+        "{# tools </think> #}use enable_thinking {%- if not tools is defined %}{% set tools = none %}{% endif %}"
+        "{% set own = 1 %}{{ own }}{% for m in messages %}{{ m['thinking'] }}{{ m.role == 'developer' }}{% endfor %}"
+        "{% generation %}{{ '<think' ~ '>' }}{% endgeneration %}"
+    )
+    assert found.variables == {"tools", "messages"} and found.fields == {"thinking", "role"}
+    assert found.has_text("<think") and found.has_text("developer") and found.has_text("use enable")
+    assert not found.has_text("</think>") and not found.has_text("<think>")
+    assert abilities("{% if %}") == abilities("{{ x | unknown }}") == Abilities()

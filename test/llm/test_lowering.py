@@ -8,7 +8,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 from executorch_mlx import MLXPartitioner
-from executorch_mlx.custom_ops.distributed import all_sum
+from executorch_mlx.custom_ops.primitives import argpartition
 from executorch_mlx.llm.export.decoder import Tracing
 from executorch_mlx.llm.export.lowering import lower
 from executorch_mlx.llm.export.serialize import serialize
@@ -39,9 +39,9 @@ class Undelegated(torch.nn.Module):
         return torch.cumsum(x.abs(), 0) + torch.special.zeta(x * 2, x).exp()
 
 
-class UndelegatedSum(torch.nn.Module):
+class UndelegatedPartition(torch.nn.Module):
     def forward(self, x):
-        return all_sum(x.double(), 0, 1)
+        return argpartition(x.double(), 1, -1)
 
 
 def exported(module):
@@ -134,6 +134,6 @@ def test_a_grad_mode_that_stays_is_not_recorded(mode, recorded):
 
 
 def test_an_operator_that_only_mlx_can_run_has_a_reason():
-    reason = r"all_sum_default: mlx\.all_sum\.default cannot be delegated to MLX: .*float64"
+    reason = r"argpartition_default: mlx\.argpartition\.default cannot be delegated to MLX: .*float64"
     with pytest.raises(RuntimeError, match=reason):
-        lower({"forward": exported(UndelegatedSum())}, {}, allow_extensions=True)
+        lower({"forward": exported(UndelegatedPartition())}, {}, allow_extensions=True)

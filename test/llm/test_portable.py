@@ -97,10 +97,9 @@ def test_positions_beyond_the_capacity_are_refused(tmp_path):
     [
         (dict(batch=2), "batch: got 2 with portable, expected 1: a portable program answers one request at a time"),
         (dict(outputs="both"), "outputs: got both with portable, expected tokens or logits: a portable program has"),
-        (dict(tensor_parallel=2), "tensor_parallel: got 2 with portable, expected 1"),
         (dict(allow_extensions=True), "allow_extensions: got True with portable, expected False"),
     ],
-    ids=["batch", "outputs", "tensor_parallel", "allow_extensions"],
+    ids=["batch", "outputs", "allow_extensions"],
 )
 def test_options_that_a_portable_program_cannot_have(options, message):
     with pytest.raises(ValueError, match=f"export_llm: {message}"):

@@ -31,3 +31,12 @@ def test_metal_kernels_are_refused(capfd):
     with pytest.raises(RuntimeError, match="0x:?10"):
         g.load()
     assert "instruction 0 (MetalKernelNode)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("node, axis", [(ir.AllSumNode, {}), (ir.AllGatherNode, {"axis": 0})])
+def test_a_part_of_a_model_of_an_earlier_version_is_refused(node, axis, capfd):
+    g = Graph()
+    g.emit(node(x=g.input((2,)), out=g.output((2,)), rank=0, size=1, **axis))
+    with pytest.raises(RuntimeError, match="0x:?10"):
+        g.load()
+    assert f"instruction 0 ({node.__name__}): the program is a part of a model" in capfd.readouterr().err

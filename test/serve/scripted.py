@@ -25,7 +25,7 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
-CLOCK = {"name": "now", "parameters": {"type": "object", "properties": {}}}
+CLOCK = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": CLOCK}]
 MESSAGES = [{"role": "user", "content": "What is the weather in Oslo?"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
@@ -34,7 +34,8 @@ TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
 {%- for message in messages %}[{{ message.role }}]{{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | tojson }}</tool_call>{% endfor %}
-{%- endfor %}{% if reasoning_effort %}[effort {{ reasoning_effort }}]{% endif %}[assistant]{% if think %}<think>{% endif %}{# </think> #}"""
+{%- endfor %}{% if reasoning_effort %}[effort {{ reasoning_effort }}]{% endif %}[assistant]
+{%- if think %}<think>{% if false %}</think>{% endif %}{% endif %}"""
 
 
 class Scripted:

@@ -146,7 +146,7 @@ def test_adjacent_messages_of_a_role_are_one_turn_and_the_last_one_is_continued(
     ],
 )
 def test_tool_choice(server, choice, kinds):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     is_forced = choice["type"] in ("any", "tool")
     server.text = None if is_forced else CALL + CALL
     choice = choice | {"disable_parallel_tool_use": True} if is_forced else choice
@@ -172,8 +172,8 @@ def test_arguments_without_a_form_in_json(server):
 
 
 def test_schema_of_the_output(server):
-    pytest.importorskip("xgrammar")
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
     message = create(server, output_config={"format": {"type": "json_schema", "schema": schema}})
     assert json.loads(message["content"][0]["text"]).keys() == {"a"}
 
@@ -182,7 +182,7 @@ def test_rules_for_tokens(server):
     """As in the other APIs."""
     rules = {"allowed_token_ids": [300, 301], "min_tokens": 9, "bad_words": [server.llm.text([301])]}
     assert create(server, max_tokens=9, **rules)["content"][0]["text"] == server.llm.text([300] * 9)
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     assert create(server, structured_outputs={"json": {"const": 5}})["content"][0]["text"] == "5"
     output = {"format": {"type": "json_schema", "schema": {}}}
     response = post(server, output_config=output, bad_words=["a"]).json()
@@ -236,7 +236,7 @@ def test_thinking_effort_and_later_system_messages_reach_the_template(chat_progr
 )
 def test_invalid_request_names_the_field(server, fields, message):
     if "tools" in fields or "output_config" in fields:
-        pytest.importorskip("xgrammar")
+        pytest.importorskip("llguidance")
     for is_stream in (False, True):
         response = post(server, stream=is_stream, **fields)
         error = response.json()

@@ -201,32 +201,6 @@ def test_client_that_stops_reading_ends_its_answer_alone(chat_program):
             until(lambda: all(generation.finish for generation in dropped))
 
 
-@pytest.mark.parametrize("version, stream", [("1.0", False), ("1.1", False), ("1.1", True)])
-def test_client_that_closes_its_side_gets_its_answer(chat_program, version, stream):
-    """As `nc -N` does. A client that closes the whole connection ends its answer all the same."""
-    with served.serve(chat_program) as server:
-        server.delay = 0.05
-        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-        body = json.dumps(BODY | {"max_tokens": 900, "stream": stream})
-        head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-        def connect(body: str) -> socket.socket:
-            connection = socket.create_connection(address, timeout=60)
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-            return connection
-
-        with connect(body.replace("900", "20")) as connection:
-            connection.shutdown(socket.SHUT_WR)
-            answer = connection.makefile("rb").read()
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and len(server.generations[0].tokens) == 20
-        assert answer.count(b"data: [DONE]") == stream and answer.count(b'"finish_reason": "length"') == stream
-        with connect(body):
-            until(lambda: len(server.generations) == 2)
-            time.sleep(0.2)  # a stream has begun
-        until(lambda: server.generations[1].finish)
-        assert len(server.generations[1].tokens) < 100
-
-
 def test_api_key(chat_program):
     with served.serve(chat_program, api_key="secret-ä") as server:
         paths = {"/v1/models": 401, "/metrics": 401, "/tokenize": 401, "/health": 200, "/": 200, "/openapi.json": 401}

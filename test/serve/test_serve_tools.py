@@ -8,8 +8,10 @@ import openai
 import pytest
 import small_llm
 from executorch_mlx.llm import LLM
+from executorch_mlx.llm.chat_template import abilities
 from executorch_mlx.llm.tokenizer import Tokenizer
 from executorch_mlx.serve.chat_request import AssistantMessage, template_message
+from json_schemas import ENDING
 from scripted import scripted_server  # noqa: F401 (fixture)
 from scripted import CALL, CLOCK, MESSAGES, TEMPLATE, WEATHER, chat, scripted, with_tokens
 from served import NAME
@@ -156,11 +158,11 @@ def test_deeply_nested_arguments_return_400(server, arguments):
 
 
 def test_forced_calls_follow_the_schema(client):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     named = {"type": "function", "function": {"name": "get_weather"}}
     untyped = {"function": {"name": "get_weather"}}  # from huggingface_hub
     for seed, choice in enumerate(["required", "required", "required", named, untyped]):
-        answer = chat(client, tool_choice=choice, seed=seed, max_tokens=150).choices[0]
+        answer = chat(client, tool_choice=choice, seed=seed, max_tokens=150, logit_bias=ENDING).choices[0]
         assert answer.finish_reason == "tool_calls" and not answer.message.content
         for call in answer.message.tool_calls:
             arguments = json.loads(call.function.arguments)
@@ -170,22 +172,12 @@ def test_forced_calls_follow_the_schema(client):
     several = [chat(client, tool_choice="required", seed=seed, max_tokens=400).choices[0] for seed in range(2)]
     assert max(len(choice.message.tool_calls) for choice in several) > 1  # with a line feed between them
     for options in ({"tool_choice": "required", "parallel_tool_calls": False}, {"tool_choice": named}):
-        for one in chat(client, **options, seed=1, n=4, max_tokens=400).choices:
+        for one in chat(client, **options, seed=1, n=4, max_tokens=400, logit_bias=ENDING).choices:
             assert len(one.message.tool_calls) == 1 and one.finish_reason == "tool_calls"
 
 
-def test_further_call_begins_only_if_it_fits(client):
-    pytest.importorskip("xgrammar")
-    values = {f"value_{i}": {"type": "integer"} for i in range(6)}
-    parameters = {"type": "object", "properties": values, "required": [*values]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    for length in (120, 150):
-        for choice in chat(client, tools=[tool], tool_choice="required", seed=2, n=12, max_tokens=length).choices:
-            assert choice.finish_reason == "tool_calls", (length, choice.message.tool_calls)
-
-
 def test_allowed_tools_are_the_only_ones(client, server):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     for mode in ("required", "auto"):
         allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "now"}}]}
         choice = {"type": "allowed_tools", "allowed_tools": allowed}
@@ -200,7 +192,7 @@ def test_effort_of_no_reasoning():
 
     def options(template: str, effort: str, has_reasoning: bool = True) -> dict:
         format = SimpleNamespace(reasoning=("<think>",) if has_reasoning else ())
-        return _effort_options(SimpleNamespace(format=format, name="m"), template, effort)
+        return _effort_options(SimpleNamespace(format=format, name="m"), abilities(template), effort)
 
     assert options("{{ reasoning_effort }}{{ enable_thinking }}", "none") == {"reasoning_effort": "none"}
     assert options("{{ enable_thinking }}", "none") == {"enable_thinking": False}
@@ -219,7 +211,7 @@ def test_reasoning_effort_reaches_the_template(client, server, says):
 
 
 def test_strict_functions_constrain_calls_and_not_text(client):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
     answers = [chat(client, tools=strict, max_tokens=20, seed=seed) for seed in (0, 5)]
     assert [answer.usage.completion_tokens for answer in answers] == [20, 20]  # nothing ends the text early
@@ -227,7 +219,7 @@ def test_strict_functions_constrain_calls_and_not_text(client):
 
 
 def test_calls_whose_tags_are_special_tokens_follow_the_schema(chat_program):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
     begin = {"logit_bias": {"500": 5}}  # <tool_call>, after some text
     with scripted(chat_program, TEMPLATE, ("<tool_call>", "</tool_call>")) as server:
@@ -239,7 +231,7 @@ def test_calls_whose_tags_are_special_tokens_follow_the_schema(chat_program):
 
 
 def test_tools_and_a_schema(client):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     for seed in range(3):
@@ -256,7 +248,7 @@ def test_tools_and_a_schema(client):
     ],
 )
 def test_ignore_eos_and_rules_for_tokens_with_a_grammar_return_400(client, field, value):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     for name, rule in (("ignore_eos", True), ("min_tokens", 3), ("bad_words", ["a"]), ("allowed_token_ids", [5])):
         with pytest.raises(openai.BadRequestError, match=f"{field}: got it together with {name}, but it") as caught:
             chat(client, **{field: value}, max_tokens=40, extra_body={name: rule})
@@ -266,11 +258,11 @@ def test_ignore_eos_and_rules_for_tokens_with_a_grammar_return_400(client, field
 
 def test_answer_with_a_name_is_no_call(chat_program):
     """The calls of Llama are JSON objects without a tag, with the member `name` in front."""
-    pytest.importorskip("xgrammar")
-    person = {"name": {"enum": ["Ada", "now"]}, "age": {"type": "integer", "maximum": 9}}
-    schema = {"type": "object", "properties": person, "required": [*person]}
+    pytest.importorskip("llguidance")
+    person = {"name": {"enum": ["Ada", "now"]}, "age": {"type": "integer", "minimum": 0, "maximum": 9}}
+    schema = {"type": "object", "properties": person, "required": [*person], "additionalProperties": False}
     response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    with scripted(chat_program, small_llm.TEMPLATE + "{# <|python_tag|> #}") as server:
+    with scripted(chat_program, small_llm.TEMPLATE + "{% if false %}<|python_tag|>{% endif %}") as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
             choices = chat(client, response_format=response_format, n=8, max_tokens=150).choices
             for message in (choice.message for choice in choices):
@@ -321,7 +313,7 @@ def test_tags_in_messages_and_tools_open_no_reasoning(client, says, name):
 @pytest.mark.parametrize("name", [name for name in TAGGED if name != "function"])
 def test_tags_in_messages_do_not_lift_a_schema(chat_program, name):
     """The tags are tokens, so that a grammar waits for the end of reasoning. The model does not begin it by itself."""
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}}
     bias = {"500": -100}  # <think>
     fields = {"tool_choice": "none", "response_format": schema, "max_tokens": 20, "logit_bias": bias} | TAGGED[name]
@@ -339,7 +331,7 @@ def test_tags_in_messages_do_not_lift_a_schema(chat_program, name):
 
 
 def test_answer_may_continue_the_reasoning_of_the_last_message(chat_program):
-    with scripted(chat_program, small_llm.TEMPLATE + "{# </think> #}") as server:
+    with scripted(chat_program, small_llm.TEMPLATE + "{% if false %}</think>{% endif %}") as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
             server.text = "It rains.</think>Rain."
             for content in ("<think>Hm. ", "<think>Hm."):
@@ -434,7 +426,8 @@ def test_template_without_tools_gets_instructions(chat_program):
 
 def test_template_for_tools(chat_program):
     """As those of Hermes 2 Pro: chats without tools have another template, which knows no calls."""
-    with scripted(chat_program, small_llm.TEMPLATE, tool_template="{# </think> #}" + TEMPLATE) as server:
+    tool_template = "{% if false %}</think>{% endif %}" + TEMPLATE
+    with scripted(chat_program, small_llm.TEMPLATE, tool_template=tool_template) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
             server.text = f"<think>It may rain.</think>{CALL}"
             message = chat(client, reasoning_effort="low").choices[0].message
@@ -487,7 +480,7 @@ def test_template_without_system_messages_gets_instructions(chat_program):
 
 def test_template_for_one_call_gets_one(chat_program):
     """As that of Llama 3.1, which rejects a message with several calls."""
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     reject = (
         "{% for message in messages if message.tool_calls and message.tool_calls | length > 1 %}"
         "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endfor %}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import memory
-from ..llm.processes import read_hosts
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -40,11 +39,6 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help="smaller model with the same tokenizer, which guesses tokens; the answers stay the same",
     )  # fmt: skip
     parser.add_argument(
-        "--hosts", metavar="HOSTS", type=read_hosts,
-        help="for a model that was exported with --tensor-parallel: the hosts of its processes, such as "
-        "localhost,localhost, or a file with a host in each line; the first one is this machine",
-    )  # fmt: skip
-    parser.add_argument(
         "--memory-limit", metavar="SIZE", type=parse_size,
         help="limit of the memory for weights, KV caches and results together, such as 2GiB (default: no limit)",
     )  # fmt: skip
@@ -72,7 +66,7 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
 
         if options.memory_limit is not None:
             memory.set_memory_limit(options.memory_limit)
-        return LLM.load(options.model, options.tokenizer, draft=options.draft_model, hosts=options.hosts, **settings)
+        return LLM.load(options.model, options.tokenizer, draft=options.draft_model, **settings)
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:

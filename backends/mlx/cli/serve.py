@@ -157,17 +157,13 @@ def _models(options: argparse.Namespace) -> Models:
         raise CommandError(f"--name: got {len(names)} names, expected one for each of {len(options.models)} models")
     if options.tokenizer is not None and len(names) > 1:
         raise CommandError("--tokenizer: got several models, expected one")
-    if options.hosts is not None and (len(names) > 1 or options.idle_timeout or options.model_memory):
-        raise CommandError("--hosts: expected one model, which stays loaded: no --idle-timeout and no --model-memory")
     if options.tool_format not in (None, *FORMATS):
         raise CommandError(f"--tool-format: got {options.tool_format!r}, expected one of {', '.join(FORMATS)}")
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
     models = Models(options.model_memory, options.idle_timeout)
     for name, path in zip(names, options.models):
-        load = partial(
-            LLM.load, path, options.tokenizer, draft=options.draft_model, queue_limit=options.queue, hosts=options.hosts
-        )
+        load = partial(LLM.load, path, options.tokenizer, draft=options.draft_model, queue_limit=options.queue)
         try:
             models.add(name, load, path.stat().st_size if path.is_file() else 0, options.tool_format)
         except ValueError as error:

@@ -2,8 +2,8 @@
 
 Importing `custom_ops` defines the operators of `custom_ops.primitives` and `custom_ops.quantized_cache`. The other
 modules define their operators when they are imported: `custom_ops.quantized` those on packed weights and on experts,
-`custom_ops.distributed` those over a group of processes, and `custom_ops.official` those of ExecuTorch's own MLX
-delegate. Composite operators are defined in `custom_kernel_ops`.
+and `custom_ops.official` those of ExecuTorch's own MLX delegate. Composite operators are defined in
+`custom_kernel_ops`.
 """
 
 from . import primitives, quantized_cache  # noqa: F401  (defines torch.ops.mlx.*)

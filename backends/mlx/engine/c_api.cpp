@@ -187,8 +187,7 @@ executorch_mlx_status executorch_mlx_model_load(
     const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
     auto result = std::make_unique<executorch_mlx_model>();
     result->programs->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
-    const bool leads = result->programs->program->metadata().part.rank == 0;
-    if (o.draft != nullptr && leads) {
+    if (o.draft != nullptr) {
       result->programs->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
       check_draft(*result->programs->program, *result->programs->draft);
     }
@@ -258,13 +257,6 @@ executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* m
   });
 }
 
-executorch_mlx_status executorch_mlx_model_follow(executorch_mlx_model* model) {
-  return guarded([&] {
-    check_not_null(model, "model");
-    model->programs->program->follow();
-  });
-}
-
 executorch_mlx_status executorch_mlx_engine_create(
     executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine) {
   return guarded([&] {
@@ -275,10 +267,6 @@ executorch_mlx_status executorch_mlx_engine_create(
     check_argument(o.chunk >= 0, "chunk: got ", o.chunk, ", expected at least 0");
     check_argument(o.chunk_seconds >= 0, "chunk_seconds: got ", o.chunk_seconds, ", expected at least 0");
     check_argument(-1 <= o.overlap && o.overlap <= 1, "overlap: got ", o.overlap, ", expected -1, 0 or 1");
-    const TensorParallel& part = model->programs->program->metadata().part;
-    check_argument(
-        part.rank == 0, "model: part ", part.rank, " of ", part.size,
-        ", expected part 0: the other processes of the group call executorch_mlx_model_follow");
     check_argument(!model->programs->has_engine.exchange(true), "model: it has an engine already");
     try {
       *engine = new executorch_mlx_engine{

@@ -15,9 +15,6 @@ void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   check_argument(
       draft.metadata().has_head, "draft: ", draft.path(), ": got a program that returns logits, expected tokens");
   check_argument(
-      draft.metadata().part.size == 1, "draft: ", draft.path(), " is a part of a model for ",
-      draft.metadata().part.size, " processes, expected a model in one part");
-  check_argument(
       draft.metadata().max_rewind > 0 || draft.prompt_buffers() != nullptr, "draft: ", draft.path(),
       " has states outside of MLX, and cannot go back behind wrong draft tokens");
   if (!program.has_token_bytes() || !draft.has_token_bytes()) {

@@ -95,10 +95,6 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   metadata_ = read_metadata(*reader_, path);
   token_table_ = read_token_table(*reader_, metadata_.vocab_size, path);
 
-  if (metadata_.part.size > 1) {
-    process_group_ = std::make_unique<ProcessGroup>(metadata_.part, path);
-  }
-
   using Kind = Method::Kind;
   const bool both = metadata_.has_head && metadata_.has_logits;
   const char* const first = rows > 1 ? "prefill" : "forward";
@@ -167,9 +163,8 @@ Method& LlmProgram::method_for(size_t tasks, const std::unique_ptr<Method>& sing
 }
 
 std::unique_ptr<Method> LlmProgram::make_method(const std::string& name, Method::Kind kind, int64_t tasks) {
-  ProcessGroup* const process_group = leads_group() ? process_group_.get() : nullptr;
   return std::make_unique<Method>(
-      *module_, path_, metadata_, name, kind, tasks, profile_.get(), process_group, is_undefined_);
+      *module_, path_, metadata_, name, kind, tasks, profile_.get(), is_undefined_);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -306,7 +301,7 @@ std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
 bool LlmProgram::can_defer() const {
   const auto is_one_mlx_call = [](const auto& method) { return method->is_one_mlx_call(); };
   return draw_ != nullptr && is_one_mlx_call(draw_) && std::all_of(decodes_.begin(), decodes_.end(), is_one_mlx_call) &&
-      process_group_ == nullptr && profile_ == nullptr && metadata_.max_rewind > 0;
+      profile_ == nullptr && metadata_.max_rewind > 0;
 }
 
 PendingDraw LlmProgram::submit_draw(
@@ -421,56 +416,6 @@ void LlmProgram::encode(std::span<const float> samples) {
   const Error error = module_->execute("encode", tensor).error();
   is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
   check_ok(error, "encode: ", padded.size(), " samples: ");
-}
-
-namespace {
-
-// A message to the other processes: copy a row. It begins with a zero byte, where the call of a method has its name.
-struct RowCopy {
-  char is_method = 0;
-  int64_t from, to, length, written;
-};
-
-} // namespace
-
-bool LlmProgram::copy_row(int64_t from, int64_t to, int64_t length, int64_t written) const {
-  const auto copy = [&] { return copy_buffers(*this, from, to, length, written); };
-  if (process_group_ == nullptr) {
-    return copy();
-  }
-  const RowCopy message = {.from = from, .to = to, .length = length, .written = written};
-  const char* const bytes = reinterpret_cast<const char*>(&message);
-  return process_group_->lead({bytes, bytes + sizeof(message)}, copy);
-}
-
-void LlmProgram::follow() {
-  check_not_forked();
-  check_argument(
-      process_group_ != nullptr && !leads_group(), path_, ": expected a process other than the first of a group");
-  process_group_->follow([this](std::span<const char> message) { return repeat(message); });
-}
-
-// Makes the call that process 0 describes in `message`. Returns whether it succeeded.
-bool LlmProgram::repeat(std::span<const char> message) {
-  try {
-    if (message.size() == sizeof(RowCopy) && message[0] == 0) {
-      RowCopy copy;
-      std::memcpy(&copy, message.data(), sizeof(copy));
-      return copy_buffers(*this, copy.from, copy.to, copy.length, copy.written);
-    }
-    const auto end = std::find(message.begin(), message.end(), '\0');
-    const std::string_view name(message.data(), end - message.begin());
-    for (Method* method : methods()) {
-      if (method->name() == name) {
-        method->repeat(message.subspan(std::min(message.size(), name.size() + 1)));
-        return true;
-      }
-    }
-    check(false, EXECUTORCH_MLX_FAILED, path_, ": process 0 called the method ", name, ", which this part lacks");
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "executorch-mlx: process %d: %s\n", static_cast<int>(metadata_.part.rank), error.what());
-  }
-  return false;
 }
 
 void LlmProgram::write_profile(const std::string& path) {

@@ -16,7 +16,6 @@
 
 #include "metadata.h"
 #include "method.h"
-#include "process_group.h"
 #include "profile.h"
 
 namespace executorch_mlx::engine {
@@ -167,22 +166,6 @@ class LlmProgram {
   // loaded. Thread-safe.
   uint64_t hash(const std::function<uint64_t()>& compute) const;
 
-  // Whether this is process 0 of a group that runs a tensor-parallel model.
-  bool leads_group() const {
-    return process_group_ != nullptr && process_group_->is_leader();
-  }
-  // Copies the first `length` positions of a row to another one, in all processes. `written` is Row::written. Returns
-  // false if that is not possible.
-  bool copy_row(int64_t from, int64_t to, int64_t length, int64_t written) const;
-
-  // Ends the group. No call may follow.
-  void leave_group() {
-    process_group_.reset();
-  }
-
-  // In the other processes of the group: makes the calls that process 0 makes, until it ends. Throws EngineError.
-  void follow();
-
   // Writes the times of all calls so far. Only with `profile`.
   void write_profile(const std::string& path);
 
@@ -191,7 +174,6 @@ class LlmProgram {
   static constexpr size_t kVerifyOutputs = 5;
 
   bool wants_logprobs(std::span<const RowTask> tasks) const;
-  bool repeat(std::span<const char> message);
   std::unique_ptr<Method> make_method(const std::string& name, Method::Kind kind, int64_t tasks = 1);
   void make_decode_methods();
   // All methods of the program.
@@ -210,7 +192,6 @@ class LlmProgram {
   std::optional<MetadataReader> reader_;
   LlmMetadata metadata_;
   TokenTable token_table_;
-  std::unique_ptr<ProcessGroup> process_group_; // null: the model has one part
   std::vector<uint8_t> own_bytes_; // of set_token_bytes()
   std::vector<int64_t> own_offsets_;
   std::string version_; // of the file that was loaded: which one, and when it was changed

@@ -122,9 +122,6 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
   check_size("sampling_logit_bias", m.logit_bias, 0);
   check_size("sampling_logprobs", m.logprobs, 0);
   check_program(
-      0 <= m.part.rank && m.part.rank < m.part.size, path, ": tensor_parallel_rank: got ", m.part.rank,
-      ", expected a rank in [0, ", m.part.size, ")");
-  check_program(
       !m.speech.is_speech() || (m.rows == 1 && m.has_head && m.takes_allowed_tokens), path,
       ": encode: expected one row and a sampling head with a mask of allowed tokens");
   check_program(
@@ -136,6 +133,9 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
 } // namespace
 
 LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path) {
+  check_program(
+      reader.integer("tensor_parallel_size", 1) <= 1, path,
+      ": the model was exported in parts by an earlier version; export it again");
   LlmMetadata m;
   m.max_seq_len = reader.integer("get_max_seq_len");
   m.max_context_len = reader.integer("get_max_context_len", m.max_seq_len);
@@ -156,9 +156,6 @@ LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path)
   m.logit_bias = m.has_head ? reader.integer("sampling_logit_bias", 0) : 0;
   m.logprobs = m.has_head ? reader.integer("sampling_logprobs", 0) : 0;
   m.history = reader.integer("sampling_history", 0);
-  m.part.rank = reader.integer("tensor_parallel_rank", 0);
-  m.part.size = reader.integer("tensor_parallel_size", 1);
-  m.part.export_id = reader.integer("tensor_parallel_export", 0);
   m.speech = read_speech_metadata(reader, m.vocab_size, path);
   check_metadata(m, path);
   return m;

@@ -14,13 +14,6 @@
 
 namespace executorch_mlx::engine {
 
-// Which part of a tensor-parallel model a program is. A model in one part has size 1.
-struct TensorParallel {
-  int64_t rank = 0;
-  int64_t size = 1;
-  int64_t export_id = 0; // the same in all parts of an export
-};
-
 // The properties of a program, read from its metadata methods. docs/llm-program.md lists these methods.
 struct LlmMetadata {
   int64_t max_seq_len = 0; // largest chunk: tokens of one call
@@ -45,7 +38,6 @@ struct LlmMetadata {
   // the program does not give a number; the host then considers all tokens.
   int64_t history = 0;
 
-  TensorParallel part;
   SpeechMetadata speech;
 };
 

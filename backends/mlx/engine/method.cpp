@@ -40,8 +40,7 @@ MethodInput input_of(
 
 Method::Method(
     executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, ProcessGroup* process_group,
-    bool& is_undefined)
+    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined)
     : module_(module),
       path_(path),
       metadata_(metadata),
@@ -49,7 +48,6 @@ Method::Method(
       kind_(kind),
       max_tasks_(max_tasks),
       profile_(profile),
-      process_group_(process_group),
       is_undefined_(is_undefined),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
@@ -223,10 +221,7 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
   for (int64_t i = 0; i < max_tasks_; ++i) {
     fill(i, tasks[i < static_cast<int64_t>(tasks.size()) ? i : 0]);
   }
-  std::optional<executorch::runtime::Result<std::vector<EValue>>> result;
-  const auto call = [&] { return result.emplace(execute()).ok(); };
-  process_group_ == nullptr ? call() : process_group_->lead(message_of_call(), call);
-  auto& outputs = *result;
+  auto outputs = execute();
   check_ok(outputs.error(), name_, ": ", count, " tokens at position ", tasks[0].position, ": ");
   for (const EValue& value : *outputs) {
     check(value.isTensor(), EXECUTORCH_MLX_FAILED, name_, ": an output is not a tensor");
@@ -263,40 +258,6 @@ void Method::finish(Outputs& outputs) {
     is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
     check_ok(error, name_, ": ");
   }
-}
-
-// Returns the call as a message to the other processes: the name of the method, ended by a zero byte, the number of
-// tokens and the bytes of the inputs.
-std::vector<char> Method::message_of_call() const {
-  std::vector<char> message(name_.begin(), name_.end());
-  message.push_back(0);
-  const auto add = [&message](const void* data, size_t size) {
-    const char* const begin = static_cast<const char*>(data);
-    message.insert(message.end(), begin, begin + size);
-  };
-  const int64_t count = tensors_[0]->size(1);
-  add(&count, sizeof(count));
-  for (const auto& tensor : tensors_) {
-    add(tensor->const_data_ptr(), tensor->nbytes());
-  }
-  return message;
-}
-
-void Method::repeat(std::span<const char> inputs) {
-  const auto take = [&](void* data, size_t size) {
-    check(inputs.size() >= size, EXECUTORCH_MLX_FAILED, name_, ": the inputs of process 0 do not fit");
-    std::memcpy(data, inputs.data(), size);
-    inputs = inputs.subspan(size);
-  };
-  int64_t count = 0;
-  take(&count, sizeof(count));
-  check(0 < count && count <= max_tokens_, EXECUTORCH_MLX_FAILED, name_, ": got ", count, " tokens from process 0");
-  load();
-  resize(static_cast<size_t>(count));
-  for (const auto& tensor : tensors_) {
-    take(tensor->mutable_data_ptr(), tensor->nbytes());
-  }
-  check_ok(execute().error(), name_, ": ", count, " tokens: ");
 }
 
 } // namespace executorch_mlx::engine

@@ -14,7 +14,6 @@
 #include "metadata.h"
 #include "method_checker.h"
 #include "options.h"
-#include "process_group.h"
 #include "profile.h"
 
 namespace executorch_mlx::engine {
@@ -57,13 +56,11 @@ class Method {
   };
 
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
-  // several rows, the number of these rows. `process_group` is null if the model has one part. A call that fails sets
-  // `is_undefined` if the mutable buffers of the program are undefined afterwards. All references must outlive the
-  // method. Throws EngineError.
+  // several rows, the number of these rows. A call that fails sets `is_undefined` if the mutable buffers of the program
+  // are undefined afterwards. All references must outlive the method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, ProcessGroup* process_group,
-      bool& is_undefined);
+      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -103,10 +100,6 @@ class Method {
   // Waits until the outputs are computed. Throws EngineError.
   void finish(Outputs& outputs);
 
-  // Repeats a call of process 0 in this process of the group, with the same inputs. `inputs` is the message that
-  // message_of_call() returned in process 0, without the name of the method. Throws EngineError.
-  void repeat(std::span<const char> inputs);
-
  private:
   // The memory behind the input tensors.
   struct Values {
@@ -125,7 +118,6 @@ class Method {
   void fill(size_t index, const RowTask& task);
   executorch::runtime::Result<std::vector<executorch::runtime::EValue>> execute();
   void resize(size_t tokens);
-  std::vector<char> message_of_call() const;
 
   executorch::extension::Module& module_;
   const std::string& path_;
@@ -134,7 +126,6 @@ class Method {
   Kind kind_;
   int64_t max_tasks_;
   Profile* profile_;
-  ProcessGroup* process_group_;
   bool& is_undefined_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one task

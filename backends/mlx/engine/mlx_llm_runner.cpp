@@ -148,10 +148,6 @@ int run(RunnerOptions options) {
   }
   const auto begin = std::chrono::steady_clock::now();
   Model model(options.model, options.device, !options.profile.empty(), options.draft_model);
-  if (model.get_int("tensor_parallel_rank").value_or(0) > 0) {
-    model.follow();
-    return kOk;
-  }
   const double load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!options.ids && !options.json && model.get_data("token_offsets").empty()) {
     throw LlmArgumentError(

@@ -235,9 +235,6 @@ namespace {
 // The buffers that a file holds. Throws EngineError unless the model has one part: a file would hold only the part of
 // the row that this process has.
 std::unique_ptr<RowBuffers> checked_buffers(const LlmProgram& program) {
-  check_argument(
-      program.metadata().part.size == 1, "prefix: the model has ", program.metadata().part.size,
-      " parts, expected a model in one part");
   return std::make_unique<RowBuffers>(program, program.prompt_buffers());
 }
 
@@ -253,8 +250,8 @@ uint64_t program_hash(const LlmProgram& program) {
   });
 }
 
-} // namespace
-
+// Copies what the buffers hold for the first `length` positions of the row `from` to the row `to`. `written` is
+// Row::written of the row `from`. Returns false if that is not possible.
 bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t length, int64_t written) {
   try {
     RowBuffers buffers(program, program.open_buffers());
@@ -268,6 +265,8 @@ bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t l
     return false;
   }
 }
+
+} // namespace
 
 RowContents::RowContents(const LlmProgram& program, int64_t row, int64_t length) : program_(program), length_(length) {
   RowBuffers buffers(program, program.prompt_buffers());
@@ -296,7 +295,7 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
   if (!program.has_only_mlx_state()) {
     return false;
   }
-  if (!program.copy_row(from.index, to.index, length, from.written)) {
+  if (!copy_buffers(program, from.index, to.index, length, from.written)) {
     to.truncate(0);
     return false;
   }

@@ -14,9 +14,6 @@
 
 namespace executorch_mlx::engine {
 
-// Copies what the buffers hold for the first `length` positions of the row `from` to the row `to`. `written` is
-// Row::written of the row `from`. Returns false if that is not possible.
-bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t length, int64_t written);
 
 // Copies the first `length` positions of a row to another one. Returns false if that is not possible: if not all of the
 // program's state is in MLX buffers.

@@ -110,7 +110,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "model_get_data": (c_int32, [_HANDLE, c_char_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "model_set_token_bytes": (c_int32, [_HANDLE, c_void_p, _IDS, c_size_t]),
     "model_write_profile": (c_int32, [_HANDLE, c_char_p]),
-    "model_follow": (c_int32, [_HANDLE]),
     "engine_create": (c_int32, [_HANDLE, POINTER(EngineOptions), POINTER(_HANDLE)]),
     "engine_close": (c_int32, [_HANDLE]),
     "engine_free": (None, [_HANDLE]),

@@ -1,15 +1,16 @@
-"""Renders chat templates, which are Jinja programs from a model's author, in a sandbox."""
+"""Renders and parses chat templates, which are Jinja programs from a model's author, in a sandbox."""
 
 from __future__ import annotations
 
 import json
 import os.path
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -74,6 +75,39 @@ def render_unfinished(template: str, messages: Sequence[Mapping[str, Any]], vari
     if own == longer:
         raise ValueError("messages: the chat template leaves out the content of the last message")
     return os.path.commonprefix([own, longer])
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a chat template takes and writes.
+
+    - `variables`: the names of the variables that it takes, such as `tools`.
+    - `fields`: the names of the fields that it reads, such as `thinking` of messages.
+    - `texts`: the texts that it writes, or compares with values.
+    """
+
+    variables: frozenset[str] = frozenset()
+    fields: frozenset[str] = frozenset()
+    texts: tuple[str, ...] = ()
+
+    def has_text(self, part: str) -> bool:
+        """Whether `part` is in one of the texts."""
+        return any(part in text for text in self.texts)
+
+
+@cache
+def abilities(template: str) -> Abilities:
+    """Parse a chat template. One that is invalid has no abilities."""
+    try:
+        tree = _environment().parse(template)
+        variables = frozenset(meta.find_undeclared_variables(tree))
+    except TemplateError:
+        return Abilities()
+    texts = [node.data for node in tree.find_all(nodes.TemplateData)]
+    texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    fields = {node.attr for node in tree.find_all(nodes.Getattr)}
+    fields |= {node.arg.value for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)}
+    return Abilities(variables, frozenset(map(str, fields)), tuple(texts))
 
 
 @cache

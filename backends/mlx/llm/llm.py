@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import operator
 import reprlib
-import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import memory
 from .binding import BusyError
 from .generation import Generation, Options, Result
-from .processes import Processes, find_parts, part_path, rank_in_environment
 from .program import EngineStats, LLMProgram
 from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
@@ -28,13 +25,14 @@ Prompt = str | Sequence[int]
 class PromptLengthError(ValueError):
     """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`.
 
-    `count` is None for a prompt that is so long that its tokens were not counted.
+    `count` is None for a prompt that is so long that its tokens were not counted. `problem` is the message without the
+    name of the argument.
     """
 
     def __init__(self, count: int | None, longest: int):
         got = f"more than {longest}" if count is None else count
-        super().__init__(f"prompt: got {got} tokens, expected 1 to {longest}")
-        self.count, self.longest = count, longest
+        self.count, self.longest, self.problem = count, longest, f": got {got} tokens, expected 1 to {longest}"
+        super().__init__(f"prompt{self.problem}")
 
 
 class LLM:
@@ -95,7 +93,6 @@ class LLM:
         chunk_seconds: float = 0.0,
         reuse_prompts: bool = True,
         overlap: bool | None = None,
-        hosts: Sequence[str] | None = None,
     ) -> LLM:
         """Load the `.pte` file `path`.
 
@@ -114,10 +111,6 @@ class LLM:
         - `overlap`: submit a step before the tokens of the previous step are read, so that the host works while the
           device does. None: only on a GPU. The tokens are the same. Requests with `allowed_tokens` or a draft model
           never overlap.
-        - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is
-          the name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
-          `hosts` out: each process calls `LLM.load`. The call returns in process 0 only. In any other process, it
-          makes the calls of process 0, and then ends the process.
 
         Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model, if `draft` does
         not fit to it or if the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file. If
@@ -125,16 +118,7 @@ class LLM:
         """
         if tokenizer is not None:
             loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
-        path, processes = _start_processes(Path(path), hosts, device)
-        try:
-            program = LLMProgram(path, profile=profile, device=device, draft=draft, processes=processes)
-        except BaseException:
-            if processes is not None:
-                processes.kill()
-            raise
-        if program.get("tensor_parallel_rank", 0):
-            program.follow()
-            sys.exit(0)
+        program = LLMProgram(path, profile=profile, device=device, draft=draft)
         if tokenizer is None:
             loaded, eos_ids = _tokenizer_in(program), ()
         return cls(
@@ -445,31 +429,6 @@ def _check_list(argument: str, values: Any) -> None:
     """Raise TypeError for a single element: iteration over a text or a mapping would yield parts of the element."""
     if isinstance(values, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"{argument}: got {reprlib.repr(values)}, expected a list")
-
-
-def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None) -> tuple[Path, Processes | None]:
-    """Return the file to load, and the processes that were started for the other parts of a model in parts."""
-    found = find_parts(path)
-    if found is None:
-        if hosts is not None:
-            raise ValueError(f"hosts: {path.name} is a model in one part, expected one that was exported in several")
-        return path, None
-    base, size = found
-    if Processes.is_started:
-        raise ValueError(f"{base.name}: this process has started a group of processes before, and can be in one only")
-    rank = rank_in_environment()
-    if hosts is not None and rank is None:
-        return part_path(base, 0, size), Processes(
-            base, size, hosts, device=device, memory_limit=memory.get_memory_limit()
-        )
-    if hosts is not None:
-        raise ValueError("hosts: got hosts in a process that a launcher has started, expected one or the other")
-    if rank is None:
-        raise ValueError(
-            f"hosts: {base.name} is a model in {size} parts, expected {size} hosts, or processes that mlx.launch or "
-            "mpirun starts"
-        )
-    return (path if path.is_file() else part_path(base, rank, size)), None
 
 
 def _tokenizer_in(program: LLMProgram) -> Tokenizer | None:

@@ -10,7 +10,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any
 
 from . import binding
-from .processes import Processes
 from .sampling_parameters import PARAMETERS, check_integer, python_number
 from .tokens import TokenTable
 
@@ -58,7 +57,6 @@ class LLMProgram:
     - `profile`: whether to time every instruction for `write_profile`. This makes calls slower.
     - `device`: `cpu`, `gpu`, or None for the default.
     - `draft`: a program with the same tokenizer that guesses tokens for speculation.
-    - `processes`: the other processes of a tensor-parallel model, which end with this program.
 
     Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
     cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
@@ -80,7 +78,6 @@ class LLMProgram:
         profile: bool = False,
         device: str | None = None,
         draft: str | Path | None = None,
-        processes: Processes | None = None,
     ):
         self.path = Path(path)
         for file in (path, draft):
@@ -92,7 +89,7 @@ class LLMProgram:
             device=None if device is None else device.encode(), profile=profile,
             draft=None if draft is None else os.fsencode(draft),
         )  # fmt: skip
-        self.handles = _Handles(path, options, processes)
+        self.handles = _Handles(path, options)
         # The finalizer also runs at the exit of the process, before Python becomes unable to run the callbacks of the
         # engine's thread.
         self._finalizer = weakref.finalize(self, _finalize, self.handles)
@@ -179,13 +176,6 @@ class LLMProgram:
         metadata = PARAMETERS[name].metadata
         return self.has_head and (metadata is None or bool(self.get(metadata, 0)))
 
-    def follow(self) -> None:
-        """Make the calls of process 0 of a group until that process frees the model.
-
-        Raises ValueError if the program is not part 1 or a later part of a tensor-parallel model.
-        """
-        self.call("model_follow")
-
     def set_token_bytes(self, table: Sequence[bytes]) -> None:
         """Give the bytes of each token to a program that lacks them. Must precede `start`."""
         data, offsets = b"".join(table), [0, *accumulate(map(len, table))]
@@ -258,16 +248,14 @@ class _Handles:
     As a context manager, it keeps them from being freed. Inside, `is_closed` tells whether they may be used.
     """
 
-    def __init__(self, path: str | Path, options: binding.LoadOptions, processes: Processes | None):
+    def __init__(self, path: str | Path, options: binding.LoadOptions):
         self.library = binding.library()
         self.model, self.engine = ctypes.c_void_p(), ctypes.c_void_p()
         self.process = os.getpid()
         self.is_closed = False
         self._users = 0
         self._changed = threading.Condition()  # notified when `_users` becomes 0
-        self._processes = processes
-        with nullcontext() if processes is None else processes.joined():
-            binding.check(self.library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self.model)))
+        binding.check(self.library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self.model)))
 
     def __enter__(self) -> _Handles:
         with self._changed:
@@ -282,7 +270,7 @@ class _Handles:
 
     def close(self) -> None:
         """End all requests, wait until nothing uses the objects, and free them. Ctrl-C has its effect afterwards."""
-        if os.getpid() == self.process:  # a fork has neither the threads to wait for nor processes of its own to end
+        if os.getpid() == self.process:  # a fork lacks the threads to wait for
             with _later_interrupts():
                 self._close()
 
@@ -300,8 +288,6 @@ class _Handles:
             self._changed.wait_for(lambda: self._users == 0)
         self.library.engine_free(self.engine)
         self.library.model_free(self.model)
-        if self._processes is not None:
-            self._processes.close()
 
 
 def _finalize(handles: _Handles) -> None:

@@ -86,7 +86,7 @@ def adjust_logits(
     - `bias_tokens` int64 and `bias_values`, `[K]` or `[B, K]`: token ids, and the numbers that are added to
       their logits. The values of a repeated token add up. Ids outside the vocabulary are ignored.
     - `allowed_tokens` `[B, ceil(V / 32)]` int32: the mask of the tokens that may be drawn. Bit
-      v % 32 of the integer at v // 32 belongs to token v, as in `xgrammar`. If no allowed token of a
+      v % 32 of the integer at v // 32 belongs to token v, as in `llguidance`. If no allowed token of a
       sequence has a finite logit, the sequence gets token 0.
 
     Raises TypeError or ValueError, with the name of the argument in the message.

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 
 class SettingError(ValueError):
-    """Raised for a setting that is invalid, or that the program does not support. `name` is the setting's name."""
+    """Raised for a setting that is invalid, or that the program does not support.
 
-    def __init__(self, name: str, message: str):
-        super().__init__(f"{name}{message}")
-        self.name = name
+    `name` is the setting's name, and `problem` the message without it: what was got, and what was expected.
+    """
+
+    def __init__(self, name: str, problem: str):
+        super().__init__(f"{name}{problem}")
+        self.name, self.problem = name, problem
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from . import (  # noqa: F401
     cumulative,
     declined,
     decomposed,
-    distributed,
     elementwise,
     histogram,
     index,

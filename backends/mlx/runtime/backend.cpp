@@ -28,7 +28,6 @@
 #include "memory/limit.h"
 #include "memory/mapped_files.h"
 #include "options.h"
-#include "process_group.h"
 #include "program/constants.h"
 #include "program/packed_weights.h"
 #include "program/program.h"
@@ -389,21 +388,6 @@ const char* executorch_mlx_device(const char* device) {
     result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device)));
   });
   return result;
-}
-
-int executorch_mlx_group(int* rank, int* size) {
-  return static_cast<int>(guarded("group", [&] {
-    check_argument(rank != nullptr && size != nullptr, "got a null pointer");
-    *rank = process_group().rank();
-    *size = process_group().size();
-  }));
-}
-
-int executorch_mlx_group_share(void* data, size_t size) {
-  return static_cast<int>(guarded("group", [&] {
-    check_argument(data != nullptr || size == 0, "got a null pointer");
-    share(data, size);
-  }));
 }
 
 namespace {

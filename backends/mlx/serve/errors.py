@@ -113,9 +113,9 @@ def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str]
     message = str(error)
     if isinstance(error, SettingError):
         name = ({"bias_tokens": "logit_bias", "bias_values": "logit_bias"} | fields).get(error.name, error.name)
-        return ApiError(message.replace(error.name, name, 1), param=name, code="unsupported_value")
+        return ApiError(name + error.problem, param=name, code="unsupported_value")
     if isinstance(error, PromptLengthError):
-        message = message.replace("prompt", prompt_field, 1)
+        message = prompt_field + error.problem
         if error.count == 0:
             return ApiError(message, param=prompt_field)
         # Clients recognize this error by its code or by OpenAI's words.

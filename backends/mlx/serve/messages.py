@@ -23,13 +23,13 @@ FIELDS = {
 def start_message(model: ServedModel, body: MessagesRequest) -> Answer:
     """Start the answer to a request. Raises ApiError, which names the field of this API."""
     with renamed_fields(_field):
-        return start_chat(model, body.as_chat_request(model.template_for(bool(body.tools))))
+        return start_chat(model, body.as_chat_request(model.abilities_for(bool(body.tools))))
 
 
 def count_tokens(model: ServedModel, body: CountRequest) -> dict[str, Any]:
     """Return the response of `/v1/messages/count_tokens`: the length of the prompt. Raises ApiError, as above."""
     with renamed_fields(_field):
-        chat = body.as_chat_request(model.template_for(bool(body.tools)))
+        chat = body.as_chat_request(model.abilities_for(bool(body.tools)))
         chat.check_fields()
         return {"input_tokens": len(model.llm.encode(chat_prompt(model, chat).text, special=False))}
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ..llm.chat_template import Abilities
 from .chat_request import MAX_TOOLS, Cacheable, ChatRequest
 from .errors import ApiError
 from .parts import FUNCTION_NAME, Caller, Several, Strict
@@ -205,10 +206,10 @@ class CountRequest(ExtendedFields, Cacheable):
     def shows_thinking(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
 
-    def as_chat_request(self, template: str) -> ChatRequest:
+    def as_chat_request(self, template: Abilities) -> ChatRequest:
         """Return the chat request with the same answer. Raises ApiError.
 
-        `template`: the source of the model's chat template.
+        `template`: the abilities of the model's chat template.
         """
         if self.thread is not None:
             message = "thread is not supported: this server stores no answers; send all messages"
@@ -227,14 +228,14 @@ class CountRequest(ExtendedFields, Cacheable):
         given |= {"messages": messages, "continue_final_message": is_begun, "stop": self.stop_sequences}
         return ChatRequest(**given | self._reasoning_fields(template))
 
-    def _reasoning_fields(self, template: str) -> dict[str, Any]:
+    def _reasoning_fields(self, template: Abilities) -> dict[str, Any]:
         """Return the fields for `thinking` and `effort`. What asks for reasoning has no effect on other models."""
         fields: dict[str, Any] = {"chat_template_kwargs": self.chat_template_kwargs}
         if self.thinking is not None and self.thinking.type == "disabled":
             return fields | {"reasoning_effort": "none"}
-        if self.thinking is not None and "enable_thinking" in template:
+        if self.thinking is not None and "enable_thinking" in template.variables:
             fields["chat_template_kwargs"] = {"enable_thinking": True} | (self.chat_template_kwargs or {})
-        if self.output_config is not None and "reasoning_effort" in template:
+        if self.output_config is not None and "reasoning_effort" in template.variables:
             fields["reasoning_effort"] = self.output_config.effort
         return fields
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ..llm import LLM
+from ..llm.chat_template import Abilities, abilities
 from .formats import AnswerFormat, detect, format_name
 from .grammar import Grammars
 
@@ -27,11 +28,15 @@ class ServedModel:
         self.llm, self.name = llm, name
         tool_template = (llm.tokenizer.tool_template if llm.tokenizer is not None else None) or ""
         self._uses_tool_template = tool_format is not None or format_name(tool_template, self._has_token) is not None
-        templates = self.template_for(has_tools=False) + self.template_for(has_tools=True)
+        templates = self._template_for(has_tools=False) + self._template_for(has_tools=True)
         self.format: AnswerFormat = detect(templates, self._has_token, tool_format)
         self.grammars = Grammars(self)
 
-    def template_for(self, has_tools: bool) -> str:
+    def abilities_for(self, has_tools: bool) -> Abilities:
+        """Return the abilities of the chat template for chats with tools or without."""
+        return abilities(self._template_for(has_tools))
+
+    def _template_for(self, has_tools: bool) -> str:
         """Return the source of the chat template for chats with tools or without, or "".
 
         A template for tools is left out if it asks for calls in an unknown format, such as that of Command R. The
@@ -44,8 +49,8 @@ class ServedModel:
     def chat_text(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] = {}, **arguments: Any
     ) -> str:
-        """Return the text of a chat in the templates of `template_for`, with the arguments of `Tokenizer.chat_text`."""
-        template = self.template_for(bool(options.get("tools")))
+        """Return the text of a chat in the template for it, with the arguments of `Tokenizer.chat_text`."""
+        template = self._template_for(bool(options.get("tools")))
         return self.llm.tokenizer.chat_text(messages, options, template=template, **arguments)
 
     def _has_token(self, text: str) -> bool:

@@ -16,7 +16,6 @@ import uvicorn
 
 from ..llm import LLM
 from .app import create_app
-from .half_closed import HalfClosedProtocol
 from .middleware import access_log, is_loopback
 from .models import Models
 from .settings import Settings
@@ -67,7 +66,7 @@ def configuration(app, settings: Settings, **options) -> uvicorn.Config:
     """Return the configuration of uvicorn for `app`. `options` are further fields."""
     timeout = int(settings.grace_seconds) + CLOSE_SECONDS
     return uvicorn.Config(
-        app, http=HalfClosedProtocol, ws="none", access_log=False, server_header=False,
+        app, http="h11", ws="none", access_log=False, server_header=False,
         timeout_graceful_shutdown=timeout, timeout_keep_alive=KEEP_ALIVE_SECONDS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ..llm import BusyError, Generation
-from ..llm.chat_template import MARK
+from ..llm.chat_template import MARK, Abilities
 from ..llm.scoring import can_score
 from .answer import Answer, Choice, NoTokens
 from .chat_request import ChatRequest, template_message
@@ -133,7 +133,7 @@ def _starts(
         own = {"seed": body.choice_seed(index % (body.n or 1))}
         try:
             if constraint is not None:
-                own["allowed_tokens"] = constraint.allowed_tokens(len(ids), arguments["max_new_tokens"])
+                own["allowed_tokens"] = constraint.allowed_tokens()
             return model.llm.generate(ids, **arguments | own)
         except BusyError:
             raise
@@ -185,14 +185,14 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     if not model.llm.chats:
         message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
-    template = model.template_for(bool(body.functions))
+    template = model.abilities_for(bool(body.functions))
     messages = [template_message(message) for message in body.messages]
-    if "message.thinking" in template:  # gpt-oss's name for it
+    if "thinking" in template.fields:  # gpt-oss's name for it
         messages = [_with_thinking(message) for message in messages]
     shown = {"name", "description", "parameters"}
     functions = [function.model_dump(exclude_none=True, include=shown) for function in body.functions]
     options = dict(body.chat_template_kwargs or {})
-    if "tools" in template:
+    if "tools" in template.variables:
         if functions:
             options["tools"] = [{"type": "function", "function": {"parameters": {}, **f}} for f in functions]
     else:
@@ -201,7 +201,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
             messages = _with_instructions(model, messages, model.format.instructions(functions))
     if body.reasoning_effort is not None:
         options = _effort_options(model, template, body.reasoning_effort) | options
-    if "developer" not in template:
+    if not template.has_text("developer"):
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     if any(m["role"] == "system" for m in messages[1:]) and not model.takes_later_system_messages:
         messages = _without_later_system_messages(messages)
@@ -218,11 +218,11 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         raise ApiError(str(error), param=field) from error
 
 
-def _effort_options(model: ServedModel, template: str, effort: str) -> dict[str, Any]:
+def _effort_options(model: ServedModel, template: Abilities, effort: str) -> dict[str, Any]:
     """Return the options of the chat template for an effort of reasoning. Raises ApiError if it has no such options."""
-    if "reasoning_effort" in template:
+    if "reasoning_effort" in template.variables:
         return {"reasoning_effort": effort}
-    if effort == "none" and "enable_thinking" in template:
+    if effort == "none" and "enable_thinking" in template.variables:
         return {"enable_thinking": False}
     if effort == "none" and not model.format.reasoning:
         return {}

@@ -48,7 +48,6 @@ class EventStream(StreamingResponse):
         async def send_in_time(message) -> None:
             await asyncio.wait_for(send(message), self._send_seconds)
 
-        scope.get("state", {})["comment"] = PING.encode()
         try:
             await super().__call__(scope, receive, send_in_time)
         except TimeoutError:

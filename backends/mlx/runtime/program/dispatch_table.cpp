@@ -4,7 +4,6 @@
 #include "ops/control.h"
 #include "ops/conv.h"
 #include "ops/create.h"
-#include "ops/distributed.h"
 #include "ops/elementwise.h"
 #include "ops/index.h"
 #include "ops/linalg.h"
@@ -21,15 +20,21 @@ namespace executorch_mlx {
 
 namespace {
 
+// Nodes of earlier versions. The program is refused before any of them could run.
+constexpr OpRow kRetiredRows[] = {
+    {fb::OpNode::AllGatherNode, "AllGatherNode", nullptr},
+    {fb::OpNode::AllSumNode, "AllSumNode", nullptr},
+};
+
 constexpr DispatchTable kTable = make_table<
-    kAttentionRows, kControlRows, kConvRows, kCreateRows, kDistributedRows, kElementwiseRows, kIndexRows,
-    kLinalgRows, kNormRows, kQuantRows, kQuantizedCacheRows, kRandomRows, kRecurrenceRows, kReduceRows, kScalarRows,
+    kAttentionRows, kControlRows, kConvRows, kCreateRows, kElementwiseRows, kIndexRows, kLinalgRows, kNormRows,
+    kQuantRows, kQuantizedCacheRows, kRandomRows, kRecurrenceRows, kReduceRows, kRetiredRows, kScalarRows,
     kShapeRows>();
 
 } // namespace
 
 const OpRow* find_row(size_t tag) {
-  return tag < kTable.size() && kTable[tag].function != nullptr ? &kTable[tag] : nullptr;
+  return tag < kTable.size() && kTable[tag].name != nullptr ? &kTable[tag] : nullptr;
 }
 
 } // namespace executorch_mlx

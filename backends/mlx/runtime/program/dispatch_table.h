@@ -10,7 +10,8 @@
 
 namespace executorch_mlx {
 
-// An op row: one entry of the dispatch table. The macro MLX_ROW in ops/op_row.h creates it.
+// An op row: one entry of the dispatch table. The macro MLX_ROW in ops/op_row.h creates it. `function` is null for a
+// node of earlier versions, which is not supported any more.
 struct OpRow {
   fb::OpNode op;
   const char* name;
@@ -23,7 +24,7 @@ const OpRow* find_row(size_t tag);
 // The number of ops in the schema. EnumValuesOpNode() also lists NONE, which is not an op.
 constexpr size_t kNumOps = std::extent_v<std::remove_reference_t<decltype(fb::EnumValuesOpNode())>> - 1;
 
-// The op rows, indexed by tag. If no op has a tag, the `function` of its entry is null.
+// The op rows, indexed by tag. If no op has a tag, the `name` of its entry is null.
 using DispatchTable = std::array<OpRow, static_cast<size_t>(fb::OpNode::MAX) + 1>;
 
 // How many of `rows` have this tag.

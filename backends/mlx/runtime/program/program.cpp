@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "../serialization/output_fields.h"
-#include "process_group.h"
 #include "program/dispatch_table.h"
 #include "program/payload.h"
 #include "program/tensor_meta.h"
@@ -19,7 +18,6 @@ constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR nod
 // Elements of the lists of all instructions. A file can store a list once and use it in many instructions.
 constexpr uint64_t kMaxListElements = 1 << 24;
 constexpr int kMaxNestedChains = 64;  // a chain, a chain that it calls, a chain that the second one calls, and so on
-constexpr int kMaxProcesses = 1024;  // processes of a group
 
 // Whether extensions run as replacements. On Apple systems they do not yet: the Metal kernels were never run on a GPU.
 #if defined(__APPLE__)
@@ -188,35 +186,22 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
   return {};
 }
 
-// Checks the fields `rank` and `size` of a node that communicates with a group of processes. They must be the rank of
-// this process and the size of its group.
-template <typename Node>
-void check_rank_and_size(const Node& node, const std::string& where) {
-  check_program(
-      0 <= node.rank() && node.rank() < node.size() && node.size() <= kMaxProcesses,
-      where, "got rank ", node.rank(), " and size ", node.size(),
-      ", expected a rank in [0, size) and a size of at most ", kMaxProcesses);
-  if (node.size() > 1) {
-    check_group(node.rank(), node.size());
+// Refuses three kinds of nodes: one of a tensor-parallel program, Metal source that may not run, and an
+// UpdateAndAttendNode without its required fields. `missing_for_metal` is the parameter of load_program(). `where` names
+// the instruction in messages.
+void check_supported(
+    const fb::Instruction& instruction, const OpRow& row, const std::string& where, const char* missing_for_metal) {
+  if (row.function == nullptr) {
+    fail(
+        Error::NotSupported, where, "the program is a part of a model, exported in parts by an earlier version; ",
+        "export the model again");
   }
-}
-
-// Refuses three kinds of nodes: Metal source that may not run, an UpdateAndAttendNode without its required fields, and
-// a node that belongs to another process of a group. `missing_for_metal` is the parameter of load_program(). `where`
-// names the instruction in messages.
-void check_supported(const fb::Instruction& instruction, const std::string& where, const char* missing_for_metal) {
   if (instruction.op_type() == fb::OpNode::MetalKernelNode && missing_for_metal != nullptr) {
     fail(Error::NotSupported, where, "Metal source needs ", missing_for_metal);
   }
   if (const auto* node = instruction.op_as_UpdateAndAttendNode()) {
     check_program(node->layer_id() && *node->layer_id() >= 0, where, "layer_id: expected an integer of 0 or more");
     check_program(node->scale().has_value(), where, "scale: expected a number");
-  }
-  if (const auto* node = instruction.op_as_AllSumNode()) {
-    check_rank_and_size(*node, where);
-  }
-  if (const auto* node = instruction.op_as_AllGatherNode()) {
-    check_rank_and_size(*node, where);
   }
 }
 
@@ -316,7 +301,7 @@ class ChainVerifier {
       check_program(
           num_list_elements_ <= kMaxListElements,
           where, "got ", num_list_elements_, " list elements so far, expected at most ", kMaxListElements);
-      check_supported(instruction, where, missing_for_metal_);
+      check_supported(instruction, *row, where, missing_for_metal_);
       program_.has_caches |= instruction.op_type() == fb::OpNode::UpdateAndAttendNode;
       for (const int64_t called : called_chains(instruction)) {
         check_program(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ...llm.chat_template import abilities
 from .base import REASONING, AnswerFormat, Section
 from .cohere import START_ACTION, Cohere
 from .deepseek import START, DeepSeek, DeepSeekV3
@@ -39,35 +40,37 @@ def detect(template: str, has_token: Callable[[str], bool], name: str | None = N
     - `has_token`: whether a text is one token of the model.
     - `name`: the name of the format, if the caller knows it. Raises KeyError for an unknown name.
     """
-    reasoning = [section for text, section in THINK.items() if text in template]
+    parsed = abilities(template)
+    reasoning = [section for text, section in THINK.items() if parsed.has_text(text)]
     name = name or format_name(template, has_token)
-    if name is None and "tools" in template:
+    if name is None and "tools" in parsed.variables:
         log.warning("the format of calls in the chat template is unknown: calls are read as in the format hermes")
     format = FORMATS[name or Hermes.name](reasoning)
-    format.has_one_call = "only supports single tool-calls" in template  # the error of Llama's templates for several
+    format.has_one_call = parsed.has_text("only supports single tool-calls")  # the error of Llama's templates for several
     return format
 
 
 def format_name(template: str, has_token: Callable[[str], bool]) -> str | None:
     """Return the name of the format, or None if nothing tells."""
-    if "<|channel|>" in template and "<|message|>" in template:
+    has_text = abilities(template).has_text
+    if has_text("<|channel|>") and has_text("<|message|>"):
         return Harmony.name
-    if "[TOOL_CALLS]" in template or has_token("[TOOL_CALLS]"):
-        return MistralNamed.name if "[ARGS]" in template or has_token("[ARGS]") else Mistral.name
-    if START in template:
-        return DeepSeekV3.name if "```json" in template else DeepSeek.name
-    if "<|tool_call_start|>" in template or "<|tool_list_start|>" in template:
+    if has_text("[TOOL_CALLS]") or has_token("[TOOL_CALLS]"):
+        return MistralNamed.name if has_text("[ARGS]") or has_token("[ARGS]") else Mistral.name
+    if has_text(START):
+        return DeepSeekV3.name if has_text("```json") else DeepSeek.name
+    if has_text("<|tool_call_start|>") or has_text("<|tool_list_start|>"):
         return Lfm2.name
-    if START_ACTION in template:
+    if has_text(START_ACTION):
         return Cohere.name
-    if KEY in template:
+    if has_text(KEY):
         return Glm.name
-    if "<start_function_call>" in template or "<|tool_call>" in template:
+    if has_text("<start_function_call>") or has_text("<|tool_call>"):
         return GemmaTags.name
-    if "<tool_call>" in template:
+    if has_text("<tool_call>"):
         return Hermes.name
-    if "<start_of_turn>" in template:
+    if has_text("<start_of_turn>"):
         return Gemma.name
-    if PYTHON_TAG in template or has_token(PYTHON_TAG):
+    if has_text(PYTHON_TAG) or has_token(PYTHON_TAG):
         return Llama.name
     return None

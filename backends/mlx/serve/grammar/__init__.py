@@ -1,4 +1,4 @@
-"""Grammars for answers: which schemas and patterns they follow, the masks of tokens, and the budget of tokens."""
+"""Grammars for answers: JSON schemas, patterns, choices, grammars and calls, and the masks of tokens."""
 
 from .grammars import Constraint, GrammarError, Grammars
 

@@ -1,4 +1,4 @@
-"""Grammars for answers: JSON that follows a schema, and calls of functions. xgrammar computes the masks of tokens.
+"""Grammars for answers: JSON that follows a schema, and calls of functions. llguidance computes the masks of tokens.
 
 The mask is an input of the program, which draws one of the allowed tokens; see `allowed_tokens` of `LLM.generate`.
 """
@@ -6,20 +6,18 @@ The mask is an input of the program, which draws one of the allowed tokens; see 
 from __future__ import annotations
 
 import json
+import re
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
 from ..formats.harmony import MESSAGE, Harmony
-from .end_finder import CACHE_BYTES, EndFinder, marker_bytes
-from .gbnf import checked_grammar, repaired
-from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_pattern, check_schema, reason
-from .pattern import rule, with_rules
-from .token_budget import TokenBudget
+from .json_schema import SchemaError, adapted
+from .lark import MAX_CHARACTERS, LarkGrammar, from_client, one_of
 
 if TYPE_CHECKING:
     from ..chat_request import ChatRequest, Function
@@ -29,8 +27,11 @@ if TYPE_CHECKING:
 
 # The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
 Reasoning = tuple[int | None, int | None, bool]
-MAX_MASK_SECONDS = 1.0  # of the processor, for one mask: meanwhile, the engine draws no tokens for any request
-CHECKED_SYMBOLS = 32  # a grammar is accepted if it admits an answer of this length, or a shorter complete one
+TEXT = r"/(.|\n)*/"
+# llguidance compiles by recursion: a chain of rules in a text of MAX_CHARACTERS needs less than this.
+STACK_BYTES = 256 * 2**20
+MAX_ERROR_CHARACTERS = 400
+_compiling = threading.Lock()  # the size of the stacks of new threads is the same for all threads
 
 
 class GrammarError(ValueError):
@@ -45,14 +46,14 @@ class Grammars:
     """Compiles grammars for the tokens of one model. All methods may be called from any thread."""
 
     def __init__(self, model: ServedModel):
-        self._model, self._lock = model, threading.Lock()
+        self._model = model
 
     def for_completion(self, body: CompletionRequest) -> Constraint | None:
         """Return the constraint that a request sets for its answers, or None if it sets none. Raises GrammarError."""
         if body.form is None:
             return None
         self._check_support(body.form.param)
-        return self._constraint(body, self._form(body.form), body.form.param, (None, None, False))
+        return self._constraint(body, [_form(self._grammar(), body.form)], body.form.param, (None, None, False))
 
     def for_chat(self, body: ChatRequest, opening: str) -> Constraint | None:
         """Return the constraint that a request's form or functions set for its answers, or None if they set none.
@@ -61,182 +62,121 @@ class Grammars:
 
         Raises GrammarError.
         """
-        forced = body.forced_functions
-        parallel = not (body.wants_one_call or self._model.format.has_one_call)
-        is_text = False
+        forced, reasoning = body.forced_functions, self._reasoning(opening)
         if body.form is not None or forced:
             param = "tool_choice" if body.form is None else body.form.param
             self._check_support(param)
-            structure = self._calls(body, forced or body.functions, parallel)
+            answers = [self._calls(body, functions)] if (functions := forced or body.functions) else []
             if body.form is not None and not forced:
-                structure = self._form_or_calls(body.form, structure)
-        elif any(function.strict for function in body.functions) and self._can_constrain and self._model.format.trigger:
-            param, structure, is_text = "tools", self._optional_calls(body), True
-        else:
-            return None
-        return self._constraint(body, structure, param, self._reasoning(opening), is_text)
+                answers.append(self._form_answer(body.form))
+            return self._constraint(body, answers, param, reasoning)
+        if any(function.strict for function in body.functions) and self._model.format.trigger and not self._obstacle:
+            return self._constraint(body, [self._optional_calls(body)], "tools", reasoning, is_text=True)
+        return None
 
     def _constraint(
         self,
         body: GenerationRequest,
-        structure: dict[str, Any],
+        answers: Sequence[LarkGrammar],
         param: str,
         reasoning: Reasoning,
         is_text: bool = False,
     ) -> Constraint:
-        """Return the constraint of a structure, which the field `param` of a request sets. Raises GrammarError."""
+        """Return the constraint to one of several grammars, which the field `param` of a request sets.
+
+        Raises GrammarError.
+        """
         for field in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
             if getattr(body, field):
                 message = f"{param}: got it together with {field}, but it decides what follows and ends the answer"
                 raise GrammarError(message, param)
-        with self._lock:
-            compiled = self._compile(structure, param)
-        return Constraint(self._model, self.end_finder, *compiled, reasoning, is_text)
+        matchers = [self._compile(grammar, param) for grammar in answers]
+        return Constraint(self._model, matchers, reasoning, is_text)
+
+    def _grammar(self) -> LarkGrammar:
+        return LarkGrammar(self._model.marker_tokens)
 
     @property
-    def _can_constrain(self) -> bool:
-        """Whether the program takes masks of tokens, and xgrammar is installed."""
-        return self._model.llm.program.takes("allowed_tokens") and find_spec("xgrammar") is not None
+    def _obstacle(self) -> str:
+        """Why answers of this model cannot follow a grammar, or ""."""
+        if not self._model.llm.program.takes("allowed_tokens"):
+            return f"the model {self._model.name!r} was exported without allowed_tokens in its head"
+        if not self._model.llm.eos_ids:
+            return f"the model {self._model.name!r} has no stop id, with which such an answer ends"
+        return "" if find_spec("llguidance") else "needs llguidance: pip install 'executorch-mlx[grammar]'"
 
     def _check_support(self, param: str) -> None:
-        if not self._model.llm.program.takes("allowed_tokens"):
-            message = f"{param}: the model {self._model.name!r} was exported without allowed_tokens in its head"
-            raise GrammarError(message, param)
-        if not self._can_constrain:
-            raise GrammarError(f"{param}: needs xgrammar: pip install 'executorch-mlx[grammar]'", param)
+        if obstacle := self._obstacle:
+            raise GrammarError(f"{param}: {obstacle}", param)
 
-    # Structures: the structural tags of xgrammar ------------------------------------------
+    # Grammars of answers and calls ----------------------------------------------------------
 
-    def _form_or_calls(self, form: Form, calls: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the structure of an answer that has a form or, unless `calls` is None, consists of calls."""
-        answer = self._form(form)
-        if isinstance(self._model.format, Harmony):
-            answer = _sequence([*self._literal("<|channel|>final" + MESSAGE), answer])
-        return answer if calls is None else {"type": "or", "elements": [answer, calls]}
+    def _form_answer(self, form: Form) -> LarkGrammar:
+        """Return the grammar of an answer in a chat that has a form."""
+        before = "<|channel|>final" + MESSAGE if isinstance(self._model.format, Harmony) else ""
+        return _form(self._grammar(), form, before)
 
-    def _calls(self, body: ChatRequest, functions: Sequence[Function], parallel: bool) -> dict[str, Any] | None:
-        """Return the structure of one call or, if `parallel`, of one or several. None without functions."""
-        if not functions:
-            return None
+    def _calls(self, body: ChatRequest, functions: Sequence[Function]) -> LarkGrammar:
+        """Return the grammar of one call or, if the request and the format permit it, of one or several."""
+        grammar = self._grammar()
         prefix, separator, suffix = self._model.format.around_calls
-        calls = {"type": "or", "elements": [_sequence(self._call(body, function)) for function in functions]}
-        several = [calls]
-        if parallel and separator is not None:
-            several.append({"type": "star", "content": _sequence([*self._literal(separator), calls])})
-        return _sequence([*self._literal(prefix), *several, *self._literal(suffix)])
+        call = grammar.rule(one_of(self._call(grammar, body, function) for function in functions))
+        has_one = body.wants_one_call or self._model.format.has_one_call or separator is None
+        others = "" if has_one else f"({grammar.literal(separator)} {call})*"
+        grammar.start = f"{grammar.literal(prefix)} {call} {others} {grammar.literal(suffix)}"
+        return grammar
 
-    def _optional_calls(self, body: ChatRequest) -> dict[str, Any]:
-        """Return the structure of text that may contain calls, whose arguments then follow the schemas."""
-        trigger, tags = self._model.format.trigger, []
-        (first,) = self._literal(trigger)
-        for function in body.functions:
-            begin, end = self._model.format.call_template(function.name)
-            *content, last = self._arguments(body, function), *self._literal(end)
-            if first["type"] == "token":
-                begin, content = first, [*self._literal(begin.removeprefix(trigger)), *content]
-            end = last if last["type"] == "token" else last["value"]
-            tags.append({"type": "tag", "begin": begin, "content": _sequence(content), "end": end})
-        if first["type"] != "token":
-            return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
-        others = [*self._model.marker_tokens.keys() - self._model.llm.eos_ids - {first["token"]}]
-        ids = {"trigger_tokens": [first["token"]], "exclude_tokens": others}
-        return {"type": "token_triggered_tags", "tags": tags, **ids}
+    def _optional_calls(self, body: ChatRequest) -> LarkGrammar:
+        """Return the grammar of text that may contain calls, whose arguments then follow the schemas."""
+        grammar, trigger = self._grammar(), self._model.format.trigger
+        calls = one_of(self._call(grammar, body, function, trigger) for function in body.functions)
+        text = grammar.rule(TEXT, name="TEXT")
+        if trigger in self._model.marker_tokens.values():  # a token, which no text contains
+            begin = f"{text} {grammar.literal(trigger)}"
+        else:
+            begin = grammar.rule(rf"/(.|\n)*{re.escape(trigger).replace('/', '[/]')}/", name="begin[lazy]")
+        grammar.start = f"({begin} {calls})* {text}"
+        return grammar
 
-    def _call(self, body: ChatRequest, function: Function) -> list[dict[str, Any]]:
+    def _call(self, grammar: LarkGrammar, body: ChatRequest, function: Function, trigger: str = "") -> str:
+        """Return the expression of a call without the text `trigger` at its beginning."""
         begin, end = self._model.format.call_template(function.name)
-        return [*self._literal(begin), self._arguments(body, function), *self._literal(end)]
-
-    def _arguments(self, body: ChatRequest, function: Function) -> dict[str, Any]:
         index = [tool.function for tool in body.tools].index(function)
-        return self._json(function.parameters or {"type": "object"}, f"tools.{index}.function.parameters")
-
-    def _form(self, form: Form) -> dict[str, Any]:
-        """Return the structure of a text that has a form."""
-        if form.kind == "json":
-            return self._json(form.value, form.field)
-        if (size := sum(map(len, form.value))) > MAX_SCHEMA_CHARACTERS:
-            message = f"{form.field}: got {size} characters, expected at most {MAX_SCHEMA_CHARACTERS}"
-            raise GrammarError(message, form.field, "invalid_value")
-        if form.kind == "choice":
-            texts = [{"type": "const_string", "value": text} for text in dict.fromkeys(form.value)]
-            return texts[0] if len(texts) == 1 else {"type": "or", "elements": texts}
-        try:
-            if form.kind == "regex":
-                check_pattern(form.value, form.field)
-                return {"type": "grammar", "grammar": f"root ::= {rule(form.value, in_json=False)}"}
-            return {"type": "grammar", "grammar": checked_grammar(form.value, form.field)}
-        except SchemaError as error:
-            raise GrammarError(str(error), form.field, "invalid_value") from error
-
-    def _json(self, schema: dict[str, Any], field: str) -> dict[str, Any]:
-        import xgrammar
-
-        try:
-            text = json.dumps(check_schema(schema), ensure_ascii=False)
-            if len(text) > MAX_SCHEMA_CHARACTERS:
-                raise SchemaError(f"got {len(text)} characters, expected at most {MAX_SCHEMA_CHARACTERS}")
-            grammar = xgrammar.Grammar.from_json_schema(text, any_whitespace=False)
-        except SchemaError as error:
-            raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
-        except RuntimeError as error:
-            raise GrammarError(f"{field}: {reason(error)}", field, "invalid_json_schema") from error
-        return {"type": "grammar", "grammar": with_rules(repaired(str(grammar)))}
-
-    def _literal(self, text: str) -> list[dict[str, Any]]:
-        """Return the elements of a structure for a text. The names of special tokens in it stand for these tokens."""
-        elements: list[dict[str, Any]] = []
-        while text:
-            found = [(text.find(name), id, name) for id, name in self._model.marker_tokens.items() if name in text]
-            position, id, name = min(found, default=(len(text), None, ""))
-            if position:
-                elements.append({"type": "const_string", "value": text[:position]})
-            if id is not None:
-                elements.append({"type": "token", "token": id})
-            text = text[position + len(name) :]
-        return elements
+        arguments = _json(grammar, function.parameters or {"type": "object"}, f"tools.{index}.function.parameters")
+        return f"{grammar.literal(begin.removeprefix(trigger))} {arguments} {grammar.literal(end)}"
 
     # Compilation ----------------------------------------------------------------------------
 
     @cached_property
-    def tokens(self) -> list[bytes]:
-        """The bytes of all tokens. Special tokens have none."""
+    def _tokenizer(self) -> Any:
+        """The tokens of the model, for llguidance. Special tokens are not part of any text."""
+        from llguidance import LLTokenizer
+
         llm, special = self._model.llm, self._model.special_tokens
-        return [b"" if token in special else llm.token_bytes(token) for token in range(llm.program.vocab_size)]
+        tokens = SimpleNamespace(
+            is_tokenizer_wrapper=True, tokens=[self._model.token_bytes(id) for id in range(llm.program.vocab_size)],
+            special_token_ids=sorted({*special, *llm.eos_ids}), eos_token_id=min(llm.eos_ids), bos_token_id=None,
+        )  # fmt: skip
+        return LLTokenizer(tokens, eos_token=sorted(llm.eos_ids))
 
-    @cached_property
-    def _compiler(self) -> Any:
-        import xgrammar
+    def _compile(self, grammar: LarkGrammar, param: str) -> Any:
+        """Return a matcher at the beginning of an answer. Raises GrammarError if the grammar admits no answer."""
+        matcher = self._matcher(grammar.text())
+        if not (error := _error(matcher)):
+            return matcher
+        for field, text in grammar.texts_of_parts():
+            if own_error := _error(self._matcher(text)):
+                param, error = field, own_error
+                break
+        code = "invalid_value" if param.startswith(("structured_outputs", "guided")) else "invalid_json_schema"
+        raise GrammarError(f"{param}: {error}", param, code)
 
-        llm = self._model.llm
-        tokens = [*self.tokens]
-        for id in self._model.marker_tokens.keys() - llm.eos_ids:
-            tokens[id] = marker_bytes(id)
-        info = xgrammar.TokenizerInfo(
-            tokens, xgrammar.VocabType.RAW, vocab_size=llm.program.vocab_size, stop_token_ids=sorted(llm.eos_ids)
-        )
-        return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+    def _matcher(self, grammar: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
 
-    @cached_property
-    def end_finder(self) -> EndFinder:
-        return EndFinder(self.tokens, self._model.llm.eos_ids, self._model.marker_tokens)
-
-    def _compile(self, structure: dict[str, Any], param: str) -> tuple[Any, Any]:
-        """Return the compiled grammars of a structure over tokens, and over symbols for `EndFinder`.
-
-        Raises GrammarError if it admits no answer.
-        """
-        import xgrammar
-
-        try:
-            # The compilers have a cache.
-            compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": structure})
-            of_symbols = self.end_finder.compile(structure)
-            _fill(xgrammar.GrammarMatcher(compiled), _empty_mask(self._model.llm.program.vocab_size))
-            self.end_finder.end(xgrammar.GrammarMatcher(of_symbols), CHECKED_SYMBOLS)
-        except (RuntimeError, ValueError) as error:
-            code = "invalid_json_schema" if param in ("response_format", "tools", "tool_choice") else "invalid_value"
-            raise GrammarError(f"{param}: {reason(error)}", param, code) from error
-        return compiled, of_symbols
+        with _compiling:
+            tokenizer, limits = self._tokenizer, LLParserLimits(verbose_errors=False)
+            return _with_large_stack(lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=limits))
 
     def _reasoning(self, opening: str) -> Reasoning:
         """Return the ids of the tokens that open and close reasoning, and whether the prompt opens it.
@@ -252,92 +192,122 @@ class Grammars:
 
 
 class Constraint:
-    """A compiled grammar for the answers to one request.
+    """Compiled grammars for the answers to one request. Each answer follows one of them.
 
-    It does not constrain the reasoning before an answer, but the answer cannot end in it. It brings an answer to its
-    end before the limit of its length.
+    They do not constrain the reasoning before an answer, but the answer cannot end in it.
 
-    - `compiled`, `of_symbols`: see `Grammars._compile`.
+    - `matchers`: those of llguidance, at the beginning of an answer. They are separate, because a matcher commits itself
+      to the longest literal that a text may begin with: one for calls and other answers would exclude answers.
     - `reasoning`: see `Grammars._reasoning`.
-    - `is_text`: see `TokenBudget`.
+    - `is_text`: the answer is text that may contain calls. It may end in its reasoning.
     """
 
-    def __init__(
-        self,
-        model: ServedModel,
-        end_finder: EndFinder,
-        compiled: Any,
-        of_symbols: Any,
-        reasoning: Reasoning,
-        is_text: bool,
-    ):
-        self._model, self._end_finder, self._reasoning = model, end_finder, reasoning
-        self._compiled, self._of_symbols, self._is_text = compiled, of_symbols, is_text
-        self._growth = end_finder.growth(of_symbols)
+    def __init__(self, model: ServedModel, matchers: Sequence[Any], reasoning: Reasoning, is_text: bool):
+        self._model, self._matchers, self._reasoning, self._is_text = model, matchers, reasoning, is_text
 
-    def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
+    def allowed_tokens(self) -> Callable[[Sequence[int]], Any]:
         """Return a function for one answer, for the argument `allowed_tokens` of `LLM.generate`.
 
-        The function returns the mask of the allowed tokens, or None for all. `prompt_tokens` is the length of the
-        prompt, and `max_new_tokens` that of the longest answer, or None for no limit beside the context.
+        The function returns the mask of the allowed tokens, or None for all.
         """
         import numpy
-        import xgrammar
 
-        program = self._model.llm.program
-        room = program.max_context_len - prompt_tokens + 1
-        limit = room if max_new_tokens is None else min(room, max_new_tokens)
-        next_check = 0  # the length of the answer at which to check again whether its end fits
+        vocab_size, eos_ids = self._model.llm.program.vocab_size, self._model.llm.eos_ids
         open_id, close_id, is_reasoning = self._reasoning
-        matcher = xgrammar.GrammarMatcher(self._compiled)
-        matcher_of_symbols = xgrammar.GrammarMatcher(self._of_symbols)
-        budget = TokenBudget(self._end_finder, matcher_of_symbols, self._is_text, self._growth)
-        mask = _empty_mask(program.vocab_size)
-        in_reasoning = None if self._is_text else _all_but(self._model.llm.eos_ids, program.vocab_size)
+        matchers = [matcher.deep_copy() for matcher in self._matchers]
+        mask = numpy.empty(mask_word_count(vocab_size), dtype=numpy.int32)
+        in_reasoning = None if self._is_text else _all_but(eos_ids, vocab_size)
         seen = 0
 
         def allowed(answer: Sequence[int]) -> Any:
-            nonlocal seen, is_reasoning, next_check
+            nonlocal seen, is_reasoning, matchers
             for index in range(seen, len(answer)):
                 token = answer[index]
                 if is_reasoning:
                     is_reasoning = token != close_id
                 elif index == 0 and token == open_id:
                     is_reasoning = True
-                elif not matcher.accept_token(token):
-                    raise RuntimeError(f"the grammar does not allow token {token} of the answer")
                 else:
-                    budget.accept(token)
+                    matchers = [matcher for matcher in matchers if matcher.consume_token(token)]
+                    if not matchers:
+                        raise RuntimeError(f"the grammar does not allow token {token} of the answer")
             seen = len(answer)
             if is_reasoning:
                 return in_reasoning
-            _fill(matcher, mask)
-            if len(answer) >= next_check:
-                next_check = len(answer) + budget.restrict(mask[0], limit - len(answer))
-            if not answer and open_id is not None and next_check:  # the answer may begin with reasoning
+            _fill(matchers[0], mask)
+            for matcher in matchers[1:]:
+                other = numpy.empty_like(mask)
+                _fill(matcher, other)
+                numpy.bitwise_or(mask, other, out=mask)
+            if not answer and open_id is not None:  # the answer may begin with reasoning
                 word, bit = divmod(open_id, TOKENS_PER_MASK_WORD)
-                mask.view(numpy.uint32)[0, word] |= numpy.uint32(1 << bit)
+                mask.view(numpy.uint32)[word] |= numpy.uint32(1 << bit)
             return mask
 
         return allowed
 
 
-def _empty_mask(vocab_size: int) -> Any:
-    import numpy
-
-    return numpy.empty((1, mask_word_count(vocab_size)), dtype=numpy.int32)
-
-
 def _fill(matcher: Any, mask: Any) -> None:
-    """Set the bits of the tokens that the grammar allows next. Raises RuntimeError if this takes long.
+    """Set the bits of the tokens that may come next. Raises RuntimeError if the grammar is too complex for a mask."""
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    if error := matcher.get_error():
+        raise RuntimeError(f"the mask of a token: {error}")
 
-    It takes the cube of the number of parts that may be empty and follow each other.
-    """
-    started = time.thread_time()
-    matcher.fill_next_token_bitmask(mask)
-    if (seconds := time.thread_time() - started) > MAX_MASK_SECONDS:
-        message = f"the mask of a token takes {seconds:.1f} s, expected at most {MAX_MASK_SECONDS:g} s"
-        raise RuntimeError(f"{message}; simplify the schema or the grammar")
+
+def _form(grammar: LarkGrammar, form: Form, before: str = "") -> LarkGrammar:
+    """Give a grammar the start of a text that has a form, with a text before it. Raises GrammarError."""
+    grammar.start = f"{grammar.literal(before)} {_expression(grammar, form)}"
+    return grammar
+
+
+def _expression(grammar: LarkGrammar, form: Form) -> str:
+    """Return the expression of a text that has a form. Raises GrammarError."""
+    if form.kind == "json":
+        return _json(grammar, form.value, form.field)
+    if (size := sum(map(len, form.value))) > MAX_CHARACTERS:
+        message = f"{form.field}: got {size} characters, expected at most {MAX_CHARACTERS}"
+        raise GrammarError(message, form.field, "invalid_value")
+    if form.kind == "choice":
+        return one_of(map(LarkGrammar({}).literal, form.value))
+    if form.kind == "regex":
+        return grammar.regex(form.value, form.field)
+    try:
+        return grammar.lark(from_client(form.value), form.field)
+    except ValueError as error:
+        message = f'{form.field}: {error}, expected GBNF, such as root ::= "yes" | "no", or Lark'
+        raise GrammarError(message, form.field, "invalid_value") from error
+
+
+def _json(grammar: LarkGrammar, schema: dict[str, Any], field: str) -> str:
+    """Return the expression of JSON that follows a schema. Raises GrammarError."""
+    try:
+        if (size := len(json.dumps(schema, ensure_ascii=False))) > MAX_CHARACTERS:
+            raise SchemaError(f"got {size} characters, expected at most {MAX_CHARACTERS}")
+        return grammar.json(adapted(schema), field)
+    except SchemaError as error:
+        raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
+
+
+def _error(matcher: Any) -> str:
+    """Return why a matcher at the beginning of an answer admits none, or "" if it admits one."""
+    matcher.compute_bitmask()
+    error = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())  # it shows the place in several lines
+    if matcher.is_stopped() and not matcher.is_accepting() and error in ("", "NoExtension", "NoExtensionBias"):
+        return "the grammar admits no answer"
+    return error[:MAX_ERROR_CHARACTERS]
+
+
+def _with_large_stack(function: Callable[[], Any]) -> Any:
+    """Return the result of a function that does not raise. It runs on a thread with a stack of STACK_BYTES."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()), name="grammar")
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    return results[0]
 
 
 def _all_but(ids: Collection[int], vocab_size: int) -> Any:
@@ -347,7 +317,3 @@ def _all_but(ids: Collection[int], vocab_size: int) -> Any:
     bits = numpy.ones(mask_word_count(vocab_size) * TOKENS_PER_MASK_WORD, dtype=numpy.uint8)
     bits[[*ids]] = 0
     return numpy.packbits(bits, bitorder="little").view(numpy.int32)
-
-
-def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
-    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}

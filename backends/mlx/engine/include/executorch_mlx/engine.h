@@ -127,12 +127,6 @@ class Model {
         executorch_mlx_model_set_token_bytes(handle_.get(), bytes.data(), offsets.data(), tokens.size()));
   }
 
-  // For all processes of a group but process 0. Only process 0 creates an Engine; the others call follow(), which
-  // returns when process 0 has destroyed its Model.
-  void follow() {
-    check_status(executorch_mlx_model_follow(handle_.get()));
-  }
-
   void write_profile(const std::string& path) {
     check_status(executorch_mlx_model_write_profile(handle_.get(), path.c_str()));
   }

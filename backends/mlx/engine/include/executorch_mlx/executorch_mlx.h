@@ -84,11 +84,6 @@ executorch_mlx_status executorch_mlx_model_set_token_bytes(
 // Writes the times of all calls since the last profile as an ETDump. Only for a model loaded with `profile`.
 executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* model, const char* path);
 
-// For a tensor-parallel model, whose parts are loaded by the processes of a group. Process 0 creates the engine. The
-// other processes call this function, which returns when process 0 has freed the model. If a process dies, the others
-// end with exit status 1. The metadata `tensor_parallel_rank` is the number of the process.
-executorch_mlx_status executorch_mlx_model_follow(executorch_mlx_model* model);
-
 // Engines -------------------------------------------------------------------------------------------------------
 
 typedef struct {

@@ -6,8 +6,7 @@ alone. `narrow_to_last_token` moves the selection of the last token back through
 other results are used.
 
 The rules below say how an operator treats an axis of its result: which axes of which operands the selection moves to.
-An operator without a rule is not changed, and the selection takes place after it. The rules of `tensor_parallel` follow
-the axes in the other direction, from the operands to the result.
+An operator without a rule is not changed, and the selection takes place after it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from torch.fx import Graph, Node
 from ....custom_kernel_ops.int8_activations import int8_quantized_matmul
 from ....custom_ops.quantized import gathered_matmul, gathered_quantized_matmul, quantized_matmul
 from ....extents import is_same_shape
-from ..tensor_parallel.analysis import permutation_of
 
 _aten = torch.ops.aten
 _END = 2**63 - 1  # torch's end of a slice up to the last element
@@ -186,7 +184,20 @@ def _norm(node: Node, axis: int) -> Axes | None:
 
 
 def _transpose(node: Node, axis: int) -> Axes:
-    return {node.args[0]: permutation_of(node)[axis]}
+    return {node.args[0]: _permutation_of(node)[axis]}
+
+
+def _permutation_of(node: torch.fx.Node) -> list[int]:
+    """Return for each axis of a transposed tensor which axis of the operand it is."""
+    rank = len(_shape(node))
+    axes = list(range(rank))
+    if node.target == _aten.permute.default:
+        return [axis % rank for axis in node.args[1]]
+    if node.target == _aten.numpy_T.default:
+        return axes[::-1]
+    first, second = (a % rank for a in node.args[1:3]) if node.target == _aten.transpose.int else (rank - 2, rank - 1)
+    axes[first], axes[second] = axes[second], axes[first]
+    return axes
 
 
 def _unsqueeze(node: Node, axis: int) -> Axes | None:

@@ -64,15 +64,6 @@ int executorch_mlx_input_order(
 // Sets the seed from which the next draws without a seed get their keys, so that they can be repeated.
 void executorch_mlx_set_random_seed(uint64_t seed);
 
-// Joins the group of processes that a launcher of MLX or MPI has started, and waits until all processes have joined.
-// Stores the number of this process, from 0, in `rank`, and the number of processes in `size`. A process that no
-// launcher started gets the rank 0 and the size 1. Returns 0, or the number of an ExecuTorch Error.
-int executorch_mlx_group(int* rank, int* size);
-
-// Overwrites the `size` bytes at `data` with those of process 0. All processes of the group must call this function.
-// Returns 0, or the number of an ExecuTorch Error.
-int executorch_mlx_group_share(void* data, size_t size);
-
 #ifdef __cplusplus
 } // extern "C"
 #endif

@@ -1,0 +1,228 @@
+"""`SpeechModel`: transcribes sound with an exported speech model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..generation import Generation, Options
+from ..program import LLMProgram
+from ..sampling_parameters import PARAMETERS, SamplingParameters, SettingError
+from ..scoring import allow_only
+from .audio import read_audio
+from .segments import Piece, Segment, TimestampSplitter, quiet_window_length
+
+if TYPE_CHECKING:
+    import numpy
+
+TASKS = ("transcribe", "translate")
+
+
+class SpeechModel:
+    """Transcribes sound with a program that `export_speech` wrote.
+
+        model = SpeechModel("whisper.pte")
+        for segment in model.transcribe("talk.flac"):
+            print(segment.start, segment.end, segment.text)
+
+    - `device`: `cpu`, `gpu`, or None for the default.
+
+    Attributes:
+
+    - `languages`: the codes of the languages that the model knows; empty if it knows one language only.
+    - `tasks`: the tasks that a prompt can name, such as `transcribe` and `translate`; empty if it can name none.
+    - `has_timestamps`: whether the model can write timestamps.
+    - `sample_rate`: in Hz.
+    - `max_seconds`: the length of the longest window.
+    - `program`: the loaded program.
+
+    Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a speech model, and RuntimeError if
+    ExecuTorch rejects the file.
+    """
+
+    def __init__(self, path: str | Path, *, device: str | None = None):
+        self.program = LLMProgram(path, device=device)
+        config = self.program.data("speech_config")
+        if config is None:
+            raise ValueError(f"SpeechModel: {path}: got a language model, expected a speech model; see LLM")
+        self._config = json.loads(config)
+        self.languages: tuple[str, ...] = tuple(self._config["languages"])
+        self.tasks: tuple[str, ...] = tuple(self._config["tasks"])
+        self.has_timestamps: bool = self._config["timestamp_begin"] is not None
+        self.sample_rate: int = self.program.get("speech_sample_rate")
+        self._max_samples: int = self.program.get("speech_max_samples")
+        self.max_seconds = self._max_samples / self.sample_rate
+        self.program.start()
+
+    def close(self) -> None:
+        """Free the memory of the program. Later calls raise RuntimeError."""
+        self.program.close()
+
+    def __enter__(self) -> SpeechModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def transcribe(
+        self,
+        sound: str | Path | numpy.ndarray,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = True,
+        **settings: Any,
+    ) -> Iterator[Segment]:
+        """Yield the segments of a sound of any length, each as soon as it is complete.
+
+        - `sound`: a file, as `read_audio` reads it, or samples `[N]` at `sample_rate`, from -1 to 1.
+        - `language`: the spoken language as a code, such as `de`, or an English name. By default it is detected in the
+          first window.
+        - `task`: `transcribe`, or `translate` to English.
+        - `timestamps`: let the model write timestamps if it can. The next window then begins where the last complete
+          segment ends. Without timestamps, each window is one segment, and ends at a quiet place.
+        - `settings`: `max_new_tokens`, the limit for each window, and the fields of `SamplingParameters` that the
+          program takes.
+
+        Raises ValueError or SettingError, with the name of the argument in the message, when the iteration begins.
+        """
+        samples = self._samples(sound)
+        timestamps = timestamps and self.has_timestamps
+        language = self.language_code(language)
+        if language is None and self.languages and len(samples):
+            language = self.detect_language(samples)
+        prompt = self.prompt(language, task, timestamps)
+        seek = 0  # the first sample of the window
+        while seek < len(samples):
+            length = self._max_samples if timestamps else quiet_window_length(samples[seek:], self._max_samples)
+            window = samples[seek : seek + length]
+            answer = self._generate(window, prompt, timestamps, settings)
+            if timestamps:
+                seek += yield from self._timed_segments(answer, seek, len(window), language)
+            else:
+                for _ in answer:
+                    pass
+                yield self._segment(answer.tokens, Piece(0, len(answer.tokens), 0, None), seek, len(window), language)
+                seek += len(window)
+
+    def generate(
+        self,
+        samples: numpy.ndarray,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = False,
+        prompt: list[int] | None = None,
+        **settings: Any,
+    ) -> Generation:
+        """Return the answer for one window, token by token.
+
+        `samples` are those of the window. `prompt` replaces the tokens that the method `prompt` composes. All other
+        arguments are those of `transcribe`. Raises ValueError or SettingError.
+        """
+        samples = self._samples(samples)
+        if prompt is None:
+            language = self.language_code(language)
+            if language is None and self.languages:
+                language = self.detect_language(samples)
+            prompt = self.prompt(language, task, timestamps)
+        return self._generate(samples, prompt, timestamps, settings)
+
+    def detect_language(self, samples: numpy.ndarray) -> str:
+        """Return the code of the language that is spoken in the first window of `samples`.
+
+        Raises ValueError if the model has one language only.
+        """
+        if not self.languages:
+            raise ValueError("detect_language: the model has one language only")
+        mask = allow_only(self.program.vocab_size, self._config["languages"].values())
+        parameters = SamplingParameters(allowed_tokens=lambda answer: mask)
+        options = Options(
+            max_new_tokens=1,
+            ignore_eos=True,
+            allow_suppressed=True,
+            samples=self._samples(samples)[: self._max_samples],
+        )
+        (token,) = Generation(self.program, [self._config["start"]], parameters, options).result().tokens
+        return next(code for code, id in self._config["languages"].items() if id == token)
+
+    def language_code(self, language: str | None) -> str | None:
+        """Return the code of a language, given by its code or English name. Raises ValueError if it is unknown."""
+        if language is None:
+            return None
+        name = language.lower()
+        code = self._config["names"].get(name, name)
+        if code not in self.languages:
+            known = ", ".join(self.languages) if self.languages else "none: the model has one language only"
+            raise ValueError(f"language: got {language}, expected {known}")
+        return code
+
+    def prompt(self, language: str | None, task: str, timestamps: bool) -> list[int]:
+        """Return the prompt of a window: the tokens that precede an answer.
+
+        `language` is a code, an English name, or None. Raises ValueError for a language or a task that the model does
+        not have.
+        """
+        language = self.language_code(language)
+        if task not in (self.tasks or TASKS[:1]):
+            raise ValueError(f"task: got {task}, expected {' or '.join(self.tasks or TASKS[:1])} with this model")
+        tokens = [self._config["start"], *self._config["forced"]]
+        if language is not None:
+            tokens.append(self._config["languages"][language])
+        if self.tasks:
+            tokens.append(self._config["tasks"][task])
+        if not timestamps and self._config["no_timestamps"] is not None:
+            tokens.append(self._config["no_timestamps"])
+        return tokens
+
+    def _samples(self, sound: Any) -> numpy.ndarray:
+        import numpy
+
+        if isinstance(sound, (str, Path)):
+            return read_audio(sound, self.sample_rate)
+        samples = numpy.asarray(sound)
+        if not numpy.issubdtype(samples.dtype, numpy.floating):
+            raise ValueError(f"sound: got samples of {samples.dtype}, expected floating-point numbers from -1 to 1")
+        samples = numpy.ascontiguousarray(samples, dtype=numpy.float32)
+        if samples.ndim != 1:
+            raise ValueError(f"sound: got shape {list(samples.shape)}, expected samples [N]")
+        return samples
+
+    def _generate(self, samples, prompt: list[int], timestamps: bool, settings: dict[str, Any]) -> Generation:
+        settings = dict(settings)
+        limit = settings.pop("max_new_tokens", None)
+        if limit is None and self._config["tokens_per_second"] is not None:
+            limit = max(1, int(len(samples) / self.sample_rate * self._config["tokens_per_second"]))
+        if unknown := sorted(settings.keys() - PARAMETERS.keys()):
+            raise SettingError(unknown[0], f": unknown, expected max_new_tokens, {', '.join(PARAMETERS)}")
+        options = Options(max_new_tokens=limit, samples=samples, timestamps=timestamps)
+        return Generation(self.program, prompt, SamplingParameters(**settings), options)
+
+    def _timed_segments(self, answer: Generation, seek: int, length: int, language: str | None):
+        """Yield the segments of an answer with timestamps, for the window of `length` samples that begins at `seek`.
+
+        Return the distance in samples from this window's begin to that of the next window.
+        """
+        splitter = TimestampSplitter(self._config["timestamp_begin"])
+        for _ in answer:
+            if piece := splitter.take(answer.tokens):
+                yield self._segment(answer.tokens, piece, seek, length, language)
+        rest, timestamp = splitter.finish(answer.tokens)
+        if rest is not None:
+            yield self._segment(answer.tokens, rest, seek, length, language)
+        if timestamp is None:
+            return length
+        return min(length, max(1, round(timestamp * self._config["seconds_per_timestamp"] * self.sample_rate)))
+
+    def _segment(self, tokens: list[int], piece: Piece, seek: int, length: int, language: str | None) -> Segment:
+        start, stop = seek / self.sample_rate, (seek + length) / self.sample_rate
+        unit = self._config["seconds_per_timestamp"] or 0
+        # The model may write a timestamp in the padding after the sound, so times are clamped to the window.
+        begin = min(start + piece.begin_time * unit, stop)
+        end = stop if piece.end_time is None else min(start + piece.end_time * unit, stop)
+        part = tokens[piece.begin : piece.end]
+        table = self.program.token_table
+        text = "" if table is None else table.text(part)
+        return Segment(begin, end, text, tuple(part), language)
