@@ -71,7 +71,6 @@ SHORT_FORM: dict[str, list[str]] = {
     "llm/test_state_mtp.py::test_rewind_in_the_program": [],
     "llm/test_state_mtp.py::test_right_guesses_are_accepted": [],
     "llm/test_state_mtp.py::test_wrong_guesses_are_rejected": [],
-    "llm/test_tensor_parallel_plan.py::test_parts_give_the_logits_of_the_whole_model": ["qwen3", "gpt_oss"],
     "models/test_models.py::test_model": ["llama", "clip", "resnet", "gru"],
     "ops/test_decomposed.py::test_op_row": [
         "not cummin", "not erfc", "not bitwise_right_shift.Tensor_Scalar", "not __lshift__.Scalar",

@@ -173,7 +173,8 @@ def test_arguments_without_a_form_in_json(server):
 
 def test_schema_of_the_output(server):
     pytest.importorskip("llguidance")
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
     message = create(server, output_config={"format": {"type": "json_schema", "schema": schema}})
     assert json.loads(message["content"][0]["text"]).keys() == {"a"}
 

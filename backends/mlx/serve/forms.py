@@ -27,7 +27,7 @@ class Form:
     """The form that a request sets for its answers.
 
     - `kind`, `value`: `json` and a JSON schema, `regex` and a pattern, `choice` and a list of texts, or `grammar` and a
-      grammar in GBNF.
+      grammar in GBNF or Lark.
     - `field`: the field of the request that has the value.
     """
 
