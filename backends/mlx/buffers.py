@@ -141,25 +141,28 @@ class _Memory:
 
 @dataclass(frozen=True)
 class State:
-    """The tensors that a method uses, with their names, and those that it writes."""
+    """The buffers that a method uses, by name with their type, and the names of those that it writes.
 
-    used: Mapping[_Memory, str]
-    written: frozenset[_Memory]
+    ExecuTorch gives a partitioner fake tensors, so that it cannot know whether two methods have the same tensor.
+    """
+
+    used: Mapping[str, tuple]
+    written: frozenset[str]
 
     @classmethod
     def of(cls, program: ExportedProgram) -> State:
-        users = {n.name: n.users for n in program.graph.nodes if n.op == "placeholder"}
-        names = (s.target for s in program.graph_signature.input_specs if s.kind in _STORED and users[s.arg.name])
-        used = {_Memory.of(stored_tensor(program, name)): name for name in names}
-        return cls(used, frozenset(_Memory.of(stored_tensor(program, name)) for name in _written(program)))
+        nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder" and n.users}
+        buffers = program.graph_signature.inputs_to_buffers
+        values = {buffers[name]: node.meta["val"] for name, node in nodes.items() if name in buffers}
+        used = {name: (val.dtype, tuple(val.shape)) for name, val in values.items()}
+        return cls(used, frozenset(_written(program)))
 
 
 def shared_names(states: Iterable[State]) -> list[str]:
-    """Return the names of the buffers that a method writes and that another method uses, too."""
+    """Return the names of the buffers that a method writes, and that another method uses with the same type."""
     states = list(states)
-    written = {memory for state in states for memory in state.written}
-    users = {memory: [state.used[memory] for state in states if memory in state.used] for memory in written}
-    return sorted(names[0] for names in users.values() if len(names) > 1)
+    written = {(name, state.used.get(name)) for state in states for name in state.written}
+    return sorted({name for name, kind in written if sum(s.used.get(name) == kind for s in states) > 1})
 
 
 class KeptBuffers:
