@@ -291,7 +291,7 @@ class Call(torch.nn.Module):
 def problem(function, inputs, extensions: bool, compares_values: bool) -> str | None:
     """Return the reason if `function` is not delegated whole, fails or gives wrong results. Returns None otherwise."""
     model = Call(function).eval()
-    partitioner = MLXPartitioner(allow_extensions=extensions)
+    partitioner = MLXPartitioner(legalize=("complex", "float64"), allow_extensions=extensions)
     try:
         with torch.no_grad():
             expected = model(*inputs)

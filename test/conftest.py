@@ -116,6 +116,16 @@ def logprob_program(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def portable_program(tmp_path_factory) -> Path:
+    """The path of a portable program, which takes every sampling parameter and returns log probabilities."""
+    import small_llm
+    from executorch_mlx.llm.export import HeadConfig
+
+    head = HeadConfig(penalties=32, logit_bias=4, allowed_tokens=True, logprobs=2)
+    return small_llm.shared(tmp_path_factory, "portable", portable=True, head=head, verify=True)
+
+
+@pytest.fixture(scope="session")
 def logits_program(tmp_path_factory) -> Path:
     """The path of a program without sampling head, tokenizer and token bytes."""
     import small_llm

@@ -1,10 +1,11 @@
 """Compares the compiler with eager torch on generated programs.
 
-    python test/fuzz_compiler.py --programs 10000 [--seed 0] [--direct] [--family NAME]
+    python test/fuzz_compiler.py --programs 10000 [--seed 0] [--direct | --portable] [--family NAME]
 
 The family `graphs` has random graphs of supported operators. Each of the other families varies the subgraph of one
 fusion. Without `--family`, all families run in turn. `--direct` leaves out torch.export and ExecuTorch's passes, and is
-about five times as fast. The script prints each kind of failure once, with the source of a program that fails in this
+about five times as fast. So does `--portable`, which runs portable programs as ExecuTorch's own MLX delegate does, in
+the interpreter of test/interpreter. The script prints each kind of failure once, with the source of a program that fails in this
 way. It exits with code 1 if a program failed.
 """
 
@@ -18,7 +19,7 @@ from collections import Counter
 
 import torch._dynamo.config
 from fuzz.check import Counts, check
-from fuzz.direct import DirectRoute
+from fuzz.direct import DirectRoute, PortableRoute
 from fuzz.exported import ExportedRoute
 from fuzz.near_misses import FAMILIES
 from fuzz.random_graphs import programs
@@ -57,11 +58,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--family", choices=STRATEGIES, help="default: all")
     parser.add_argument("--direct", action="store_true", help="without torch.export and ExecuTorch's passes")
+    parser.add_argument("--portable", action="store_true", help="portable programs, on ExecuTorch's own delegate")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
 
-    route = DirectRoute if options.direct else ExportedRoute
-    if options.direct:
+    route = PortableRoute if options.portable else DirectRoute if options.direct else ExportedRoute
+    if route is not ExportedRoute:
         torch._dynamo.config.fake_tensor_cache_enabled = False  # the graphs differ, so that the cache only costs time
     failed = 0
     for family in [options.family] if options.family else STRATEGIES:

@@ -35,6 +35,7 @@ SHORT_FORM: dict[str, list[str]] = {
     "fuzz/test_fuzz.py::test_broken_fusion_is_found": ["gelu"],
     "fuzz/test_fuzz.py::test_programs_near_a_fusion_equal_eager_torch": ["rms_norm"],
     "inspect/test_hostile_files.py::test_nested_branches": ["500-*"],
+    "interpreter/test_language_models.py::test_demo_model": ["int4-full", "none-window"],
     "llm/test_cache_rows.py::test_a_call_does_not_copy_the_caches": ["not prefill"],
     "llm/test_check.py::test_command_exits_with_an_error_and_leaves_no_file": [],
     "llm/test_check.py::test_context_of_one_chunk": ["16-5"],

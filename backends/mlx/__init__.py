@@ -1,23 +1,21 @@
 """MLX delegate for ExecuTorch, with token sampling inside the model.
 
-A public name is imported when it is first used. Commands that need no torch therefore start quickly. `Runtime` is the
-class of ExecuTorch; its first use registers the delegate, and changes how its methods copy outputs: see
-`workarounds/output_copies.py`. Importing `executorch_mlx.custom_kernel_ops` defines this project's operators in
-`torch.ops.mlx`. Importing `executorch_mlx.custom_ops.official` defines the operators of ExecuTorch's own MLX delegate
-there.
+A public name is imported when it is first used. Commands that need no torch therefore start quickly. `Runtime` is a
+subclass of ExecuTorch's, and its first use registers the delegate: see `programs.py`. Importing
+`executorch_mlx.custom_kernel_ops` defines this project's operators in `torch.ops.mlx`. Importing
+`executorch_mlx.custom_ops.official` defines the operators of ExecuTorch's own MLX delegate there.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executorch.runtime import Runtime
-
     from . import memory
     from .loader import load_delegate
     from .llm import LLM, SamplingHead
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
+    from .programs import Runtime
     from .verification import verify
 
 __all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory", "verify"]
@@ -47,7 +45,7 @@ def __getattr__(name: str) -> Any:
     from .quiet import quiet_imports
 
     with quiet_imports():
-        if name == "Runtime":  # ExecuTorch's, imported after the delegate is registered
+        if name == "Runtime":  # imported after the delegate is registered
             return import_module(".loader", __name__).import_runtime()
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 

@@ -31,6 +31,31 @@ def is_empty(shape: Iterable[int | torch.SymInt]) -> bool:
     return 0 in expressions(shape)
 
 
+def may_be_empty(extent: int | torch.SymInt) -> bool:
+    """Whether an extent may be 0 although no input is empty."""
+    if isinstance(extent, int):
+        return extent == 0
+    expression, ranges = extent.node.expr, extent.node.shape_env.var_to_range
+    is_unbacked = {symbol: symbol.name.startswith("u") for symbol in expression.free_symbols}
+    symbols = {
+        symbol: ranges[symbol] if unbacked else ValueRanges(1, ranges[symbol].upper)
+        for symbol, unbacked in is_unbacked.items()
+    }
+    return bool(bound_sympy(expression, symbols).lower <= 0)
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the axes of a tensor as they lie in memory, outermost first, or None if the tensor is row-major.
+
+    For a dynamic extent, the size of the example decides. Returns None if there is no example.
+    """
+    strides = [s if isinstance(s, int) else s.node.hint for s in tensor.stride()]
+    if None in strides:
+        return None
+    order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))  # as in ExecuTorch's TensorSpec
+    return None if order == tuple(range(len(strides))) else order
+
+
 def bounds(extent: int | torch.SymInt) -> tuple[int, int | None]:
     """Return the lower and the upper bound of an extent. The upper bound is None if it is 2**31 - 1 or more.
 

@@ -17,10 +17,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .workarounds.output_copies import copy_outputs_on_one_thread
-
 if TYPE_CHECKING:
-    from executorch.runtime import Runtime
+    from .programs import Runtime
 
 _DELEGATE = "libmlx_delegate"
 _ENGINE = "libmlx_llm_engine"
@@ -101,9 +99,7 @@ def load_scale_search() -> ctypes.CDLL | None:
 
 @functools.cache
 def import_runtime() -> type[Runtime]:
-    """Register the MLX delegate, then import ExecuTorch's `Runtime` and return it.
-
-    Its methods then copy outputs on one thread: see workarounds/output_copies.py.
+    """Register the MLX delegate, then import the class `Runtime` of programs.py and return it.
 
     If another library has registered an MLXBackend, the first call warns: programs run on that one.
 
@@ -116,10 +112,14 @@ def import_runtime() -> type[Runtime]:
     except OtherDelegateError as error:
         message = f"{error}. Programs run on the other delegate, which does not load programs with extensions"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
-    from executorch.runtime import Runtime
+    from .programs import Runtime
 
-    copy_outputs_on_one_thread()
     return Runtime
+
+
+def delegate_library() -> ctypes.CDLL:
+    """Return the library of the delegate, also if the backend of another library is registered."""
+    return ctypes.CDLL(_loaded or str(_find_delegate(None)))
 
 
 def blas_name(delegate: str) -> str:

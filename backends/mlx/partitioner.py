@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,17 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import ops as _  # noqa: F401  (fills the registry)
+from .buffers import KEPT, SHARE_BUFFERS, State, refuse_lost_writes, shared_names, tag_owned_data
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
-from .preprocess import ALLOW_EXTENSIONS, MLXBackend
-from .workarounds import complex_numbers, float64, nonzero, splits
+from .legalize import checked_names, legalized
+from .preprocess import MLXBackend
+from .serialization.portability import Problem, abbreviated
+from .workarounds import dynamic_sizes, nonzero
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
+from .workarounds.storage import read_storages
 
 aten = torch.ops.aten
 
@@ -44,13 +49,42 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """What a delegated node, or a buffer, does on ExecuTorch's own MLX delegate that it does not do here.
+
+    `name` is the name of the FX node or of the buffer, and `target` the name of the operator, or "buffer".
+    """
+
+    name: str
+    target: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class KeptBuffer:
+    """A mutable buffer that stays with ExecuTorch, by the name that it has in the module, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Report:
     """The decisions of a partitioner about every call in a program, in graph order.
 
-    `str(report)` is a summary for people: the number of delegated nodes, then each refused node with its reason.
+    `kept_buffers` are the mutable buffers that no delegate owns. `static_dimensions` has a sentence for each dimension
+    of an input that was dynamic at export and is static now. `differences` says what is not portable: what ExecuTorch's
+    own MLX delegate would compute differently. It is empty with `allow_extensions`, because that delegate refuses such
+    programs.
+
+    `str(report)` is a summary for people: the number of delegated nodes, then each refused node and each kept buffer
+    with its reason, the static dimensions and the differences.
     """
 
     decisions: tuple[Decision, ...]
+    kept_buffers: tuple[KeptBuffer, ...] = ()
+    static_dimensions: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
     @property
     def delegated(self) -> int:
@@ -65,6 +99,11 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.delegated} of {len(self.decisions)} nodes delegated to MLX"]
         lines += [f"  {d.node}  {d.target}: {d.reason}" for d in self.refused]
+        lines += [f"  buffer {b.name} stays with ExecuTorch: {b.reason}. {SHARE_BUFFERS}" for b in self.kept_buffers]
+        lines += [f"  {dimension}" for dimension in self.static_dimensions]
+        if self.differences:
+            lines.append("not portable to ExecuTorch's own MLX delegate:")
+            lines += [f"  {d.name}  {d.target}: {d.problem}" for d in self.differences]
         return "\n".join(lines)
 
 
@@ -76,14 +115,28 @@ class MLXPartitioner(Partitioner):
 
     `allow_extensions=True` permits IR nodes that ExecuTorch's own MLX delegate lacks. More operators are delegated,
     but only this delegate can run the program.
+
+    `portable=True` refuses what ExecuTorch's own MLX delegate would compute differently. Such a node is not delegated.
+    Lowering raises RuntimeError if no such decision helps: if methods share a buffer, for example. Without it, the
+    nodes are delegated, and the report names them. docs/interop.md explains the differences.
+
+    `legalize` names passes that replace tensors of a dtype that MLX lacks by pairs of tensors: "complex" by their real
+    and their imaginary part, and "float64" by sums of two float32 tensors, which have 48 bits of precision and the
+    range of float32. The passes run in `to_edge_transform_and_lower`.
     """
 
-    def __init__(self, *, allow_extensions: bool = False) -> None:
+    def __init__(
+        self, *, allow_extensions: bool = False, portable: bool = False, legalize: Collection[str] = ()
+    ) -> None:
         super().__init__()
-        self._allow_extensions = allow_extensions
-        specs = [CompileSpec(ALLOW_EXTENSIONS, b"")] if allow_extensions else []
+        if allow_extensions and portable:
+            raise ValueError("MLXPartitioner: got allow_extensions and portable, expected at most one of them")
+        self._legalize = checked_names(legalize)
+        self._options = {"allow_extensions": allow_extensions, "portable": portable}
+        specs = [CompileSpec(key, b"") for key, is_set in self._options.items() if is_set]
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
+        self._states: list[State] = []
 
     def explain(self) -> Report:
         """Return the decision about every FX node of every graph that was partitioned so far.
@@ -92,7 +145,15 @@ class MLXPartitioner(Partitioner):
         """
         if not self._reports:
             raise RuntimeError("explain: this partitioner has not partitioned a program yet")
-        return Report(tuple(d for report in self._reports for d in report.decisions))
+        differences = [d for report in self._reports for d in report.differences]
+        if not self._options["allow_extensions"] and (shared := shared_names(self._states)):
+            differences.append(Difference(abbreviated(shared), "buffer", Problem("shared_state", "of this program")))
+        return Report(
+            tuple(d for report in self._reports for d in report.decisions),
+            tuple(b for report in self._reports for b in report.kept_buffers),
+            tuple(d for report in self._reports for d in report.static_dimensions),
+            tuple(differences),
+        )
 
     # The interface of ExecuTorch's partitioners ----------------------------------------------
 
@@ -102,11 +163,14 @@ class MLXPartitioner(Partitioner):
         Returns the same program with the tags and the delegate of each tag.
         """
         register_return_types()
-        reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
+        refuse_lost_writes(exported_program)
+        static = tuple(dynamic_sizes.static_dimensions(exported_program))
+        for dimension in static:
+            warnings.warn(dimension, UserWarning, stacklevel=2)
+        builder = ProgramBuilder(exported_program, **self._options)
+        reasons = builder.check()
         _refuse_users_of_nonzero(reasons)
         partitions = _decide_partitions(exported_program.graph_module, reasons)
-        decisions = (Decision(n.name, target_name(n.target), r) for n, r in reasons.items())
-        self._reports.append(Report(tuple(decisions)))
         tags = {}
         for index, partition in enumerate(partitions):
             nodes = [n for n in partition if n.op == "call_function"]
@@ -117,7 +181,17 @@ class MLXPartitioner(Partitioner):
                 node.meta["delegation_tag"] = tag
             tags[tag] = self.delegation_spec
         _tag_submodules(exported_program)
-        _tag_owned_data(exported_program)
+        kept = tag_owned_data(exported_program, reasons)
+        KEPT.add(exported_program, kept)
+        decisions = tuple(Decision(n.name, target_name(n.target), r) for n, r in reasons.items())
+        mutable = set(exported_program.graph_signature.buffers_to_mutate.values())
+        kept_buffers = tuple(KeptBuffer(name, reason) for name, reason in kept.items() if name in mutable)
+        differences = tuple(
+            Difference(node.name, target_name(node.target), problem)
+            for node, problem in builder.differences if node is not None and reasons[node] is None
+        )
+        self._reports.append(Report(decisions, kept_buffers, static, differences))
+        self._states.append(State.of(exported_program))
         # ExecuTorch removes the data that a delegate owns from `_constants`. The caller's program may share that
         # dictionary, so the partitioned program gets a copy.
         exported_program._constants = dict(exported_program.constants)
@@ -143,7 +217,7 @@ class MLXPartitioner(Partitioner):
             return set()
         table = {t: f for t, f in default_decompositions().items() if t not in targets}
         decomposed = program.run_decompositions(table)
-        reasons = ProgramBuilder(decomposed, allow_extensions=self._allow_extensions).check()
+        reasons = ProgramBuilder(decomposed, **self._options).check()
         bodies = (
             getattr(decomposed.graph_module, operand.target)
             for node, reason in reasons.items()
@@ -153,19 +227,20 @@ class MLXPartitioner(Partitioner):
         return {n.target for body in bodies if isinstance(body, GraphModule) for n in _calls_in(body)} & targets
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, of `nonzero` and of `splits`.
+        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node, of `nonzero` and of
+        `dynamic_sizes`.
 
         Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
         program, or `exported_program` itself if it calls no such operator. Also removes the checks of `remove_checks`
         from `exported_program`, and inserts nodes into it: see `_keep_dtypes`, `_prepare_copies` and
-        `_clone_returned_buffers`.
+        `_clone_returned_buffers`. Changes the operands of `as_strided`, see `read_storages`.
 
-        Replaces complex tensors by real ones before, see `complex_numbers`, and float64 tensors by float32 ones, see
-        `float64`.
+        Runs the passes of `legalize` before.
         """
+        dynamic_sizes.watch(exported_program)
         remove_checks(exported_program)
-        exported_program = complex_numbers.with_real_numbers(exported_program)
-        exported_program = float64.with_float32_numbers(exported_program)
+        read_storages(exported_program)
+        exported_program = legalized(exported_program, self._legalize)
         _keep_dtypes(exported_program)
         _prepare_copies(exported_program)
         _clone_returned_buffers(exported_program)
@@ -176,13 +251,12 @@ class MLXPartitioner(Partitioner):
         table = {target: decompositions[target] for target in self._targets_to_lower(exported_program, called)}
         if any(n.target in nonzero.DECOMPOSITIONS for n in _calls(exported_program)):
             table |= nonzero.DECOMPOSITIONS
-        if any(splits.has_dynamic_parts(n) for n in _calls(exported_program)):
-            table |= splits.DECOMPOSITIONS
+        table |= dynamic_sizes.decompositions(_calls(exported_program))
         return exported_program.run_decompositions(table) if table else exported_program
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
         """Return the members of `targets` for which the builder can lower every call in the program."""
-        builder = ProgramBuilder(program, allow_extensions=self._allow_extensions)
+        builder = ProgramBuilder(program, **self._options)
         remaining = set(targets)
         for node in _calls(program):
             if node.target in remaining and not builder.can_lower(node):
@@ -203,7 +277,8 @@ def _keep_dtypes(program: ExportedProgram) -> None:
         for index, (number, argument) in enumerate(zip(node.args, node.target._schema.arguments)):
             if isinstance(argument.type, torch.TensorType) and _would_widen(number, result.dtype):
                 with node.graph.inserting_before(node):
-                    tensor = node.graph.call_function(aten.full.default, ([], number), {"dtype": result.dtype})
+                    # Unlike `full`, the builder does not round it.
+                    tensor = node.graph.call_function(aten.scalar_tensor.default, (number,), {"dtype": result.dtype})
                 tensor.meta = dict(node.meta)
                 node.update_arg(index, tensor)
 
@@ -357,34 +432,3 @@ def _tag_submodules(program: ExportedProgram) -> None:
             tags = {user.meta.get("delegation_tag") for user in node.users}
             if len(tags) == 1 and None not in tags:
                 node.meta["delegation_tag"] = tags.pop()
-
-
-def _tag_owned_data(program: ExportedProgram) -> None:
-    """Give each parameter, constant and buffer the tag of the delegate that owns it.
-
-    A delegate owns the data that no other delegate and no undelegated node uses, and that is no output of the program.
-    A delegate owns a mutable buffer only if, in addition, it computes the buffer's new value, nothing else reads that
-    new value, and the new value is no output of the program. All other data stays with ExecuTorch, which passes it as
-    arguments.
-    """
-    signature = program.graph_signature
-    buffers = signature.inputs_to_buffers  # the signature computes this dictionary anew at every access
-    data = {
-        *signature.inputs_to_parameters,
-        *buffers,
-        *signature.inputs_to_lifted_tensor_constants,
-    }
-    new_values = {buffer: value for value, buffer in signature.buffers_to_mutate.items()}
-    nodes = {n.name: n for n in program.graph.nodes}
-    for node in program.graph.nodes:
-        if node.op != "placeholder" or node.name not in data:
-            continue
-        tags = {user.meta.get("delegation_tag") for user in node.users}  # the output of the graph has no tag
-        new_value = new_values.get(buffers.get(node.name))
-        if new_value is not None:
-            tags.add(nodes[new_value].meta.get("delegation_tag"))
-            readers = (user for user in nodes[new_value].users if user.op != "output")
-            tags |= {user.meta.get("delegation_tag") for user in readers}
-            tags |= {None} if new_value in signature.user_outputs else set()
-        if len(tags) == 1 and None not in tags:
-            node.meta["delegation_tag"] = tags.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -16,15 +16,24 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import ops as _  # noqa: F401  (fills the registry)
+from .buffers import KEPT, SharedBuffers
 from .builder.assemble import assemble
 from .builder.digests import Digests, raw_bytes
-from .builder.interface import stored_tensor
 from .builder.program import ProgramBuilder
+from .serialization import ir
 from .serialization.pack import pack_payload
+from .serialization.portability import Finding, program_findings, shared_buffers
 
 CONSTANT_ALIGNMENT = 16  # bytes
 PROGRAM_MARK = "mlx:program"  # the key of an entry by which the runtime recognizes the methods of a program
-ALLOW_EXTENSIONS = "allow_extensions"  # a compile spec with this key permits extensions; its value is ignored
+STATE_MARK = "mlx:state"  # the key of an entry without which a program without constants would have no named data
+# Compile specs with these keys permit extensions, and refuse programs that are not portable. Their values are ignored.
+ALLOW_EXTENSIONS = "allow_extensions"
+PORTABLE = "portable"
+
+
+class NotPortable(RuntimeError):
+    """A program that is to be portable would compute something else on ExecuTorch's own MLX delegate."""
 
 
 class MLXBackend(BackendDetails):
@@ -42,7 +51,9 @@ class MLXBackend(BackendDetails):
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
         """Return the payload of a graph, and the constants to which the payload refers by key."""
-        return _compile(edge_program, compile_specs, set(), Digests())
+        digests = Digests()
+        buffers = SharedBuffers([edge_program], [], digests)
+        return _compile(edge_program, compile_specs, set(), digests, buffers.keys_of(edge_program))[0]
 
     @classmethod
     def preprocess_multimethod(
@@ -59,35 +70,47 @@ class MLXBackend(BackendDetails):
         # The parameters and buffers of the programs are neither freed nor changed until all programs are compiled.
         every = [program for programs in edge_programs.values() for program in programs]
         digests = Digests(t for p in every for t in (*p.state_dict.values(), *p.constants.values()))
-        written = {_contents(p, name, digests) for p in every for name in p.graph_signature.buffers_to_mutate.values()}
-        return {
+        buffers = SharedBuffers(every, KEPT.take(), digests)
+        compiled = {
             method: [
-                _compile(program, specs, stored, digests, written)
+                _compile(program, specs, stored, digests, buffers.keys_of(program))
                 for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
         }
+        portable = {
+            method: [graph for (_, graph), specs in zip(results, compile_specs[method]) if _has_spec(specs, PORTABLE)]
+            for method, results in compiled.items()
+        }
+        _refuse(shared_buffers(portable))
+        return {method: [result for result, _ in results] for method, results in compiled.items()}
 
 
-def _contents(program: ExportedProgram, buffer: str, digests: Digests) -> tuple[str, str]:
-    """Return the name and the digest of a buffer. Methods share buffers for which both are equal."""
-    return buffer, digests.of(stored_tensor(program, buffer).detach().contiguous()).text
+def _has_spec(specs: list[CompileSpec], key: str) -> bool:
+    return any(spec.key == key for spec in specs)
+
+
+def _refuse(findings: Collection[Finding]) -> None:
+    """Raise NotPortable if there are findings about a program that is to be portable."""
+    if findings:
+        lines = "\n".join(f"  {finding}" for finding in findings)
+        raise NotPortable(f"portable=True: ExecuTorch's own MLX delegate would compute something else:\n{lines}")
 
 
 def _compile(
     edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests,
-    written: Collection[tuple[str, str]] = (),
-) -> PreprocessResult:
-    """Return the result of `preprocess` for a graph, without the constants whose keys are in `stored`.
+    buffer_keys: Mapping[str, str],
+) -> tuple[PreprocessResult, ir.MLXGraph]:
+    """Return the result of `preprocess` for a graph, without the constants whose keys are in `stored`; and the program.
 
-    Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant. `written` has the
-    buffers that any graph writes, as `_contents` describes them.
+    Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant. `buffer_keys` has
+    the keys of the buffers that any method writes, by name.
     """
-    allow_extensions = any(spec.key == ALLOW_EXTENSIONS for spec in compile_specs)
-    names = {name for name, _ in written} & set(edge_program.graph_signature.inputs_to_buffers.values())
-    shared = {name for name in names if _contents(edge_program, name, digests) in written}
-    builder = ProgramBuilder(edge_program, allow_extensions=allow_extensions, shared_buffers=shared)
+    allow_extensions = _has_spec(compile_specs, ALLOW_EXTENSIONS)
+    builder = ProgramBuilder(edge_program, allow_extensions=allow_extensions, buffer_keys=buffer_keys)
     program = assemble(builder.build(), digests=digests)
+    if _has_spec(compile_specs, PORTABLE):
+        _refuse(program_findings(program.graph, program.constants.keys()))
     store = NamedDataStore()
     for key in list(program.constants):
         # A tensor that the builder computed is freed as soon as its bytes are stored.
@@ -98,11 +121,14 @@ def _compile(
             store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT, external_tag=file)
     if program.files:
         store.add_named_data(PROGRAM_MARK, b"\0")
+    elif buffer_keys:
+        store.add_named_data(STATE_MARK, b"\0")
     _add_no_guards(edge_program, builder.shape_env)
-    return PreprocessResult(
+    result = PreprocessResult(
         processed_bytes=pack_payload(program.graph),
         data_store_output=store.get_named_data_store_output(),
     )
+    return result, program.graph
 
 
 def _add_no_guards(program: ExportedProgram, shape_env: ShapeEnv | None) -> None:

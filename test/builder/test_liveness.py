@@ -32,6 +32,7 @@ class RandomProgram:
         self.buffer.data = lambda: torch.zeros(2)
         self.chains = [[]]
         self.replacements = []
+        self.buffer_keys = {}
         known = list(self.inputs)
         self.fill(self.chains[0], known, depth=0)
         outputs = self.random.sample([s for s in known if s.space == Space.TEMP], 2)

@@ -5,7 +5,9 @@ import torch
 from executorch_mlx.custom_kernel_ops.logits_processors import mask_logits, mask_word_count
 from executorch_mlx.custom_kernel_ops.sample import sample
 from executorch_mlx.custom_kernel_ops.sampling.branches import UNSURE
+from executorch_mlx.custom_kernel_ops.sampling.noise import NOISE_KEY, words_by_rank
 from executorch_mlx.custom_kernel_ops.sampling.unfiltered import _unfiltered_columns
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sampling_logits import logits_of
 
@@ -277,3 +279,32 @@ def test_invalid_arguments_raise():
     ]:
         with pytest.raises(ValueError, match=message):
             sample(*arguments)
+
+
+class Seeds(TorchDispatchMode):
+    """Records the seeds of the random bits that are drawn while it is active."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.mlx.random_bits.default:
+            self.seeds.append(int(args[1]))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345, 2**31 - 1, -1, -(2**31), 2**40 + 7, -(2**62)])
+def test_parts_of_the_noise_keep_the_upper_half_of_the_seed(seed):
+    # ExecuTorch's own MLX delegate reads the low 32 bits of a seed, with their sign.
+    with Seeds() as drawn:
+        words_by_rank(1, 3000, torch.tensor(seed))
+    assert drawn.seeds[0] == seed and len({*drawn.seeds}) == 3
+    assert {s >> 31 for s in drawn.seeds} == {seed >> 31}
+
+
+def test_consecutive_seeds_share_no_seed_of_a_part():
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        difference = i * NOISE_KEY ^ j * NOISE_KEY
+        # s ^ difference is at least this far from s, for every s
+        assert 2 ** difference.bit_length() - difference > 2**28

@@ -1,5 +1,7 @@
 """The rows of docs/torch-differences.md: the results of this runtime that differ from torch on purpose."""
 
+import math
+
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
@@ -29,6 +31,10 @@ def run(function, *inputs) -> torch.Tensor:
     )
     assert partitioner.explain().refused == ()
     return LoadedMethod(manager.to_executorch().buffer).execute(list(inputs))[0]
+
+
+def rms_norm(x):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
 
 
 def tensor(*values, dtype=None):
@@ -69,7 +75,11 @@ def test_available_values_are_checked(delegate, function, inputs):
         ),
         (torch.signbit, (tensor(NAN, -NAN, -0.0),), tensor(False, False, True)),
         (torch.copysign, (tensor(1.0), tensor(-NAN)), tensor(1.0)),
-        (torch.exp, (tensor(-87.0, -88.0, -100.0),), tensor(-87.0).exp() * tensor(1, 0, 0)),
+        (lambda x: x.softmax(0) * 2.0**126, (tensor(89.0, 1.0),), tensor(2.0**126, 0.0)),
+        (lambda x: torch.stack([x.cosh(), x.sinh()]), (torch.full((8,), 89.0),), (torch.full((2, 8), 88.0).exp() * (math.e / 2))),
+        (lambda x: x % 1e-30, (torch.full((8,), 1e20),), torch.full((8,), math.fmod(tensor(1e20).item(), tensor(1e-30).item()))),
+        (lambda x: x.mode()[0], (tensor(NAN, 1.0, NAN, 0.0),), torch.tensor(0.0)),
+        (rms_norm, (torch.full((1, 8), 300, dtype=torch.float16),), torch.ones(1, 8, dtype=torch.float16)),
         (torch.nn.functional.gelu, (tensor(INF, 1.0),), torch.nn.functional.gelu(tensor(1.0)) * tensor(INF, 1)),
         (lambda x: torch.topk(x, 2)[1], (tensor(1.0, 3.0, 3.0, 3.0),), tensor(1, 2)),
         (lambda x, i, v: x.index_put([i], v), (torch.zeros(2), tensor(1, 1), tensor(5.0, 6.0)), tensor(0.0, 6.0)),

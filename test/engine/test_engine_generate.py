@@ -6,6 +6,7 @@ import subprocess
 
 import llm_programs as programs
 import pytest
+from executorch_mlx.llm import LLM
 from llm_runner import find_program
 
 
@@ -180,3 +181,12 @@ def test_interrupt_ends_the_answer(program):
     assert process.returncode == 130
     assert "finish: cancelled" in stderr
     assert f"decode: {len(ids) - 1} tokens" in stderr
+
+
+def test_a_portable_program(run, portable_program):
+    arguments = [portable_program, "--prompt-ids", "5,17,200", "--max-new-tokens", "12", "--ignore-eos", "--ids"]
+    sampled = ["--temperature", "0.9", "--seed", "3", "--repetition-penalty", "1.2"]
+    llm = LLM.load(portable_program)
+    for options, parameters in ([], {}), (sampled, dict(temperature=0.9, seed=3, repetition_penalty=1.2)):
+        answer = llm.generate([5, 17, 200], max_new_tokens=12, ignore_eos=True, **parameters).result()
+        assert run(*arguments, *options).ids == answer.tokens

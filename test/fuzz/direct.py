@@ -2,6 +2,8 @@
 
 torch traces each program to a core ATen graph, and the builder lowers this graph. All programs of a list become the
 methods of one `.pte`. The partitioner and the edge dialect are not used.
+
+`PortableRoute` makes portable programs, and runs them in the interpreter as ExecuTorch's own MLX delegate does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from executorch_mlx.builder.program import ProgramBuilder
 from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.extents import bounds
 from executorch_mlx.serialization.pack import pack_payload
+from interpreter import OFFICIAL, Refused
+from interpreter import Program as OfficialProgram
 from irprograms.graph import load, pte
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
@@ -39,31 +43,51 @@ _SMALLEST_EXTENT = 2
 class DirectRoute:
     """Compiles each program by itself, to a method of one `.pte`. See `route.Route`."""
 
+    options = {"allow_extensions": True}  # of the builder
+
     def __init__(self, programs: Sequence[Program]):
         self.failures: dict[int, Exception] = {}
         self._programs, methods = {}, {}
         for index, program in enumerate(programs):
             try:
-                methods[str(index)], is_dynamic = _compile(program)
+                methods[str(index)], is_dynamic = _compile(program, self.options)
             except Exception as failure:  # whatever the compiler raises is a finding
                 self.failures[index] = failure
             else:
                 self._programs[index] = program, is_dynamic
-        self._program = load(pte(methods)) if methods else None
+        self._load(pte(methods) if methods else None)
+
+    def _load(self, file: bytes | None) -> None:
+        self._program = file and load(file)
+
+    def _execute(self, method: str, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self._program.load_method(method).execute(arguments)
 
     def run(self, extent: int) -> dict[int, Sequence[torch.Tensor] | Exception]:
         results = {}
         for index, (program, is_dynamic) in self._programs.items():
             if is_dynamic or extent == EXTENTS[0]:
                 try:
-                    results[index] = self._program.load_method(str(index)).execute(program.arguments(extent))
-                except RuntimeError as error:
+                    results[index] = self._execute(str(index), program.arguments(extent))
+                except (RuntimeError, Refused) as error:
                     if extent >= _SMALLEST_EXTENT:
                         results[index] = error
         return results
 
 
-def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
+class PortableRoute(DirectRoute):
+    """Runs portable programs as ExecuTorch's own MLX delegate does."""
+
+    options = {"portable": True}
+
+    def _load(self, file: bytes | None) -> None:
+        self._program = file and OfficialProgram(file, OFFICIAL)
+
+    def _execute(self, method: str, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self._program.execute(method, arguments)
+
+
+def _compile(program: Program, options: dict[str, bool]) -> tuple[SimpleNamespace, bool]:
     """Return the compiled method of a program, and whether the method accepts every extent.
 
     The method is an object with the attributes of `irprograms.Graph` that `irprograms.pte` reads.
@@ -72,15 +96,18 @@ def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
         raise CaptureRefused("this route has no mutable buffers")
     traced, is_dynamic = _trace(program, program.is_dynamic)
     exported = _exported(program, traced)
-    for node, reason in ProgramBuilder(exported, allow_extensions=True).check().items():
+    for node, reason in ProgramBuilder(exported, **options).check().items():
         if reason is not None:
             raise NotDelegated(f"{node.target}: {reason}")
-    compiled = assemble(ProgramBuilder(exported, allow_extensions=True).build())
+    compiled = assemble(ProgramBuilder(exported, **options).build())
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
     method = SimpleNamespace(
         data=compiled.constants,
         inputs=[_interface(n.meta["val"]) for n in placeholders[: len(program.inputs)]],
-        outputs=[_interface(n.meta["val"]) for n in traced.graph.output_node().args[0]],
+        outputs=[
+            (*_interface(n.meta["val"])[:3], compiled.graph.tensor_meta[slot.idx].dim_order)
+            for n, slot in zip(traced.graph.output_node().args[0], compiled.graph.output_map)
+        ],
         payload=lambda: pack_payload(compiled.graph),
     )
     return method, is_dynamic

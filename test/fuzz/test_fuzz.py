@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fuzz.check import Counts, WrongAnswer, check, compare
-from fuzz.direct import DirectRoute
+from fuzz.direct import DirectRoute, PortableRoute
 from fuzz.exported import ExportedRoute
 from fuzz.near_misses import FAMILIES
 from fuzz.programs import EXTENTS, Input, Program, Statement
@@ -38,6 +38,17 @@ def test_random_graphs_equal_eager_torch(delegate):
     @given(st.lists(programs(), min_size=BATCH, max_size=BATCH))
     def generated(batch):
         check(batch)
+
+    generated()
+
+
+def test_random_portable_graphs_equal_eager_torch():
+    """As ExecuTorch's own MLX delegate runs them."""
+
+    @short(4)
+    @given(st.lists(programs(), min_size=BATCH, max_size=BATCH))
+    def generated(batch):
+        check(batch, route=PortableRoute)
 
     generated()
 

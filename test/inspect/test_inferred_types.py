@@ -1,8 +1,8 @@
 """For the test cases of every IR node, the inspector infers the types that the results have."""
 
 import pytest
-from executorch_mlx.inspect.infer_types import infer_types
-from executorch_mlx.inspect.types import Type
+from executorch_mlx.serialization.infer_types import infer_types
+from executorch_mlx.serialization.types import Type
 from irprograms.node_case import build, inputs_and_outputs
 from irprograms.node_cases import CASES
 

@@ -3,9 +3,9 @@
 A table here is a FlatBuffer table of the schema. Nodes with the same fields share a table and the rule of the table.
 """
 
-from executorch_mlx.inspect.infer_types import infer_types
-from executorch_mlx.inspect.type_rules import OP_RULES, TABLE_RULES, rule_of
-from executorch_mlx.inspect.types import Env, Type
+from executorch_mlx.serialization.infer_types import infer_types
+from executorch_mlx.serialization.type_rules import OP_RULES, TABLE_RULES, rule_of
+from executorch_mlx.serialization.types import Env, Type
 from executorch_mlx.serialization import ir
 from irprograms import BOOL, FLOAT32
 from oprows.inferred_types import problems
@@ -22,7 +22,7 @@ def test_every_node_has_a_rule():
     missing = {op for op in ir.OPS.values() if writes_tensors(op) and rule_of(op) is None}
     missing -= WITHOUT_RULE
     add = ", ".join(f"{op.NAME} or its table {op.TABLE.__name__}" for op in missing)
-    assert not missing, f"backends/mlx/inspect/type_rules.py: add a rule for {add}"
+    assert not missing, f"backends/mlx/serialization/type_rules.py: add a rule for {add}"
 
 
 def test_every_rule_is_used():
@@ -91,8 +91,8 @@ def test_problems_name_the_missing_rule(monkeypatch):
     monkeypatch.delitem(OP_RULES, ir.ReshapeNode)
     assert problems(less) == [
         "LessNode: the inspector infers float32[2, 3], expected bool[2, 3]:"
-        " add a rule for LessNode to backends/mlx/inspect/type_rules.py"
+        " add a rule for LessNode to backends/mlx/serialization/type_rules.py"
     ]
     assert problems(reshape) == [
-        "ReshapeNode has no type rule: add one for ShapeNode or ReshapeNode to backends/mlx/inspect/type_rules.py"
+        "ReshapeNode has no type rule: add one for ShapeNode or ReshapeNode to backends/mlx/serialization/type_rules.py"
     ]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from executorch_mlx.llm.export import export_llm
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,7 +27,8 @@ print("RESULT", json.dumps("".join(pieces)))
 """
 
 
-def test_greedy_text_equals_transformers(tmp_path):
+@pytest.mark.parametrize("portable", [False, True], ids=["default", "portable"])
+def test_greedy_text_equals_transformers(tmp_path, portable):
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     tokens = tokenizer(PROMPT, return_tensors="pt").input_ids
@@ -34,7 +36,7 @@ def test_greedy_text_equals_transformers(tmp_path):
     expected = tokenizer.decode(generated[tokens.shape[1] :], skip_special_tokens=True)
 
     path = tmp_path / "model.pte"
-    export_llm(MODEL, outputs="logits", chunk=64).save(path)
+    export_llm(MODEL, outputs="logits", chunk=64, portable=portable).save(path)
     done = subprocess.run(
         [sys.executable, "-c", RUN, path, MODEL / "tokenizer.json", PROMPT, str(STEPS)],
         capture_output=True,

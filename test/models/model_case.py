@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
+from interpreter import OFFICIAL, OURS, Program
 from loaded_method import LoadedMethod
 from oprows.lowering import delegate_calls, host_calls
 
@@ -35,11 +37,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome. `error` is the largest difference relative to the largest output. `report` is from `explain()`."""
+    """The outcome. `report` is from `explain()`.
+
+    `errors` has the largest difference relative to the largest output, on this runtime and in the interpreter.
+    """
 
     delegates: int
     host: list[str]
-    error: float
+    errors: dict[str, float]
     report: str
 
 
@@ -74,14 +79,17 @@ def measure(model: Model) -> Result:
         exported = torch.export.export(module, inputs, dynamic_shapes=dynamic)
         manager = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     host, delegates = host_calls(manager), delegate_calls(manager)
-    method = LoadedMethod(bytes(manager.to_executorch().buffer))
-    actual = [results(tuple(method.execute(list(call)))) for call in calls]
-    return Result(
-        delegates,
-        host,
-        max(difference(a, e) for a, e in zip(actual, expected)),
-        str(partitioner.explain()),
-    )
+    pte = bytes(manager.to_executorch().buffer)
+    runtimes = {
+        "this runtime": LoadedMethod(pte).execute,
+        "interpreter, as this runtime": partial(Program(pte, OURS).execute, "forward"),
+        "interpreter, as ExecuTorch's own delegate": partial(Program(pte, OFFICIAL).execute, "forward"),
+    }
+    errors = {
+        name: max(difference(results(tuple(execute(list(call)))), e) for call, e in zip(calls, expected))
+        for name, execute in runtimes.items()
+    }
+    return Result(delegates, host, errors, str(partitioner.explain()))
 
 
 def results(outputs) -> tuple[torch.Tensor, ...]:

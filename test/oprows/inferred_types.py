@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from executorch_mlx.inspect.infer_types import declared_type, infer_types
-from executorch_mlx.inspect.type_rules import rule_of
-from executorch_mlx.inspect.types import Type
+from executorch_mlx.serialization.infer_types import declared_type, infer_types
+from executorch_mlx.serialization.type_rules import rule_of
+from executorch_mlx.serialization.types import Type
 from executorch_mlx.serialization import ir
 
-RULES = "backends/mlx/inspect/type_rules.py"
+RULES = "backends/mlx/serialization/type_rules.py"
 # infer_types handles loops itself. The results of a Metal kernel depend on its source.
 NO_RULE = {ir.ScanNode, ir.WhileNode, ir.MetalKernelNode}
 

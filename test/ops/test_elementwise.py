@@ -31,6 +31,12 @@ UNARY = [
 ] + [
     row("erfinv", cases=[(edges(),), (floats(200, low=-1, high=1),)], once=SHAPES, dtypes=ALL, loose=2,
         edge_verified=False, nodes=["ErfInvNode"]),
+    # Near the largest and the smallest number of each dtype. The products show the digits of subnormal numbers.
+    row("exp/limits", lambda x: [y for v in (x, x + 0, x[1]) for y in (v.exp(), v.exp() * 2.0**99 * 2.0**35)],
+        data([88.72, 88.25, 88.73, 89.5, 1e30, -87.2, -87.5, -90.0, -104.5, -1e30, 11.0, 11.09, 11.1, -9.8, -16.7,
+              0.0, float("inf"), float("-inf"), float("nan")]), loose=2, dtypes=FLOATS),
+    row("erf/near zero", lambda x: torch.erf(x * 1e-3) * 1e3 + torch.erf(x * 1e-30) * 1e30,
+        data([51.0, 49.0, 3.0, 1.0, 1e-3, 0.0, -2.0, -7.0]), dtypes=(f32,)),
     row("bitwise_not", cases=[(edges(),)], once=SHAPES, dtypes=INTS + BOOL),
     row("sign/bool", torch.sign, bools(2, 3)),
     row("silu", cases=[(edges(),)], once=SHAPES),
@@ -100,6 +106,13 @@ SCALAR = [
     row("mul.Tensor/number beyond float16", lambda x: (
         x * 2.5e-8, x / 1e5, x / 1000 // 0.1, torch.div(x / 1000, 0.1, rounding_mode="trunc"), 1e6 // x),
         floats(30, low=4e4, high=6e4), dtypes=(f16,), edge_verified=False),
+    # A tensor is rounded to float16, unlike a number.
+    row("mul.Tensor/tensors beyond float16", lambda x: [
+        x * constant + (x / constant == x) for number in (1e-9, 2.5e-8, 0.1) for constant in (
+            torch.full((), number, dtype=x.dtype), torch.full((), number).to(x.dtype),
+            torch.tensor(number, dtype=x.dtype), torch.tensor(number).to(x.dtype), x.new_full((), number),
+            torch.full((1,), number, dtype=x.dtype), torch.full_like(x, number), x.new_tensor(number))],
+        floats(30, low=4e4, high=6e4), dtypes=(f16, bf16), edge_verified=False),
     row("mul.Tensor/0-d and a number", lambda x: (
         x * 1.5, 0.25 - x, 1.5 / x, x // 0.25, torch.add(x, 0.5, alpha=2), x.reshape(1).sum() * 1e-9),
         floats(low=1, high=2), dtypes=(f16, bf16), edge_verified=False),

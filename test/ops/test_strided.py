@@ -1,7 +1,8 @@
 """diagonal, as_strided and unfold."""
 
+import pytest
 import torch
-from executorch.exir import to_edge_transform_and_lower
+from executorch.exir import to_edge, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from oprows import Dyn, f16, f32, floats, i64, pytest_function, row
 
@@ -22,6 +23,9 @@ ROWS = [
         (floats(4), (), (), 2),
         (floats(4), (3, 2), (0, 1)), (floats(4), (0, 2), (1, 1))], dtypes=F32_ONLY),
     row("as_strided", floats(4, 5), (2, 3), (1, 2), 1, dtypes=F32_ONLY, traced=True),
+    row("as_strided_copy/view", lambda x: [view.as_strided(*how) + 1 for view in (
+        (x + 1).split(2)[1], (x + 1).t(), (x + 1)[2:].reshape(2, 5), x.t().reshape(-1)[3:], x.t().reshape(-1), x[1:, 2:].unbind(1)[0],
+    ) for how in (((4,), (2,)), ((2, 2), (1, 3), 1), ((3,), (1,), 0))], floats(4, 5), dtypes=F32_ONLY),
     row("unfold_copy", lambda x, *how: x.unfold(*how), cases=[
         (floats(4, 5), 0, 2, 1), (floats(4, 5), -1, 3, 2), (floats(7), 0, 7, 3), (floats(2, 6, 3), 1, 1, 4)],
         dtypes=F32_ONLY),
@@ -32,15 +36,20 @@ ROWS = [
 test_op_row = pytest_function(ROWS)
 
 
-def test_as_strided_of_a_view_is_unsupported():
-    """The strides refer to the storage of the viewed tensor, which the exported graph does not show."""
+class OfTransposed(torch.nn.Module):
+    def forward(self, x):
+        return x.t().as_strided((2, 2), (1, 2)) + 1
 
-    class OfTransposed(torch.nn.Module):
-        def forward(self, x):
-            return x.t().as_strided((2, 2), (1, 2)) + 1
 
+def test_as_strided_of_a_view_is_unsupported_without_its_storage():
+    """The strides refer to the storage of the viewed tensor, which the graph does not show after `to_edge`."""
     partitioner = MLXPartitioner()
-    program = torch.export.export(OfTransposed(), (torch.zeros(3, 4),))
-    to_edge_transform_and_lower(program, partitioner=[partitioner])
+    to_edge(torch.export.export(OfTransposed(), (torch.zeros(3, 4),))).to_backend(partitioner)
     (refused,) = partitioner.explain().refused
     assert "as_strided of a view is unsupported" in refused.reason
+
+
+def test_as_strided_of_a_view_of_a_column_major_tensor_is_refused():
+    program = torch.export.export(OfTransposed(), (torch.zeros(3, 4).t(),))
+    with pytest.raises(ValueError, match="a view of a tensor that is not row-major"):
+        to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()])

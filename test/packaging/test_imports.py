@@ -15,7 +15,9 @@ RULES = {
     "custom_ops": set(),
     "extents": set(),
     "workarounds": {"extents"},
-    "loader": {"workarounds"},
+    "legalize": {"extents"},
+    "loader": {"programs"},
+    "programs": {"loader", "workarounds"},
     "quiet": set(),
     "collector": set(),
     "memory": {"loader"},
@@ -24,8 +26,9 @@ RULES = {
     "custom_kernel_ops": BELOW_OPS,
     "random": {"custom_ops"},
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops", "random"},
-    "preprocess": BELOW_OPS | {"ops"},
-    "partitioner": BELOW_OPS | {"ops", "preprocess", "workarounds"},
+    "buffers": {"builder"},
+    "preprocess": BELOW_OPS | {"buffers", "ops"},
+    "partitioner": BELOW_OPS | {"buffers", "legalize", "ops", "preprocess", "workarounds"},
     "inspect": {"serialization"},
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops
@@ -38,7 +41,7 @@ RULES = {
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "speech"},
-    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
+    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "verification"},
 }
 
 

@@ -1,5 +1,7 @@
 """`seed_random_ops`: torch's random operators as functions of a seed."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,6 +89,16 @@ def test_draws_differ_within_a_call_and_between_seeds():
     calls = [seeded(torch.zeros(4), seed=torch.tensor(seed)) for seed in (8, 8, 9, 10, -8)]
     assert all(map(torch.equal, calls[0], calls[1]))
     assert len({tuple(drawn.tolist()) for call in calls[1:] for drawn in call}) == 4 * 20
+
+
+def test_seeds_of_draws_keep_the_upper_half_of_the_seed_and_lie_far_apart():
+    # ExecuTorch's own MLX delegate reads the low 32 bits of a seed, with their sign.
+    model = Wrapped(lambda x: [torch.rand_like(x) for _ in range(200)])
+    graph = seed_random_ops(torch.export.export(model, (torch.zeros(4),))).graph
+    keys = [0] + [n.args[1] for n in graph.nodes if n.target is torch.ops.aten.bitwise_xor.Scalar]
+    assert len(keys) == 200 and all(0 <= key < 2**31 for key in keys)
+    differences = [a ^ b for a, b in itertools.combinations(keys, 2)]
+    assert min(2 ** d.bit_length() - d for d in differences) >= 2**23  # s ^ d is at least this far from s, for every s
 
 
 class Counted(torch.nn.Module):

@@ -35,7 +35,7 @@ sys.addaudithook(load_with_the_bindings)
 
 PRINT_RESULT = """
 import sys, torch
-program = Runtime.get().load_program(sys.argv[1])  # which the method does not keep
+program = Runtime.get().load_program(sys.argv[1])  # which a method of executorch.runtime does not keep
 print(program.load_method("forward").execute([torch.ones(())])[0].item())
 """
 
@@ -96,13 +96,6 @@ def test_docs_and_examples_import_runtime_from_executorch_mlx():
     assert len(files) > 30
     found = {file for file in files if re.search(r"^\s*(from|import) executorch\.runtime", file.read_text(), re.M)}
     assert found == {without_our_delegate}
-
-
-def test_programs_outlive_their_methods():
-    """A method does not keep its program. If nothing else does, a call reads freed memory."""
-    files = [file for name in (*USER_SOURCES, "test") for file in (ROOT / name).rglob("*.[mp][dy]")]
-    assert len(files) > 300
-    assert not [file for file in files if re.search(r"\.load_program\(.*\)\s*\.load_method", file.read_text())]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from executorch.devtools import Inspector
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
-from executorch_mlx.inspect.infer_types import infer_types
+from executorch_mlx.serialization.infer_types import infer_types
 from irprograms import Graph, ir, lit
 from irprograms.examples import decoder
 from loaded_method import LoadedMethod

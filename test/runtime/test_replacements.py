@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from executorch_mlx.inspect.listing import list_replacements
+from executorch_mlx.serialization.listing import list_replacements
 from irprograms import Graph, ir, value_of
 
 X = torch.tensor([1.0, -2.0, 3.0])

@@ -19,7 +19,7 @@ class Methods:
     def __getattr__(self, name):
         method = self.program.load_method(name)
 
-        def call(*args, program=self.program):  # the method does not keep the program, which has its memory
+        def call(*args):
             return [x.tolist() if isinstance(x, torch.Tensor) else x for x in method.execute(args)]
 
         return call

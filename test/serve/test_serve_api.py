@@ -509,3 +509,13 @@ def test_compressed_request_returns_415(server):
         headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
         response = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
         assert response.status_code == status and message in response.json()["error"]["message"]
+
+
+def test_a_portable_program(portable_program):
+    with served.serve(portable_program) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        for fields in ({"temperature": 0}, {"temperature": 0.9, "seed": 3, "presence_penalty": 0.5, "logprobs": 2}):
+            body = {"model": NAME, "prompt": [5, 17, 200], "max_tokens": 12, "ignore_eos": True} | fields
+            (choice,) = http.post("/v1/completions", json=body).raise_for_status().json()["choices"]
+            alone = {name: value for name, value in fields.items() if name != "logprobs"}
+            answer = server.llm.generate([5, 17, 200], max_new_tokens=12, ignore_eos=True, **alone).result()
+            assert choice["text"] == answer.text and len(choice["text"]) > 12

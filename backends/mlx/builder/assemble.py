@@ -9,11 +9,13 @@ import torch
 
 from ..extents import bounds
 from ..serialization import ir
+from ..serialization.listing import without_digest
 from . import dtypes
 from .digests import Digests
 from .emitter import Emitted
 from .liveness import lifetimes, recycle, slots_in
 from .order import arrange
+from .portable import has_extensions
 from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
 
@@ -55,6 +57,9 @@ class _Assembler:
         self.files: dict[str, str] = {}
         self.vids: dict[ValueSlot, int] = {}
         self.slots_by_space = self._collect_slots()
+        self.initial = self._initial_values(self.slots_by_space[Space.BUFFER])
+        if not has_extensions(builder.chains):
+            self.slots_by_space[Space.CONSTANT] += self.initial.values()
         originals = self._store_constants(self.slots_by_space[Space.CONSTANT])
         self.slots_by_space[Space.CONSTANT] = list(dict.fromkeys(originals.values()))
         self.non_temporaries = [slot for space in Space if space != Space.TEMP for slot in self.slots_by_space[space]]
@@ -67,7 +72,8 @@ class _Assembler:
         self.tids |= {slot: len(self.non_temporaries) + i for slot, i in temporaries.items()}
 
     def assemble(self) -> MLXProgram:
-        interface, slots = self.builder.interface, self.slots_by_space
+        interface, slots, init = self.builder.interface, self.slots_by_space, self._init_chain()
+        chains = [*self.builder.chains, init] if init else self.builder.chains
         graph = ir.MLXGraph(
             version=IR_VERSION,
             num_constant_tensors=len(slots[Space.CONSTANT]),
@@ -76,15 +82,15 @@ class _Assembler:
             num_mutable_buffer_tensors=len(slots[Space.BUFFER]),
             num_temp_tensors=self.num_temporaries,
             num_values=len(self.vids),
-            instruction_chains=[self._chain(chain) for chain in self.builder.chains],
+            instruction_chains=[self._chain(chain) for chain in chains],
             main_chain_idx=0,
-            init_chain_idx=-1,
+            init_chain_idx=len(chains) - 1 if init else -1,
             input_map=[self._variant(s) for s in interface.inputs],
             output_map=[self._variant(s) for s in interface.outputs],
             mutable_buffer_map=[self._variant(s) for s in interface.buffers],
             named_slots=self._named_slots(),
             tensor_meta=[_tensor_meta(s) for s in self.non_temporaries],
-            replacements=self._replacements(),
+            replacements=self._replacements(init),
         )
         return MLXProgram(graph, self.constants, self.files)
 
@@ -114,22 +120,33 @@ class _Assembler:
             self.vids.setdefault(slot, len(self.vids))
 
     def _named_slots(self) -> list[ir.NamedSlot]:
-        """Return the slots with a name: constants, inputs and buffers.
+        """Return the slots with a name: constants, inputs and buffers."""
+        names = ((slot, self.buffer_names.get(slot, slot.name)) for slot in self.non_temporaries)
+        return [ir.NamedSlot(name=name, slot=self._variant(slot)) for slot, name in names if name is not None]
 
-        Also adds to `self.constants` the initial values of the buffers that do not start from zero.
+    def _initial_values(self, buffers: list[TensorSlot]) -> dict[TensorSlot, TensorSlot]:
+        """Return a constant for each buffer that does not start from zero. Adds the constants to `self.constants`.
+
+        Also sets `self.buffer_names`: the key of a buffer's initial value, which is its name in the program.
         """
-        named = []
-        for slot in self.non_temporaries:
-            name = slot.name
-            if slot.space == Space.BUFFER:
-                initial = slot.data().detach().contiguous()
-                digest = self.digests.of(initial)
-                name = _key(slot.name, digest.text)
-                if not digest.is_zero and torch.count_nonzero(initial):  # -0.0 is a zero, too
-                    self.constants[name] = initial
-            if name is not None:
-                named.append(ir.NamedSlot(name=name, slot=self._variant(slot)))
-        return named
+        self.buffer_names, initial = {}, {}
+        for slot in buffers:
+            data = slot.data().detach().contiguous()
+            digest = self.digests.of(data)
+            self.buffer_names[slot] = name = self.builder.buffer_keys.get(slot.name) or _key(slot.name, digest.text)
+            if not digest.is_zero and torch.count_nonzero(data):  # -0.0 is a zero, too
+                self.constants[name] = data
+                initial[slot] = TensorSlot(slot.dtype, slot.shape, Space.CONSTANT, without_digest(name), lambda data=data: data)
+        return initial
+
+    def _init_chain(self) -> list[Emitted]:
+        """Return the instructions that give buffers their initial values at load, for ExecuTorch's own MLX delegate.
+
+        This runtime reads the values from the named data, and skips the chain.
+        """
+        if has_extensions(self.builder.chains):
+            return []
+        return [Emitted(ir.IdCopyNode, {"x": value, "out": buffer}) for buffer, value in self.initial.items()]
 
     def _variant(self, slot: TensorSlot | ValueSlot) -> ir.SlotVariant:
         if isinstance(slot, TensorSlot):
@@ -178,9 +195,12 @@ class _Assembler:
     def _chain(self, chain: list[Emitted]) -> ir.InstructionChain:
         return ir.InstructionChain(instructions=[ir.Instruction(op=self._instruction(e)) for e in chain])
 
-    def _replacements(self) -> list[ir.Replacement] | None:
-        """Return the replacements, or None if there are none."""
+    def _replacements(self, init: list[Emitted]) -> list[ir.Replacement] | None:
+        """Return the replacements, or None if there are none. `init` is the init chain, the last one."""
         replacements = []
+        if init:
+            noop = ir.Instruction(op=ir.NoopNode())
+            replacements.append(ir.Replacement(chain=len(self.builder.chains), first=0, count=len(init), instruction=noop))
         for r in self.builder.replacements:
             (chain,) = (i for i, chain in enumerate(self.builder.chains) if chain is r.chain)
             replaced = {id(e) for e in r.emitted}
@@ -250,7 +270,7 @@ def _tensor_meta(slot: TensorSlot) -> ir.TensorMeta:
     return ir.TensorMeta(
         shape=[_shape_dim(d) for d in slot.shape],
         scalar_type=dtypes.scalar_type(slot.dtype),
-        dim_order=list(range(len(slot.shape))),
+        dim_order=list(slot.order if slot.space == Space.OUTPUT and slot.order else range(len(slot.shape))),
     )
 
 

@@ -14,8 +14,6 @@ from ..serialization import ir
 from . import dtypes
 from .cache_write import add, part_of_row, subtract
 
-_POSITION_LIMIT = 1 << 40  # larger than any position
-
 
 @dataclass(frozen=True)
 class ScoreSettings:
@@ -46,7 +44,8 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     it is a ring buffer, which accepts any position.
     """
     if row is None:
-        return [(P.item(start), None)]
+        position = P.item(start)
+        return [(position if is_ring else _refused_beyond(P, position, capacity), None)]
     row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
     positions = [P.item(s) for s in _elements(P, start)] if is_ring else _checked(P, start, capacity)
     if len(row_begins) == 1 and not is_ring:
@@ -77,6 +76,18 @@ def _checked_begin(P, begin, length, capacity):
     distance = subtract(P, length, 1)
     last = P.emit(ir.TakeNode, x=_range(P, 0, capacity), index=add(P, begin, distance), axis=0)
     return subtract(P, P.item(last), distance)
+
+
+def _refused_beyond(P, position, capacity):
+    """Return `position`. At run time, it is an error if the position is outside of a cache of `capacity` positions.
+
+    Without the check, a write of one position beyond the end would write nothing, without an error. The error is a
+    division by zero, in this runtime and in ExecuTorch's own MLX delegate. All caches of a program share the check.
+    """
+    quotient = P.emit(ir.FloorDivideIntNode, a=position, b=capacity)  # 0 if the position is inside
+    distance = P.emit(ir.MultiplyIntNode, a=quotient, b=quotient)
+    is_inside = P.emit(ir.FloorDivideIntNode, a=1, b=add(P, distance, 1))  # 1 or 0
+    return P.emit(ir.FloorDivideIntNode, a=position, b=is_inside)
 
 
 # -- attention ------------------------------------------------------------------
@@ -216,12 +227,10 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
 
 
 def _minimum(P, value, bound):
-    """Return min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
+    """Return min(value, bound) for value >= 0 and bound > 0. The IR has no instruction for the minimum of integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
-    # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
-    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)
-    excess = P.emit(ir.MultiplyIntNode, a=reaches_bound, b=subtract(P, value, bound))
-    return subtract(P, value, excess)
+    is_below = P.emit(ir.FloorDivideIntNode, a=1, b=add(P, quotient, 1))  # 1 if value < bound, else 0
+    return add(P, bound, P.emit(ir.MultiplyIntNode, a=is_below, b=subtract(P, value, bound)))
 
 
 def _range(P, begin, end):

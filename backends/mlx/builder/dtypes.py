@@ -35,16 +35,19 @@ def scalar_type(dtype: torch.dtype) -> int:
     try:
         return SCALAR_TYPES[dtype]
     except KeyError:
-        raise Unsupported(f"{dtype} is not supported by MLX on every device") from None
+        remedy = '; use float32, or MLXPartitioner(legalize=("float64",))' if dtype == torch.float64 else ""
+        raise Unsupported(f"{dtype} is not supported by MLX on every device{remedy}") from None
 
+
+HALVES = (torch.float16, torch.bfloat16)
 
 # 8-bit floats. MLX has no dtype for them, but the compiler can read their bytes.
 BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
 _COMPLEX_ERROR = (
-    "complex numbers are not supported as input or output, nor by every operator; pass torch.view_as_real(x), and "
-    "compute the real and the imaginary part as two tensors"
+    'complex numbers are not supported by MLX programs; MLXPartitioner(legalize=("complex",)) computes with pairs of '
+    "real tensors, except as input or output; pass torch.view_as_real(x)"
 )
 
 

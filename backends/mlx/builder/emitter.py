@@ -22,6 +22,7 @@ class Emitted:
 
     op: type[ir.Op]
     fields: dict[str, Any]
+    origin: Any = None  # the FX node of the delegated graph that was lowered to the instruction, if there is one
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Emitter:
         self._check(op, fields)
         types = {f.name: f.type for f in op.FIELDS}
         if "out" not in types or "out" in fields:
-            self._chain.append(Emitted(op, fields))
+            self._chain.append(Emitted(op, fields, self._origin))
             return fields.get("out", fields.get("outs"))
         fields_or_slot = simplify(self._producers, op, fields)
         if isinstance(fields_or_slot, TensorSlot):
@@ -87,7 +88,7 @@ class Emitter:
         else:
             tensors = (v for v in fields.values() if isinstance(v, TensorSlot))
             out = TensorSlot(dtype=next(tensors).dtype if dtype is None else dtype)
-        emitted = Emitted(op, fields | {"out": out})
+        emitted = Emitted(op, fields | {"out": out}, self._origin)
         self._chain.append(emitted)
         if expression is not None:
             self._results[-1][expression] = out
@@ -112,6 +113,11 @@ class Emitter:
         emitted = self._chain[first:]
         self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | outputs)))
         return out
+
+    @property
+    def _origin(self) -> Any:
+        """The `origin` of the instructions that are emitted now."""
+        return None
 
     def _check(self, op: type[ir.Op], fields: dict[str, Any]) -> None:
         unknown = set(fields) - {f.name for f in op.FIELDS}
@@ -141,6 +147,25 @@ class Emitter:
         finally:
             self._results.pop()
             self._chain = outer
+
+    def _clear_chains(self) -> None:
+        """Forget all instructions."""
+        self.chains[:] = [[]]
+        self.replacements.clear()
+        self._chain, self._results, self._producers = self.chains[0], [{}], {}
+
+    @contextmanager
+    def detached_chain(self) -> Iterator[list[Emitted]]:
+        """A context manager: inside the `with` block, `emit` appends to a list that belongs to no chain. Yields the list.
+
+        No instruction inside reuses a result from outside, nor the other way round.
+        """
+        saved = self._chain, self._results, self._producers
+        self._chain, self._results, self._producers = [], [{}], {}
+        try:
+            yield self._chain
+        finally:
+            self._chain, self._results, self._producers = saved
 
     def constant(
         self,
@@ -178,9 +203,13 @@ class Emitter:
         return self._scalars[key]
 
     def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        """Return the slot of a tensor of `shape` filled with `value`. `shape` holds ints and value slots."""
+        """Return the slot of a tensor of `shape` filled with `value`. `shape` holds ints and value slots.
+
+        Unlike a `scalar`, the tensor has only the precision of `dtype`: its `constant_value` is rounded to half
+        precision.
+        """
         if not shape and not isinstance(value, ValueSlot):
-            return self.scalar(value, dtype)
+            return self.scalar(torch.tensor(value, dtype=dtype).item() if dtype in dtypes.HALVES else value, dtype)
         if isinstance(value, bool):
             value = int(value)
         if isinstance(value, int) and float(value) != value:  # the field of `FullNode` is a float64
@@ -207,7 +236,9 @@ class Emitter:
         static = x.shape[dim]
         if isinstance(static, int):
             return static
-        return self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
+        size = self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
+        size.symbol = static
+        return size
 
     def item(self, x: TensorSlot) -> ValueSlot:
         """Return a value slot with the integer in `x`, a tensor of one element.

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind
 from torch.fx import Node
 
+from ..extents import memory_order
 from ..serialization import ir
 from .registry import Unsupported
 from .slots import Slot, Space, TensorSlot, slot_for
@@ -35,14 +36,14 @@ class Interface:
 def bind_inputs(P: ProgramBuilder) -> None:
     """Record the value of every placeholder of the graph, and add the slots of inputs and buffers to `P.interface`."""
     signature = P.program.graph_signature
-    mutated = {*signature.buffers_to_mutate.values(), *P.shared_buffers}
+    mutated = {*signature.buffers_to_mutate.values(), *P.buffer_keys}
     placeholders = {n.name: n for n in P.program.graph.nodes if n.op == "placeholder"}
     for spec in signature.input_specs:
         node = placeholders[spec.arg.name]
         if spec.kind == InputKind.USER_INPUT:
             value = _user_input(P, spec, node)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            value = _stored_input(P, spec, node, spec.kind == InputKind.BUFFER and spec.target in mutated)
+            value = _stored_input(P, spec, node, spec.target in mutated)
         else:
             value = None  # effect tokens and custom objects
         P.set_value(node, value)
@@ -53,7 +54,7 @@ def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
         return spec.arg.value
     slot = slot_for(node.meta["val"])
     if isinstance(slot, TensorSlot):
-        slot.space, slot.name = Space.INPUT, node.name
+        slot.space, slot.name, slot.order = Space.INPUT, node.name, memory_order(node.meta["val"])
     P.interface.inputs.append(slot)
     return slot
 
@@ -111,16 +112,18 @@ def bind_outputs(P: ProgramBuilder) -> None:
     """
     specs = P.program.graph_signature.output_specs
     nodes = {n.name: n for n in P.program.graph.output_node().args[0] if isinstance(n, Node)}
-    user_outputs, mutations = [], []
+    user_outputs: list[tuple[Slot, Any]] = []
+    mutations: list[tuple[str, TensorSlot]] = []
     for spec in specs:
         if spec.kind == OutputKind.USER_OUTPUT:
-            user_outputs.append(P.value(nodes[spec.arg.name]))
+            node = nodes[spec.arg.name]
+            user_outputs.append((P.value(node), node.meta["val"]))
         elif spec.kind == OutputKind.BUFFER_MUTATION:
             mutations.append((spec.target, P.value(nodes[spec.arg.name])))
         else:
             raise Unsupported(f"output of kind {spec.kind.name}")
     # Outputs and new values are copied before the buffers are written, because they may be old values of buffers.
-    P.interface.outputs += [_output(P, slot) for slot in user_outputs]
+    P.interface.outputs += [_output(P, slot, val) for slot, val in user_outputs]
     buffers = {b.name: b for b in P.interface.buffers}
     writes = [(buffers[name], _new_value(P, buffers[name], value)) for name, value in mutations]
     for buffer, value in writes:
@@ -136,13 +139,26 @@ def _new_value(P: ProgramBuilder, buffer: TensorSlot, value: TensorSlot) -> Tens
     return P.emit(ir.IdCopyNode, x=value, out=TensorSlot(value.dtype, value.shape))
 
 
-def _output(P: ProgramBuilder, slot: Slot) -> Slot:
-    """Return the slot of an output whose value is in `slot`.
+def _output(P: ProgramBuilder, slot: Slot, val: Any) -> Slot:
+    """Return the slot of an output whose value is in `slot`. `val` is its fake value.
 
     A temporary becomes an output slot. A slot that is already an input, constant, buffer or output is copied.
     """
     if isinstance(slot, TensorSlot):
-        if slot.space != Space.TEMP:
+        order = memory_order(val)
+        if order is not None:
+            slot = _in_order(P, slot, order)
+        elif slot.space != Space.TEMP:
             slot = P.emit(ir.IdCopyNode, x=slot, out=TensorSlot(slot.dtype, slot.shape))
         slot.space = Space.OUTPUT
     return slot
+
+
+def _in_order(P: ProgramBuilder, x: TensorSlot, order: tuple[int, ...]) -> TensorSlot:
+    """Return a new slot of the shape of `x` whose elements, in row-major order, are those of `x` in the order `order`.
+
+    ExecuTorch's own MLX delegate copies the result of a program row-major, whatever the order of the output is.
+    """
+    out = TensorSlot(x.dtype, x.shape, order=order)
+    sizes = [P.size(x, axis) for axis in range(x.ndim)]
+    return P.emit(ir.ReshapeNode, x=P.emit(ir.TransposeNode, x=x, perm=list(order)), shape=sizes, out=out)

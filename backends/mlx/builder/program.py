@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ..extents import memory_order
+from ..serialization.portability import Problem
 from . import dtypes
 from .bind import bind_arguments
 from .constant_folding import fold
 from .emitter import Emitter
 from .interface import Interface, bind_inputs, bind_outputs
 from .matcher import Match, is_call
+from .portable import has_extensions, make_portable
 from .quantized_weights import DEQUANTIZE
 from .registry import REGISTRY, Registry, Unsupported, aten_target, target_name
 from .slots import SYMBOLIC, Slot, Space, TensorSlot, ValueSlot, slot_for
@@ -40,18 +44,22 @@ class ProgramBuilder(Emitter):
     - `trace` and `inline`, which lower a torch function or a graph module;
     - `fresh` and `in_place_target`, which choose the slot of a result.
 
-    Without `allow_extensions`, `emit` raises `Unsupported` for an extension. `shared_buffers` are the names of buffers
-    that other methods write, so that they are no constants even if this program only reads them.
+    Without `allow_extensions`, `emit` raises `Unsupported` for an extension. `buffer_keys` maps the names of
+    the buffers that this or another method writes to their keys. They are no constants, even if this program only reads
+    them. With `portable`, nodes that would compute something else on ExecuTorch's own MLX delegate are unsupported.
     """
 
     def __init__(
         self, program: ExportedProgram, registry: Registry = REGISTRY, *, allow_extensions: bool = False,
-        shared_buffers: Collection[str] = (),
+        buffer_keys: Mapping[str, str] = MappingProxyType({}), portable: bool = False,
     ):
         super().__init__(allow_extensions=allow_extensions)
+        self.portable = portable
+        # For `check`: what is different on ExecuTorch's own MLX delegate, with the FX node for which it is so.
+        self.differences: list[tuple[Node | None, Problem]] = []
         self.program = program
         self.registry = registry
-        self.shared_buffers = shared_buffers
+        self.buffer_keys = buffer_keys
         self.interface = Interface()
         # For each parameter, buffer or constant that was read: the data file that stores it, or None for the `.pte`.
         self.files_read: set[str | None] = set()
@@ -65,6 +73,8 @@ class ProgramBuilder(Emitter):
         # The FX nodes that are being lowered, as a stack: a handler that calls `inline` lowers further nodes.
         self._lowering: list[Node] = []
         self._dry_run = False
+        # For the last FX node of each match, all nodes of the match.
+        self._lowered_with: dict[Node, Sequence[Node]] = {}
         inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
         self._fake_mode = detect_fake_mode(inputs) or FakeTensorMode()
         self._traces = Traces(registry, self._fake_mode)
@@ -80,7 +90,18 @@ class ProgramBuilder(Emitter):
         self._dry_run = True
         bind_inputs(self)
         self._lower_graph(self.program.graph_module)
+        self._check_portability()
         return self._reasons
+
+    def _check_portability(self) -> None:
+        """Record the `differences`. With `portable`, they are the reasons why their nodes are unsupported."""
+        if has_extensions(self.chains):
+            return
+        self.differences = [(node, problem) for node, problem in make_portable(self) if self._reasons.get(node) is None]
+        if self.portable:
+            for node, problem in self.differences:
+                reason = f"on ExecuTorch's own MLX delegate: {problem}"
+                self._reasons |= {n: reason for n in self._lowered_with.get(node, ())}
 
     def can_lower(self, node: Node) -> bool:
         """Whether the handler of `node` can lower the node by itself, without patterns. Runs the handler."""
@@ -90,14 +111,21 @@ class ProgramBuilder(Emitter):
         for operand in node.all_input_nodes:
             self._values[operand] = _undelegated_slots(operand.meta.get("val"))
         self._dry_run = True
+        self._clear_chains()
         self._lower_node(node, Match((node,), _call_handler))
+        self._check_portability()
         return self._reasons[node] is None
 
     def build(self) -> ProgramBuilder:
-        """Lower every node and return the builder itself. Raises `Unsupported` if a node is unsupported."""
+        """Lower every node and return the builder itself. Raises `Unsupported` if a node is unsupported.
+
+        Unless the program has extensions, its instructions become portable: see `portable.py`.
+        """
         bind_inputs(self)
         self._lower_graph(self.program.graph_module)
         bind_outputs(self)
+        if not has_extensions(self.chains):
+            make_portable(self)
         return self
 
     def _lower_graph(self, module: GraphModule) -> None:
@@ -159,6 +187,7 @@ class ProgramBuilder(Emitter):
             self._lowering.pop()
         if depth == 1:
             self._reasons |= {n: reason for n in match.nodes}
+            self._lowered_with[node] = match.nodes
 
     def _num_readers(self, slot: TensorSlot) -> int:
         """Return the number of nodes that read a value whose slot is `slot`."""
@@ -174,6 +203,10 @@ class ProgramBuilder(Emitter):
                 return self.scalar(value.item(), value.dtype)
             return self.constant(node.target, value)
         return value  # the graph module of a branch or a loop body
+
+    @property
+    def _origin(self) -> Node | None:
+        return self._lowering[0] if self._lowering else None
 
     # FX nodes and their values ---------------------------------------------------------------
 
@@ -280,4 +313,9 @@ def _undelegated_slots(val: Any) -> Any:
     """Return new slots that stand, in a dry run, for a value that is computed outside of MLX. None stays None."""
     if isinstance(val, (list, tuple)):
         return [_undelegated_slots(v) for v in val]
-    return None if val is None else slot_for(val)
+    if val is None:
+        return None
+    slot = slot_for(val)
+    if isinstance(slot, TensorSlot):
+        slot.space, slot.order = Space.INPUT, memory_order(val)
+    return slot

@@ -32,6 +32,9 @@ class TensorSlot:
     a constant that was a Python number in the source, else None. For a floating-point constant, it is the number before
     it was rounded to the dtype: ExecuTorch rounds numbers to the dtype of the other operand, but torch multiplies and
     divides by the number itself.
+
+    `order` has the axes of an input or output as they lie in memory outside of MLX, outermost first. None is row-major.
+    The slot of an output with an order holds the elements in this order.
     """
 
     dtype: torch.dtype
@@ -40,6 +43,7 @@ class TensorSlot:
     name: str | None = None
     data: Callable[[], torch.Tensor] | None = None
     constant_value: bool | int | float | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def ndim(self) -> int:

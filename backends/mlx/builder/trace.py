@@ -159,7 +159,7 @@ def _no_specialization(fake_mode: Any) -> Iterator[None]:
             table.update(before)
         raise
     finally:
-        del env._set_replacement
+        env._set_replacement = set_replacement
 
 
 def _refuse_restriction(before: dict[Any, Any], after: dict[Any, Any]) -> None:

@@ -17,7 +17,8 @@ from .model_arguments import CommandError
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
 
-DEFAULT_BATCH = 4  # for a program that returns only tokens. docs/performance.md says what a row costs.
+# For a program that returns only tokens and is not portable. docs/performance.md says what a row costs.
+DEFAULT_BATCH = 4
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -37,6 +38,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--allow-extensions", action="store_true",
         help="use IR nodes that ExecuTorch's own MLX delegate lacks; that delegate then cannot run the file",
+    )  # fmt: skip
+    parser.add_argument(
+        "--portable", action="store_true",
+        help="write a file that gives the same values on ExecuTorch's own MLX delegate, which phones have: one method, "
+             "one row, no speculation; what would differ there is an error",
     )  # fmt: skip
     parser.add_argument(
         "--no-verify", dest="verify", action="store_false",
@@ -73,7 +79,7 @@ def _add_sizes(add: Callable) -> None:
         help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
     add("--batch", type=int, metavar="N",
         help=f"rows of the KV caches: requests that the program serves side by side (default: {DEFAULT_BATCH}; 1 with "
-             "--outputs logits or both, as ExecuTorch's own runner expects)")
+             "--portable, and with --outputs logits or both, as ExecuTorch's own runner expects)")
     add("--kv-bits", type=int, choices=(16, 8, 4), metavar="{16,8,4}",
         help="16: KV caches of float16 in place of float32; 8 or 4: quantize the KV caches (default: the dtype of the "
              "model)")
@@ -134,10 +140,10 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "activations", "kv_bits", "speculation", "allow_extensions", "verify")
-    arguments = {name: getattr(options, name) for name in names}
+    names = (*names, "activations", "kv_bits", "speculation", "allow_extensions", "portable")
+    arguments = {name: getattr(options, name) for name in (*names, "verify")}
     if options.batch is None:
-        arguments["batch"] = DEFAULT_BATCH if options.outputs == "tokens" else 1
+        arguments["batch"] = 1 if options.portable or options.outputs != "tokens" else DEFAULT_BATCH
     head = HeadConfig(
         seed=options.seed,
         penalties=options.penalties,
@@ -153,7 +159,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 _TEXT_ONLY = {
     "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": None,
     "outputs": "tokens",
-    "penalties": 0, "speculation": True, "kv_bits": None,
+    "penalties": 0, "speculation": True, "kv_bits": None, "portable": False,
 }  # fmt: skip
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
 from ..inspect import render_graph, render_text
+from ..inspect.portability import file_findings, lines
 from ..inspect.pte import Contents, Delegate, ProgramError, read_pte
 from ..inspect.report import report
 from ..quiet import quiet_imports
@@ -28,6 +30,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     output_format.add_argument("--json", action="store_true", help="print everything as JSON")
     output_format.add_argument("--dot", action="store_true", help="print the graph in Graphviz DOT format")
     output_format.add_argument("--svg", action="store_true", help="print the graph as SVG; needs Graphviz")
+    output_format.add_argument(
+        "--portable", action="store_true",
+        help="print what ExecuTorch's own MLX delegate would compute differently, one line each; the exit status is 1 "
+        "if there is anything",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -42,6 +49,10 @@ def _show(options: argparse.Namespace) -> int:
     with quiet_imports():
         contents = read_pte(options.model)
     delegates = _chosen(options.model, contents, options.method)
+    if options.portable:
+        found = list(lines(file_findings(dataclasses.replace(contents, delegates=delegates))))
+        print("\n".join(found) or f"{options.model} is portable")
+        return 1 if found else 0
     if options.payload is not None:
         _extract(options.payload, delegates)
         if not (options.summary or options.json or options.dot or options.svg):

@@ -26,7 +26,7 @@ constexpr float kMaxTemperature = 1e30f;
 // computes the noise of the first parts only. Part i begins at rank kNoiseParts[i] and uses the seed
 // `seed ^ (i * kNoiseKey)`.
 constexpr int64_t kNoiseParts[] = {0, 256, 2048};
-constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
+constexpr uint64_t kNoiseKey = 0x278DDE6D;
 
 // Returns the two random words that Threefry-2x32 with 20 rounds computes from a seed and the counters x0 and x1
 // (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).

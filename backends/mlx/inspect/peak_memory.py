@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..serialization import ir
-from .infer_types import infer_types
-from .listing import ListedInstruction, tensor_ids
-from .type_rules import VIEWS
+from ..serialization.infer_types import infer_types
+from ..serialization.listing import ListedInstruction, tensor_ids
+from ..serialization.type_rules import VIEWS
 
 
 @dataclass(frozen=True)

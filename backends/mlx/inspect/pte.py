@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..serialization import ir
+from ..serialization.limits import ProgramError, check_limits
 from ..serialization.read import MAX_EXPANSION, read_payload
-from .limits import check_limits
 
 if TYPE_CHECKING:
     from executorch.exir.schema import Program
@@ -28,18 +28,19 @@ _DAMAGE_ERRORS = (
 )  # fmt: skip
 
 
-class ProgramError(Exception):
-    """Raised if a file cannot be inspected. The message is one sentence for the user."""
-
-
 @dataclass(frozen=True)
 class Delegate:
-    """One MLX program of a file. `index` is its number among the MLX programs of the method, from 0."""
+    """One MLX program of a file. `index` is its number among the MLX programs of the method, from 0.
+
+    `orders` has an entry for each input and then each output: the axes of a tensor as they lie in memory, outermost
+    first, or None for a number.
+    """
 
     method: str
     index: int
     payload: bytes
     graph: ir.MLXGraph
+    orders: tuple[tuple[int, ...] | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
 
     room = MAX_EXPANSION * len(data)  # delegates may share payloads
     for plan in program.execution_plan:
-        mlx_delegates = [delegate for delegate in plan.delegates if delegate.id == BACKEND]
-        for index, delegate in enumerate(mlx_delegates):
+        mlx_delegates = [(i, delegate) for i, delegate in enumerate(plan.delegates) if delegate.id == BACKEND]
+        for index, (number, delegate) in enumerate(mlx_delegates):
             location = delegate.processed
             if location.location == DataLocation.INLINE:
                 payload = bytes(program.backend_delegate_data[location.index].data)
@@ -137,7 +138,17 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
                 raise ProgramError(
                     f"{path} is damaged: MLX program {index} of method {plan.name}: {error}"
                 ) from error
-            yield Delegate(plan.name, index, payload, graph)
+            yield Delegate(plan.name, index, payload, graph, _orders(plan, number))
+
+
+def _orders(plan, delegate: int) -> tuple[tuple[int, ...] | None, ...]:
+    """Return the orders of the arguments of the first call of a delegate. `delegate` is its number in the method."""
+    for chain in plan.chains:
+        for instruction in chain.instructions:
+            if getattr(instruction.instr_args, "delegate_index", None) == delegate:
+                values = [plan.values[i].val for i in instruction.instr_args.args]
+                return tuple(tuple(v.dim_order) if hasattr(v, "dim_order") else None for v in values)
+    return ()
 
 
 def _calls_outside_mlx(plan) -> dict[str, int]:

@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Any
 
 from ..serialization import ir
-from .infer_types import TypedInstruction, declared_type, infer_types
-from .listing import (
+from ..serialization.infer_types import TypedInstruction, declared_type, infer_types
+from ..serialization.listing import (
     SPACES,
     ListedInstruction,
     Slot,
@@ -20,9 +20,9 @@ from .listing import (
     space_of,
     tensor_ids,
 )
+from ..serialization.types import Type
 from .peak_memory import peak_of_temporaries
 from .pte import Contents, Delegate
-from .types import Type
 
 
 def report(contents: Contents, delegates: list[Delegate]) -> dict[str, Any]:

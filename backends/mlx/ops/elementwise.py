@@ -32,7 +32,6 @@ UNARY = {
     "ceil": ir.CeilNode,
     "cos": ir.CosNode,
     "cosh": ir.CoshNode,
-    "erf": ir.ErfNode,
     "erfinv": ir.ErfInvNode,
     "exp": ir.ExpNode,
     "expm1": ir.Expm1Node,
@@ -142,10 +141,22 @@ for _table, _handler in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logi
         REGISTRY.add(overloads(_name), _handler(_op))
 
 
+@REGISTRY.lower(aten.erf.default)
+def erf(P, self):
+    """Lower to `ErfNode`, but return 0 itself for 0: MLX's CPU kernel changes its sign."""
+    x = P.cast(self, P.out.dtype)
+
+    def emit():
+        is_zero = P.emit(ir.EqualNode, a=x, b=P.scalar(0, x.dtype), dtype=torch.bool)
+        return P.emit(ir.WhereNode, condition=is_zero, x=x, y=P.emit(ir.ErfNode, x=x), dtype=x.dtype)
+
+    return P.emit_replaceable(ir.ErfNode, {"x": x}, emit)
+
+
 @REGISTRY.lower(aten.round.decimals)
 def round_decimals(P, self, decimals):
     # The product with a power of ten may overflow in float16, and is rounded in half precision. torch uses float32.
-    is_half = self.dtype in (torch.float16, torch.bfloat16)
+    is_half = self.dtype in dtypes.HALVES
     x = P.cast(self, torch.float32) if is_half else self
     return P.cast(P.emit(ir.RoundNode, x=x, decimals=decimals), self.dtype)
 
@@ -215,7 +226,7 @@ def _in_float32_if_needed(P, op, self, other):
     """
     dtype = P.out.dtype
     operands = _number(self), _number(other)
-    is_half = dtype in (torch.float16, torch.bfloat16)
+    is_half = dtype in dtypes.HALVES
     wide = torch.float32 if is_half and any(_exceeds(v, dtype) for v in operands) else dtype
     a, b = _as_tensors(P, wide, *operands)
     return P.cast(P.emit(op, a=a, b=b), dtype)
@@ -373,7 +384,12 @@ def isinf(P, self):
 
 @REGISTRY.lower(aten._to_copy.default, torch.ops.dim_order_ops._to_dim_order_copy.default)
 def to_copy(P, self, dtype):
-    return P.cast(self, dtype or self.dtype)
+    dtype = dtype or self.dtype
+    # ExecuTorch inserts casts of the Python numbers that it makes tensors of. torch does not round these numbers.
+    is_number = P.node.args[0].name.startswith("_lifted_tensor_constant")
+    if self.constant_value is not None and dtype in dtypes.HALVES and not is_number:
+        return P.full([], self.constant_value, dtype)
+    return P.cast(self, dtype)
 
 
 @REGISTRY.lower(aten.softmax.int, aten._softmax.default)

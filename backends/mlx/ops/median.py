@@ -17,14 +17,14 @@ aten = torch.ops.aten
 def _median(x, dim: int, keepdim: bool):
     """Return the values and indices of the median along `dim`.
 
-    The sort puts NaN last. If the last element is NaN, the median is NaN, as in torch.
+    As in torch, the median is the first NaN if there is one.
     """
-    last = x.shape[dim] - 1
     order = torch.argsort(x, dim=dim, stable=True)
-    index = order.select(dim, last // 2).unsqueeze(dim)
+    index = order.select(dim, (x.shape[dim] - 1) // 2).unsqueeze(dim)
     if x.is_floating_point():
-        index_of_last = order.select(dim, last).unsqueeze(dim)
-        index = torch.where(torch.isnan(x.gather(dim, index_of_last)), index_of_last, index)
+        is_nan = torch.isnan(x)
+        first_nan = is_nan.to(torch.int32).argmax(dim, keepdim=True)
+        index = torch.where(is_nan.any(dim, keepdim=True), first_nan, index)
     values = x.gather(dim, index)
     return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
 

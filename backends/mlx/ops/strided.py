@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
+
 import torch
+from torch.fx import Node
 
 from ..builder.registry import REGISTRY, Unsupported, aten_target
 from ..serialization import ir
@@ -31,13 +35,11 @@ def _diagonal(x, offset, dim1, dim2):
 def as_strided(P, self, size, stride, storage_offset):
     """Lower `as_strided` of an operand that is not a view.
 
-    `size` and `stride` index the storage that underlies the operand. If the operand is a view, the graph does not tell
-    how that storage is laid out.
+    `size` and `stride` index the storage that underlies the operand. If the operand is a view, or a part of a tensor,
+    the graph does not tell how that storage is laid out.
     """
-    source = P.node.args[0]
-    val = source.meta["val"]
-    is_view = torch.Tag.view_copy in getattr(aten_target(source.target), "tags", ())
-    if is_view or not val.is_contiguous() or val.storage_offset() != 0:
+    val = P.node.args[0].meta["val"]
+    if _is_view(P.node.args[0]) or not val.is_contiguous() or val.storage_offset() != 0:
         raise Unsupported(
             "as_strided of a view is unsupported; copy the view with .clone(memory_format=torch.contiguous_format) "
             "and use the strides of the copy"
@@ -45,7 +47,20 @@ def as_strided(P, self, size, stride, storage_offset):
     offset = 0 if storage_offset is None else storage_offset
     if not isinstance(offset, int):
         raise Unsupported("storage_offset: a dynamic value is unsupported; slice the input instead")
+    if all(isinstance(n, int) for n in (*self.shape, *size, *stride)) and 0 not in size:
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride))
+        if last >= math.prod(self.shape):
+            raise Unsupported(f"element {last} lies outside of the input, which has {math.prod(self.shape)} elements")
     return P.emit(ir.AsStridedNode, x=self, shape=size, strides=stride, offset=offset)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether the result of `node` is a view of another tensor in eager torch."""
+    if node.target is operator.getitem:  # a part, as of `split`
+        return _is_view(node.args[0])
+    target = aten_target(node.target)
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return torch.Tag.view_copy in getattr(target, "tags", ()) or any(r.alias_info is not None for r in returns)
 
 
 @REGISTRY.lower(aten.unfold.default, aten.unfold_copy.default)

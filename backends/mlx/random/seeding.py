@@ -16,9 +16,6 @@ from .torch_operators import DECOMPOSITIONS
 
 aten = torch.ops.aten
 
-# Makes the seeds of the draws differ: 64 bits of the square root of 2, far from the seeds that people choose.
-DRAW_KEY = 0x6A09E667F3BCC909
-
 # The attention operators. They are decomposed if they have dropout, which then gets a seed. Otherwise they stay whole.
 ATTENTION = (aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)
 
@@ -31,7 +28,9 @@ def seed_random_ops(program: ExportedProgram) -> ExportedProgram:
     Its results are a function of the inputs, in eager torch and on every device: the same seed draws the same numbers,
     so the caller passes another seed in every call. The numbers differ from those that torch's own generator draws.
 
-    The draws in the order of the graph use the seeds `seed ^ (i * 0x6A09E667F3BCC909)` for i = 0, 1, 2, …, modulo 2^64.
+    Draw i, in the order of the graph, uses the seed `seed ^ k`, where k is i with its 31 bits in reverse order: 0, 2^30,
+    2^29, 2^30 + 2^29, …. A seed that fits in an int32 then gives seeds that fit, as ExecuTorch's own MLX delegate needs.
+    Consecutive seeds share no seed of a draw: with 1,000 draws, two seeds that do lie at least 2^21 apart.
 
     Raises ValueError if the program has no random operator or already an input `seed`, and for a random operator
     that cannot take a seed: one in a branch or a loop body, one with a `torch.Generator`, or one of a distribution that
@@ -115,7 +114,7 @@ def _add_seed(graph: Graph) -> Node:
 def _seed_of_draw(seed: Node, index: int, before: Node) -> Node:
     if index == 0:
         return seed
-    key = (index * DRAW_KEY + 2**63) % 2**64 - 2**63  # as a signed number
+    key = int(f"{index:031b}"[::-1], 2)
     with seed.graph.inserting_before(before):
         node = seed.graph.call_function(aten.bitwise_xor.Scalar, (seed, key))
     node.meta["val"] = seed.meta["val"]

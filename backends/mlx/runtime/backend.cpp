@@ -79,7 +79,7 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
 }
 
 void run_init_chain(Handle& handle) {
-  const int32_t init = handle.program.graph->init_chain_idx();
+  const int64_t init = handle.program.init_chain;
   if (init >= 0) {
     Context context(handle.program, handle.state, handle.stream, handle.limits);
     context.run(static_cast<uint32_t>(init));

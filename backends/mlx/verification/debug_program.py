@@ -179,8 +179,7 @@ def bound_extents(graph: ir.MLXGraph, calls: Sequence[Sequence[Any]]) -> ir.MLXG
                 dim if dim.value >= 0 else dataclasses.replace(dim, max_value=max(sizes))
                 for dim, *sizes in zip(metas[slot.idx].shape, *(v.shape for v in values), strict=True)
             ]
-            order = list(range(len(shape)))  # the verification passes contiguous tensors
-            metas[slot.idx] = dataclasses.replace(metas[slot.idx], shape=shape, dim_order=order)
+            metas[slot.idx] = dataclasses.replace(metas[slot.idx], shape=shape)
     return dataclasses.replace(graph, tensor_meta=metas)
 
 

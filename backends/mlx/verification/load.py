@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..loader import load_delegate
+from ..loader import import_runtime
 
 
 def load(pte: bytes | Path, method: str = "forward") -> Callable[[list[Any]], list[Any]]:
@@ -24,16 +24,12 @@ def load_methods(pte: bytes | Path, names: Iterable[str]) -> dict[str, Callable[
 
     The methods share their mutable buffers.
     """
-    load_delegate()
-    from executorch.runtime import Runtime
-
-    program = Runtime.get().load_program(pte)
+    program = import_runtime().get().load_program(pte)
 
     def function(name: str) -> Callable[[list[Any]], list[Any]]:
         method = program.load_method(name)
 
-        # A program has to outlive its methods. The default argument keeps it alive.
-        def run(inputs: list[Any], program: Any = program) -> list[Any]:
+        def run(inputs: list[Any]) -> list[Any]:
             return [v.clone() if isinstance(v, torch.Tensor) else v for v in method.execute(inputs)]
 
         return run

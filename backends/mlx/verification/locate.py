@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 
 from ..builder.dtypes import SCALAR_TYPES
 from ..builder.registry import aten_target
-from ..inspect.infer_types import infer_types
 from ..inspect.pte import Delegate, read_pte
 from ..inspect.render_text import format_instruction
 from ..inspect.report import describe
+from ..serialization.infer_types import infer_types
 from .debug_program import Exposed, bound_extents, contiguous, expose, serialize_program
 from .file_constants import file_constants
 from .interpret import DelegateCall, EagerProgram

@@ -19,8 +19,8 @@ from ..builder.matcher import Match
 from ..builder.order import arrange
 from ..builder.program import ProgramBuilder
 from ..builder.slots import Slot, TensorSlot
-from ..inspect.listing import unwrap_operand
 from ..serialization import ir
+from ..serialization.listing import unwrap_operand
 
 
 class ProgramMismatch(Exception):
@@ -106,7 +106,9 @@ def _match(builder: ProgramBuilder, graph: ir.MLXGraph) -> dict[Slot, int]:
     Raises ProgramMismatch if the instructions differ in more than the numbers of their slots.
     """
     numbers: dict[Slot, int] = {}
-    chains = [[i.op for i in chain.instructions] for chain in graph.instruction_chains]
+    chains = [
+        [i.op for i in chain.instructions] for c, chain in enumerate(graph.instruction_chains) if c != graph.init_chain_idx
+    ]
     if len(chains) != len(builder.chains):
         raise ProgramMismatch(
             f"the program has {len(chains)} chains, the graph of the module compiles to {len(builder.chains)}"

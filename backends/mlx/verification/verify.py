@@ -155,24 +155,27 @@ def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple
     delegates = [d for d in contents.delegates if d.method == "forward"]
     if not delegates:
         return None, "the method has no MLX program, so there is no instruction to name"
-    try:
-        allow_extensions = any(has_extensions(delegate.graph) for delegate in contents.delegates)
-        edge = _lower(module, calls[0], dynamic_shapes, allow_extensions=allow_extensions)
-        offsets = contents.named_data_offsets
-        constants = {key: data[offsets[key] : offsets[key] + size] for key, size in contents.named_data.items()}
-        inputs = [_flat(call) for call in calls]
-        return locate(edge, delegates, constants, inputs, noisy_runs=_NOISY_RUNS), None
-    except CannotLocate as reason:
-        return None, f"the intermediate values cannot be compared: {reason}"
+    allow_extensions = any(has_extensions(delegate.graph) for delegate in contents.delegates)
+    offsets = contents.named_data_offsets
+    constants = {key: data[offsets[key] : offsets[key] + size] for key, size in contents.named_data.items()}
+    inputs = [_flat(call) for call in calls]
+    # The file does not say whether float64 tensors were replaced.
+    for legalize in (("complex",), ("complex", "float64")):
+        edge = _lower(module, calls[0], dynamic_shapes, allow_extensions=allow_extensions, legalize=legalize)
+        try:
+            return locate(edge, delegates, constants, inputs, noisy_runs=_NOISY_RUNS), None
+        except CannotLocate as error:
+            reason = error
+    return None, f"the intermediate values cannot be compared: {reason}"
 
 
-def _lower(module: Any, call: tuple[tuple, dict], dynamic_shapes: Any, *, allow_extensions: bool) -> ExportedProgram:
-    """Return the lowered graph of the module. `call` has the example inputs for its export."""
+def _lower(module: Any, call: tuple[tuple, dict], dynamic_shapes: Any, **options: Any) -> ExportedProgram:
+    """Return the lowered graph of the module. `call` has the example inputs, and `options` are the partitioner's."""
     with quiet_lowering(), torch.no_grad():
         exported = module
         if not isinstance(module, ExportedProgram):
             exported = torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
-        partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+        partitioner = MLXPartitioner(**options)
         config = EdgeCompileConfig(_check_ir_validity=False)
         lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
         return lowered.exported_program()

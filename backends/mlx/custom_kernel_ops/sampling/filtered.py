@@ -13,7 +13,7 @@ LOG2_E = 1.4426950408889634
 # more candidates without top_k, because the size of the nucleus is unknown and often larger than a usual top_k.
 TIERS = ((256, 32), (2048, 16))
 TIERS_WITH_TOP_K = ((64, 64), (1024, 16))
-BEYOND_ALL_RANKS = 1 << 62
+BEYOND_ALL_RANKS = (1 << 31) - 1
 
 
 def filtered(logits, temperature, top_p, seed, top_k, min_p):

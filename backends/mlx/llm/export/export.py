@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import MtpModel
 
+from ...preprocess import NotPortable
 from ...workarounds.program_caches import forget_programs
 from ..tokenizer import has_tokenizer, has_words, reading_tokenizer, template_in
 from .check import check_program
@@ -59,6 +60,7 @@ def export_llm(
     speculation: bool = True,
     head: HeadConfig = HeadConfig(),
     allow_extensions: bool = False,
+    portable: bool = False,
     verify: bool = True,
     progress: Callable[[str], Any] = lambda step: None,
 ) -> ExportedLLM:
@@ -95,14 +97,20 @@ def export_llm(
     - `head`: the sampling parameters that the program takes as inputs.
     - `allow_extensions`: use IR nodes that ExecuTorch's own MLX delegate lacks. That delegate then
       cannot run the program.
+    - `portable`: make a program that gives the same values on ExecuTorch's own MLX delegate. It has a single method,
+      `forward`, and one row, because methods share no caches there; `speculation` has no effect. What that delegate
+      would compute differently is an error.
     - `verify`: whether `save` compares the finished file with the eager model. The model stays in memory until then.
     - `progress`: called with the name of each long step before it begins.
 
     Raises ValueError, with the name of the argument in the message.
     """
     _check_arguments(quantize, group_size, calibrate, activations, chunk, sliding_window, batch, kv_bits, outputs, head)
+    if portable:
+        _check_portable(batch=batch, outputs=outputs, allow_extensions=allow_extensions)
     check_tokenizer(tokenizer)
     progress("load")
+    speculation = speculation and not portable
     uses_mtp = speculation and outputs != "logits" and kv_bits in (16, None)
     if adapter is not None and tokenizer is None and not isinstance(model, PreTrainedModel):
         tokenizer = load_tokenizer(Path(adapter))
@@ -136,9 +144,12 @@ def export_llm(
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     progress("lower")
-    lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
+    try:
+        lowered, report = lower(methods, constants, allow_extensions=allow_extensions, portable=portable)
+    except NotPortable as error:
+        raise ValueError(f"export_llm: portable: {type(model).__name__} cannot be portable:\n{error}") from error
     progress("serialize")
-    program = serialize(lowered)
+    program = serialize(lowered, portable=portable)
     checker = None
     if verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
@@ -192,6 +203,24 @@ def _check_arguments(
         )
     if sliding_window != "auto" and not (isinstance(sliding_window, int) and sliding_window >= 0):
         raise ValueError(f"export_llm: sliding_window: got {sliding_window}, expected 'auto' or a number of positions")
+
+
+# What a portable program can have, and why it can have nothing else.
+_ONE_METHOD = "a portable program has one method, because methods share no caches on ExecuTorch's own MLX delegate"
+_PORTABLE = {
+    "batch": ((1,), "a portable program answers one request at a time"),
+    "outputs": (("tokens", "logits"), _ONE_METHOD),
+    "allow_extensions": ((False,), "ExecuTorch's own MLX delegate lacks these IR nodes"),
+}
+
+
+def _check_portable(**arguments: Any) -> None:
+    """Raise ValueError if a portable program cannot have one of the `arguments` of `export_llm`."""
+    for name, value in arguments.items():
+        expected, reason = _PORTABLE[name]
+        if value not in expected:
+            choices = " or ".join(map(str, expected))
+            raise ValueError(f"export_llm: {name}: got {value} with portable, expected {choices}: {reason}")
 
 
 def check_choice(name: str, value: Any, choices: Collection, function: str = "export_llm") -> None:

@@ -17,15 +17,20 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
+from ...preprocess import NotPortable
 from ...quiet import quiet_lowering
 from .passes.constant_calls import compute_constant_calls
 from .passes.decomposition import decompose
 from .passes.last_token import narrow_to_last_token
 
+# Models compute the angles of rotary embeddings with complex numbers and in float64.
+_LEGALIZE = ("complex", "float64")
+
 
 @paused_collector()
 def lower(
-    methods: dict[str, ExportedProgram], constant_methods: dict[str, Any], *, allow_extensions: bool
+    methods: dict[str, ExportedProgram], constant_methods: dict[str, Any], *, allow_extensions: bool,
+    portable: bool = False,
 ) -> tuple[EdgeProgramManager, Report]:
     """Delegate the methods to MLX. Returns the lowered programs and the partitioner's report.
 
@@ -35,13 +40,15 @@ def lower(
     ExecuTorch's own kernels, which need the edge dialect, it lowers the methods again with
     `to_edge_transform_and_lower`.
 
-    Raises RuntimeError if an operator of this package cannot be delegated, because nothing else can run it.
+    Raises RuntimeError if an operator of this package cannot be delegated, because nothing else can run it. With
+    `portable`, raises NotPortable if a node is not delegated, or would compute something else on ExecuTorch's own MLX
+    delegate.
     """
     for program in methods.values():
         compute_constant_calls(program)
         narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
-    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+    partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
     # torch generates the Python code of a traced graph only if the code runs.
     with quiet_lowering(), _use_lazy_graph_module(True):
         table = default_decompositions().materialize()
@@ -49,7 +56,7 @@ def lower(
             decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
             lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
         if not all(_is_delegated(lowered.exported_program(name)) for name in methods):
-            partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+            partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
             lowered = to_edge_transform_and_lower(
                 methods,
                 partitioner={name: [partitioner] for name in methods},
@@ -57,6 +64,8 @@ def lower(
                 compile_config=config,
             )
     report = partitioner.explain()
+    if portable and report.refused:
+        raise NotPortable("\n".join(str(report).splitlines()[1:]))
     for decision in report.refused:
         if decision.target.startswith("mlx."):
             raise RuntimeError(f"{decision.node}: {decision.target} cannot be delegated to MLX: {decision.reason}")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig, ExecutorchProgramManager
 from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_unflatten
@@ -16,16 +16,19 @@ from ...collector import paused_collector
 from ...verification.interpret import mlx_delegates
 
 
+PAGE = 16 << 10  # bytes of a page of memory of an Apple device, which maps whole pages of a file for its GPU
+
+
 @paused_collector()
-def serialize(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
-    """Do what `lowered.to_executorch()` does, in less time.
+def serialize(lowered: EdgeProgramManager, *, portable: bool = False) -> ExecutorchProgramManager:
+    """Do what `lowered.to_executorch()` does, in less time. With `portable`, each constant begins at a page of the file.
 
     The passes of `to_executorch` run each method with fake tensors several times. For a call of a delegate, they run
     the whole graph of the delegate, only to find out the shapes of its results, which the graph has already recorded.
     """
     programs = [d.original_module for name in lowered.methods for d in mlx_delegates(lowered.exported_program(name))]
     with _recorded_results(programs):
-        return lowered.to_executorch()
+        return lowered.to_executorch(ExecutorchBackendConfig(segment_alignment=PAGE) if portable else None)
 
 
 @contextmanager

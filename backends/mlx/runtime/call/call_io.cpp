@@ -130,15 +130,23 @@ const Tensor& tensor_of(const EValue& value, const Label& label) {
   return value.toTensor();
 }
 
-// Copies the elements of x to `to`, without gaps. The axes lie in memory in the order `order`, outermost first.
-void copy_in_order(const mx::array& x, const std::vector<int>& order, char* to) {
+// The strides of elements without gaps, whose axes lie in memory in the order `order`, outermost first.
+mx::Strides strides_in_order(const mx::Shape& shape, const std::vector<int>& order) {
   mx::Strides strides(order.size());
   int64_t stride = 1;
   for (size_t i = order.size(); i-- > 0;) {
     strides[order[i]] = stride;
-    stride *= x.shape(order[i]);
+    stride *= shape[order[i]];
   }
-  strided_copy(x.shape(), x.itemsize(), x.data<char>(), x.strides(), to, strides);
+  return strides;
+}
+
+// The order of axes in which the slot of an output holds the elements of the output, in row-major memory. The compiler
+// writes it for a runtime that copies this memory as it is. Empty stands for row-major.
+std::vector<int> order_held(const MlxProgram& program, const fb::SlotVariant& slot) {
+  const auto& layout = program.layout;
+  const bool is_output = slot.idx() >= layout.outputs_begin() && slot.idx() < layout.buffers_begin();
+  return is_output ? executorch_mlx::memory_order(program.meta(slot.idx())) : std::vector<int>{};
 }
 
 // Returns an output array in the dtype of its ExecuTorch tensor. Two kinds of casts are allowed: from uint32 to
@@ -219,6 +227,9 @@ std::vector<mx::array> collect_outputs(
     check_program(array.has_value(), label, " is never written");
     auto tensor = tensor_of(*args[first + i], label);
     arrays.push_back(cast_output(*array, tensor, label, stream));
+    if (!is_row_major(order_held(program, slot))) {  // the elements count in the order in which they lie in memory
+      arrays.back() = mx::contiguous(arrays.back(), /*allow_col_major=*/false, stream);
+    }
     resize_output(tensor, arrays.back(), label, files);
   }
   return arrays;
@@ -237,13 +248,15 @@ void write_tensor_outputs(const MlxProgram& program, Arguments args, const std::
       continue;
     }
     auto tensor = args[first + i]->toTensor();
+    const auto held = order_held(program, *outputs->Get(i));
     const auto& dim_order = tensor.dim_order();
     const std::vector<int> order(dim_order.begin(), dim_order.end());
     auto* to = static_cast<char*>(tensor.mutable_data_ptr());
-    if (x.flags().row_contiguous && is_row_major(order)) {
+    if (x.flags().row_contiguous && (order == held || (is_row_major(order) && is_row_major(held)))) {
       std::memcpy(to, x.data<char>(), x.nbytes());
     } else {
-      copy_in_order(x, order, to);
+      const auto strides = is_row_major(held) ? x.strides() : strides_in_order(x.shape(), held);
+      strided_copy(x.shape(), x.itemsize(), x.data<char>(), strides, to, strides_in_order(x.shape(), order));
     }
   }
 }

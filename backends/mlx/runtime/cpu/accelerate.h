@@ -262,7 +262,8 @@ std::optional<mx::array> mask_logits(const mx::array& logits, const mx::array& a
 // x as `dtype`. One of the two dtypes is float32, the other float16 or bfloat16. nullopt also if x is lazy.
 std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream stream);
 
-// x * sigmoid(x), sigmoid(x) and tanh(x) for float32, float16 or bfloat16 x, computed in float32.
+// exp(x), x * sigmoid(x), sigmoid(x) and tanh(x) for float32, float16 or bfloat16 x, computed in float32.
+std::optional<mx::array> exp(const mx::array& x, mx::Stream stream);
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream);
 std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream);
 std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream);

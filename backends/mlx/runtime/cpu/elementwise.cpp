@@ -79,6 +79,10 @@ std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream
   return y;
 }
 
+std::optional<mx::array> exp(const mx::array& x, mx::Stream stream) {
+  return unary("Exp", executorch_mlx_exp, x, stream);
+}
+
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
   return unary("Silu", executorch_mlx_silu, x, stream);
 }

@@ -353,7 +353,7 @@ Results compute(const ProductGroup& group, Context& c) {
 
 void find_product_groups(MlxProgram& program) {
   GroupFinder finder(program);
-  const int64_t init = program.graph->init_chain_idx();  // this chain may write constants
+  const int64_t init = program.init_chain;  // this chain may write constants
   for (size_t i = 0; i < program.chains.size(); ++i) {
     if (static_cast<int64_t>(i) != init) {
       finder.find(program.chains[i], i == program.graph->main_chain_idx());

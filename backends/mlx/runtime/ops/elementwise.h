@@ -206,12 +206,24 @@ inline void as_type(const fb::AsTypeParams& n, Context& c) {
   c.set(n.out(), y ? *y : mx::astype(x, dtype, c.stream));
 }
 
-// Like mx::erf(), but returns x itself where x is zero. MLX's CPU kernel returns a zero with the wrong sign there, and
-// a division by that zero gives the wrong infinity.
+// Like mx::exp(). MLX's CPU kernel returns infinity from 88 on, although the largest float32 is exp(88.72).
+inline mx::array exp(const mx::array& x, mx::StreamOrDevice s) {
+  if (mx::to_stream(s).device != mx::Device::cpu || x.dtype() != mx::float32) {
+    return mx::exp(x, s);
+  }
+  const auto limit = mx::array(88.0F);
+  const auto above = mx::maximum(mx::subtract(x, limit, s), mx::array(0.0F), s);
+  return mx::multiply(mx::exp(mx::minimum(x, limit, s), s), mx::exp(above, s), s);
+}
+
+// Like mx::erf(), but accurate near zero, where MLX's CPU kernel returns 0, or a zero with the wrong sign. A division by
+// that zero gives the wrong infinity. Near zero, erf(x) is 2 / sqrt(pi) * (x - x^3 / 3).
 inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
-  const auto y = mx::erf(x, s);
-  const auto zeros = mx::astype(x, y.dtype(), s);
-  return mx::where(mx::equal(zeros, mx::array(0, y.dtype()), s), zeros, y, s);
+  constexpr double kSlope = 2 * std::numbers::inv_sqrtpi;
+  const auto factor = mx::subtract(
+      scalar_like(kSlope, x), mx::multiply(scalar_like(kSlope / 3, x), mx::square(x, s), s), s);
+  const auto is_near_zero = mx::less(mx::abs(x, s), scalar_like(0.05, x), s);
+  return mx::where(is_near_zero, mx::multiply(x, factor, s), mx::erf(x, s), s);
 }
 
 constexpr OpRow kElementwiseRows[] = {
@@ -228,7 +240,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(CoshNode, unary<mx::cosh>),
     MLX_ROW(ErfNode, unary<erf>),
     MLX_ROW(ErfInvNode, unary<mx::erfinv>),
-    MLX_ROW(ExpNode, unary<mx::exp>),
+    MLX_ROW(ExpNode, unary<exp, cpu::exp>),
     MLX_ROW(Expm1Node, unary<mx::expm1>),
     MLX_ROW(FloorNode, unary<mx::floor>),
     MLX_ROW(LogNode, unary<mx::log>),

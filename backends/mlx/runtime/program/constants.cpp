@@ -130,7 +130,7 @@ size_t bytes_to_load(const MlxProgram& program, const SharedData& shared, const 
     add(i, shared.constants, program.tensor_names[i] == nullptr);
   }
   keys.clear();
-  const bool has_init_chain = program.graph->init_chain_idx() >= 0;
+  const bool has_init_chain = program.init_chain >= 0;
   for (uint32_t i = program.layout.buffers_begin(); i < program.layout.temps_begin(); ++i) {
     add(i, session.buffers, has_init_chain || program.tensor_names[i] == nullptr);
   }
@@ -167,7 +167,7 @@ void load_buffers(
     State& state,
     mx::Stream stream) {
   const auto& layout = program.layout;
-  const bool has_init_chain = program.graph->init_chain_idx() >= 0;
+  const bool has_init_chain = program.init_chain >= 0;
   std::set<std::string> keys;
   int64_t room = options.limits.operations;
   for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {

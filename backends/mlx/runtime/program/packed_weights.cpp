@@ -126,7 +126,7 @@ std::vector<PackedNode> packed_nodes(
       nodes.push_back({node, std::move(*weights), std::move(key)});
     }
   };
-  if (program.graph->init_chain_idx() >= 0) {
+  if (program.init_chain >= 0) {
     return nodes;
   }
   for (const auto& chain : program.chains) {

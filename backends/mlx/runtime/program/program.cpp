@@ -19,12 +19,14 @@ constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR nod
 constexpr uint64_t kMaxListElements = 1 << 24;
 constexpr int kMaxNestedChains = 64;  // a chain, a chain that it calls, a chain that the second one calls, and so on
 
-// Whether replacements run. On Apple systems they do not yet: the Metal kernels were never run on a GPU.
+// Whether extensions run as replacements. On Apple systems they do not yet: the Metal kernels were never run on a GPU.
 #if defined(__APPLE__)
-constexpr bool kRunsReplacements = false;
+constexpr bool kRunsExtensions = false;
 #else
-constexpr bool kRunsReplacements = true;
+constexpr bool kRunsExtensions = true;
 #endif
+
+constexpr int kFirstExtension = 200;
 
 // Whether only a CPU runs a replacement. A GPU takes longer for the tokens of these nodes, one after the other, than
 // for the instructions that they replace, which process blocks of tokens.
@@ -228,9 +230,18 @@ class ChainVerifier {
     for (uint32_t i = 0; i < chains.size(); ++i) {
       measure_depth(i, 0);
     }
+    program_.init_chain = init >= 0 && does_nothing(program_.chains[init]) ? -1 : init;
   }
 
  private:
+  // Whether a chain has no instructions but NoopNodes. Such is an init chain that sets buffers to initial values which
+  // this runtime reads from the named data.
+  static bool does_nothing(const Chain& chain) {
+    return std::all_of(chain.instructions.begin(), chain.instructions.end(), [](const auto& instruction) {
+      return instruction.source->op_type() == fb::OpNode::NoopNode;
+    });
+  }
+
   static constexpr int kUnvisited = -1;
   static constexpr int kInProgress = -2;
 
@@ -305,7 +316,7 @@ class ChainVerifier {
 
   // The replacement whose range begins at an instruction, or null. Is called for the instructions in their order.
   const fb::Replacement* replacement_at(uint32_t chain, uint32_t instruction) {
-    if (!kRunsReplacements || next_replacement_ == replacements_.size()) {
+    if (next_replacement_ == replacements_.size()) {
       return nullptr;
     }
     const auto* next = replacements_[next_replacement_];
@@ -313,7 +324,9 @@ class ChainVerifier {
       return nullptr;
     }
     ++next_replacement_;
-    return is_cpu_ || !is_for_cpu(*next) ? next : nullptr;
+    const bool is_extension = static_cast<int>(next->instruction()->op_type()) >= kFirstExtension;
+    const bool runs_here = is_extension ? kRunsExtensions && (is_cpu_ || !is_for_cpu(*next)) : true;
+    return runs_here ? next : nullptr;
   }
 
   // Returns how deeply calls nest below a chain: 0 if the chain calls no other chain. Refuses chains that call

@@ -71,6 +71,7 @@ struct MlxProgram {
   std::vector<uint32_t> constant_uses;    // by slot: in how many fields of instructions and outputs a constant is
   std::vector<bool> only_in_products;     // by slot: whether a constant is used only by the AddmmNodes of product groups
   std::map<const void*, RecurrentLoop> recurrent_loops;  // by ScanNode
+  int64_t init_chain = -1;  // runs once at load; -1: none, or one that does nothing here
   bool has_caches = false;  // whether the program contains an UpdateAndAttendNode
 
   const fb::TensorMeta& meta(uint32_t tensor) const {

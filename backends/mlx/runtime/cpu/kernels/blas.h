@@ -226,7 +226,9 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_subtract(
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_multiply(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period);
 
-// y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x). x and y have elements of `type`.
+// y = exp(x), y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x). x and y have elements of `type`.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_exp(
+    const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(
     const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_sigmoid(

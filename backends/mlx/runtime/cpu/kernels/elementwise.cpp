@@ -118,6 +118,10 @@ extern "C" void executorch_mlx_convert(
   });
 }
 
+extern "C" void executorch_mlx_exp(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
+  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().exponential);
+}
+
 extern "C" void executorch_mlx_silu(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
   executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().silu);
 }

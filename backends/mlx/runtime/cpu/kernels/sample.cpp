@@ -23,9 +23,9 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kBelowOne = 1 - 0x1p-24f;
 constexpr double kLargestNoise = 16.7;  // -log(-log(kBelowOne)), rounded up
-// NOISE_KEY and NOISE_PARTS of sample.py. With filters, the noise of the ranks has three parts: the second begins at
-// rank 256, the third at 2048. The key makes the seeds of the parts differ.
-constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
+// NOISE_KEY and NOISE_PARTS of sampling/noise.py. With filters, the noise of the ranks has three parts: the second begins
+// at rank 256, the third at 2048. The key makes the seeds of the parts differ.
+constexpr uint64_t kNoiseKey = 0x278DDE6D;
 constexpr int64_t kNoiseParts[] = {256, 2048};
 
 struct Key {

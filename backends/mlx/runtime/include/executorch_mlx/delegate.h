@@ -49,6 +49,20 @@ const char* executorch_mlx_cpu_kernels(void);
 // mlx wheel for float32 matrices too. The string is static.
 const char* executorch_mlx_blas(void);
 
+// Starts to collect, in each thread, the error lines that ExecuTorch and this library log. The lines are written to the
+// log as before. To be called after the program has registered its platform layer (PAL) with ExecuTorch, if it has one.
+void executorch_mlx_collect_errors(void);
+
+// Returns the error lines that were collected in the calling thread since the last call of this function in this
+// thread, at most 4 KiB of them, separated by newlines. The string is valid until the next call in this thread.
+const char* executorch_mlx_take_errors(void);
+
+// Stores the axes of an input of a method in `order`, from the outermost to the innermost in memory: 0, 1, 2 for a
+// contiguous tensor. `program` is the contents of a `.pte` file, `size` their size in bytes and `capacity` the room in
+// `order`. Returns the number of axes, or -1 if the method has no such input or the input is no tensor.
+int executorch_mlx_input_order(
+    const void* program, size_t size, const char* method, size_t input, uint8_t* order, size_t capacity);
+
 // Sets the seed from which the next draws without a seed get their keys, so that they can be repeated.
 void executorch_mlx_set_random_seed(uint64_t seed);
 

@@ -56,6 +56,7 @@ extern const Kernels kernels = {
     .subtract = subtract,
     .multiply = multiply,
     .maximum = maximum,
+    .exponential = exponential,
     .silu = silu,
     .sigmoid = sigmoid,
     .tanh = tanh,

@@ -232,7 +232,8 @@ struct Kernels {
   void (*subtract)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
   void (*multiply)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
   void (*maximum)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
-  // y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x).
+  // y = exp(x), y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x).
+  void (*exponential)(const void* x, FloatType type, void* y, ptrdiff_t count);
   void (*silu)(const void* x, FloatType type, void* y, ptrdiff_t count);
   void (*sigmoid)(const void* x, FloatType type, void* y, ptrdiff_t count);
   void (*tanh)(const void* x, FloatType type, void* y, ptrdiff_t count);

@@ -41,6 +41,18 @@ inline Floats exp(Floats x) {
   return x > highest ? Floats{} + __builtin_inff() : y;
 }
 
+// exp(x) of every float. Results below the smallest normal number are subnormal.
+inline Floats exp_of_any(Floats x) {
+  const Floats highest = Floats{} + 89;
+  const Floats lowest = Floats{} - 104;
+  const Floats v = x < lowest ? lowest : x > highest ? highest : x;
+  const auto [mantissa, exponent] = split_exp(v);
+  // 2^n may be no normal number: multiplies by 2^(n / 2) twice, or by 2^(n / 2) and 2^(n / 2 + 1) if n is odd.
+  const Ints n = (Ints)exponent >> 23;
+  const Ints half = n >> 1;
+  return mantissa * (Floats)((half + 127) << 23) * (Floats)((n - half + 127) << 23);
+}
+
 // exp(x) for x <= 0, with 0 in place of results that are not normal numbers.
 inline Floats exp_of_negative(Floats x) {
   const auto [mantissa, exponent] = split_exp(x);
@@ -90,6 +102,10 @@ void multiply(const void* a, const void* b, FloatType type, void* y, ptrdiff_t c
 
 void maximum(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count) {
   map(a, b, type, y, count, [](Floats a, Floats b) { return a > b || a != a ? a : b; });
+}
+
+void exponential(const void* x, FloatType type, void* y, ptrdiff_t count) {
+  map(x, type, y, count, [](Floats v) { return exp_of_any(v); });
 }
 
 void silu(const void* x, FloatType type, void* y, ptrdiff_t count) {

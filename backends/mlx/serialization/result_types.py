@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..serialization import ir
+from . import ir
 from .listing import unwrap_operand
 from .types import Env, Shape, Type, Unknown, at_least_float, broadcast, dtype_name, promote
 
@@ -211,7 +211,7 @@ def all_gather(n, env):
 def take(n, env):
     shape, index = env.shape(n.x), unwrap_operand(n.index)
     axis = n.axis % len(shape)
-    indices = env.shape(index) if isinstance(index, ir.Tid) else ()
+    indices = env.shape(index) if env.is_tensor(index) else ()
     return Type((*shape[:axis], *indices, *shape[axis + 1 :]), env.dtype(n.x))
 
 

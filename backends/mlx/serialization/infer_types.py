@@ -5,10 +5,9 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, field
 
-from ..serialization import ir
-from .limits import MAX_INFERENCE_STEPS, MAX_INTEGER, MAX_NESTING, MAX_RANK
+from . import ir
+from .limits import MAX_INFERENCE_STEPS, MAX_INTEGER, MAX_NESTING, MAX_RANK, ProgramError
 from .listing import ListedInstruction, list_instructions, tensor_ids
-from .pte import ProgramError
 from .type_rules import rule_of
 from .types import Env, Type, Unknown, dtype_name
 

@@ -1,8 +1,8 @@
 """Float64 tensors, as sums of two float32 tensors.
 
 MLX supports float64 on a CPU only, but many models compute the angles of rotary embeddings in float64 and cast their
-cosines and sines to float32. `with_float32_numbers` computes what depends on no input with torch, and the rest with
-pairs of float32 tensors, which have 48 bits of precision and the range of float32.
+cosines and sines to float32. `with_constants` computes what depends on no input with torch. `with_float32_numbers` also
+computes the rest, with pairs of float32 tensors, which have 48 bits of precision and the range of float32.
 
 The error-free sums and products are those of Dekker and Knuth: T. J. Dekker, "A floating-point technique for extending
 the available precision", Numerische Mathematik 18, 1971.
@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._subclasses import FakeTensor
@@ -61,15 +61,27 @@ _rule = rule_decorator(_RULES)
 
 
 def with_float32_numbers(program: ExportedProgram) -> ExportedProgram:
-    """Return a program that computes with float32 tensors, without loss of accuracy, where it computed with float64.
+    """Return a program that computes with float32 tensors where it computed with float64.
 
     Float64 tensors that depend on each other are replaced together. They stay if there is no rule for one of them: for
     an input or output, and for an operator that `_RULES` lacks. Returns `program` itself if all of them stay.
     """
+    return _replaced(program, _Float64Rewriter)
+
+
+def with_constants(program: ExportedProgram) -> ExportedProgram:
+    """Return a program with constants in place of the float64 tensors that depend on no input.
+
+    Float64 tensors that depend on each other stay if one of them depends on an input.
+    """
+    return _replaced(program, _ConstantsRewriter)
+
+
+def _replaced(program: ExportedProgram, rewriter_of: type[_Float64Rewriter]) -> ExportedProgram:
     groups = _groups(program)
     kept: set[Node] = set()
     while any(node not in kept for node in groups):
-        rewriter = _Float64Rewriter(program, kept)
+        rewriter = rewriter_of(program, kept)
         try:
             return rewriter.rewrite()
         except NoRule:
@@ -166,6 +178,12 @@ class _Float64Rewriter(Rewriter):
             with torch.no_grad():
                 self.data[node] = node.target(*args, **kwargs)
         return self.data[node]
+
+
+class _ConstantsRewriter(_Float64Rewriter):
+    """Replaces only what depends on no input: it has no rules, and no pairs."""
+
+    rules: ClassVar[dict] = {}
 
 
 def _computable_nodes(program: ExportedProgram) -> set[Node]:

@@ -1,4 +1,4 @@
-"""Float64 tensors: the partitioner replaces them by pairs of float32 tensors."""
+"""Float64 tensors: `legalize=("float64",)` replaces them by pairs of float32 tensors."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from executorch_mlx.workarounds.float64 import with_float32_numbers
+from executorch_mlx.legalize.float64 import with_constants, with_float32_numbers
 from function_module import Function
 from loaded_method import LoadedMethod
 
@@ -49,9 +49,9 @@ class Functions(torch.nn.Module):
         return tuple(f(x, positions) for f in self.functions)
 
 
-def lower(program):
+def lower(program, legalize=("float64",)):
     """Return the lowered method, and the report of the partitioner."""
-    partitioner = MLXPartitioner()
+    partitioner = MLXPartitioner(legalize=legalize)
     manager = to_edge_transform_and_lower(program, partitioner=[partitioner])
     return LoadedMethod(bytes(manager.to_executorch().buffer)), partitioner.explain()
 
@@ -147,3 +147,27 @@ def test_a_constant_that_the_program_writes_before_it_is_cast():
     x = torch.randn(3)
     program = with_float32_numbers(torch.export.export(module, (x,)))
     torch.testing.assert_close(program.module()(x), module(x))
+
+
+def test_float64_stays_by_default(delegate):
+    """Float32 pairs would lose the range of float64: x * x is 1e40."""
+    module, x = Function(lambda x: (x.double() * x.double() / x.double()).float()), torch.tensor([1e20])
+    method, report = lower(torch.export.export(module, (x,)), legalize=())
+    assert report.refused and all('legalize=("float64",)' in d.reason for d in report.refused)
+    torch.testing.assert_close(method.execute([x])[0], x)
+
+
+def test_float64_that_depends_on_no_input_is_computed_by_default(delegate):
+    module, x = Function(lambda x: x * (1e200 * torch.arange(3, dtype=DOUBLE) / 3e200).float()), torch.randn(3)
+    program = torch.export.export(module, (x,))
+    values = [n.meta.get("val") for n in with_constants(program).graph.nodes]
+    assert not any(getattr(v, "dtype", None) == DOUBLE for v in values)
+    method, report = lower(program, legalize=())
+    assert not report.refused, str(report)
+    torch.testing.assert_close(method.execute([x])[0], module(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("names", ["float64", ("float64", "complex128")])
+def test_names_of_no_pass(names):
+    with pytest.raises(ValueError, match=r"legalize: got '.*', expected a tuple of 'complex' and 'float64'"):
+        MLXPartitioner(legalize=names)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..serialization import ir
-from ..serialization.table import CHAIN_FIELDS
+from . import ir
+from .table import CHAIN_FIELDS
 
 SPACES = ("constant", "input", "output", "buffer", "temporary")  # the kinds of tensor slots, in the order of their ids
 _OPERAND_TYPES = ("Tid", "Vid", "IntOrVid", "FloatOrVid", "VidOrTid", "IntOrVidOrTid")
@@ -33,6 +33,11 @@ def space_of(graph: ir.MLXGraph, tid: int) -> str | None:
     return next((space for space, ids in tensor_ids(graph).items() if tid in ids), None)
 
 
+def without_digest(key: str) -> str:
+    """Return the name of a constant or buffer whose key in the named data is `key`."""
+    return _DIGEST.sub("", key)
+
+
 class SlotNames:
     """Gives slots names. Calling an instance with a slot returns the name of the slot.
 
@@ -42,7 +47,7 @@ class SlotNames:
 
     def __init__(self, graph: ir.MLXGraph):
         self.keys = {s.slot.idx: s.name for s in graph.named_slots or () if s.slot.slot_type == ir.SlotType.TensorSlot}
-        short = {tid: _DIGEST.sub("", key) for tid, key in self.keys.items()}
+        short = {tid: without_digest(key) for tid, key in self.keys.items()}
         used = Counter(short.values())
         self._short = {tid: name if used[name] == 1 else f"{name}%{tid}" for tid, name in short.items()}
 

@@ -5,7 +5,7 @@ The runtime has the same limits on slots, axes and nesting.
 
 from __future__ import annotations
 
-from ..serialization import ir
+from . import ir
 from .listing import tensor_ids
 
 MAX_SLOTS = 1 << 20
@@ -18,6 +18,10 @@ An instruction takes one step, plus one for each entry of its lists. It counts a
 """
 
 MAX_INTEGER = (1 << 63) - 1
+
+
+class ProgramError(Exception):
+    """Raised if a file cannot be inspected. The message is one sentence for the user."""
 
 
 def check_limits(graph: ir.MLXGraph) -> None:

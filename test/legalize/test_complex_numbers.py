@@ -1,10 +1,10 @@
-"""Complex tensors: the partitioner replaces them by pairs of real tensors."""
+"""Complex tensors: `legalize=("complex",)` replaces them by pairs of real tensors."""
 
 import pytest
 import torch
-from executorch.exir import to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from executorch_mlx.workarounds.complex_numbers import with_real_numbers
+from executorch_mlx.legalize.complex_numbers import with_real_numbers
 from function_module import Function
 from loaded_method import LoadedMethod
 
@@ -84,7 +84,7 @@ class Rotation(torch.nn.Module):
 def lower(module, inputs, **options):
     """Return the lowered method, and the report of the partitioner."""
     exported = torch.export.export(module, inputs, **options)
-    partitioner = MLXPartitioner()
+    partitioner = MLXPartitioner(legalize=("complex",))
     manager = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     return LoadedMethod(bytes(manager.to_executorch().buffer)), partitioner.explain()
 
@@ -99,6 +99,20 @@ def test_functions_of_complex_tensors(delegate, functions):
     expected = module(*inputs)
     for name, actual, wanted in zip(functions, method.execute(inputs), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("length", [6, 7, 8, 12, 100])
+def test_frequencies_without_an_imaginary_part(delegate, length):
+    """The phase of a real frequency is exactly 0 or pi. The imaginary part is exactly zero there, and not -0."""
+    r = torch.rand(2, length, generator=torch.Generator().manual_seed(0))
+    function = lambda r: [fft.rfft(x).angle() for x in (r, -r, r.roll(1, -1) - r)] + [fft.rfft(r).imag, fft.fft(r).imag]
+    method, _ = lower(Function(function), (r,))
+    *phases, half, whole = method.execute([r])
+    real = [0, length // 2] if length % 2 == 0 else [0]
+    for actual, expected in zip(phases, function(r)):
+        torch.testing.assert_close(actual[:, real[0]], expected[:, real[0]])
+    assert not half[:, real].any() and not whole[:, real].any()
+    torch.testing.assert_close(half, fft.rfft(r).imag, rtol=1e-5, atol=1e-5)
 
 
 def test_complex_parameters_buffers_and_constants(delegate):
@@ -119,3 +133,27 @@ def test_complex_parameters_buffers_and_constants(delegate):
 def test_a_program_that_needs_complex_tensors_stays_as_it_is(function, example):
     program = torch.export.export(Function(function), (example,))
     assert with_real_numbers(program) is program
+
+
+@pytest.mark.parametrize("function, legalize, expected", [
+    (lambda x: torch.polar(x, x).abs(), (), r'polar.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
+    (lambda x: fft.rfft(x).abs(), (), r'r2c.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
+    (lambda x: torch.polar(x, x).tanh().abs(), (), r"polar.*no rule for aten.tanh.default \(tanh\)"),
+    (lambda x: torch.polar(x, x).tanh().abs(), ("complex",), r"polar.*no rule for aten.tanh.default \(tanh\); let inputs and outputs be"),
+])  # fmt: skip
+def test_complex_operators_inside_of_a_program_are_refused(function, legalize, expected):
+    exported = torch.export.export(Function(function), (torch.randn(3),))
+    with pytest.raises(ValueError, match=expected):
+        to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner(legalize=legalize)])
+
+
+def test_operators_that_executorch_has_stay_with_it(delegate):
+    """A complex input cannot be replaced. ExecuTorch computes the sum, if its verifier is off."""
+    x = generate(2, 3)
+    exported = torch.export.export(Function(lambda x: (x + x).mT), (x,))
+    partitioner = MLXPartitioner()
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    with pytest.warns(UserWarning, match=r'add.*legalize=\("complex",\)'):
+        manager = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+    assert all('legalize=("complex",)' in d.reason for d in partitioner.explain().refused)
+    torch.testing.assert_close(LoadedMethod(bytes(manager.to_executorch().buffer)).execute([x])[0], (x + x).mT)

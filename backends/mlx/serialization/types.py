@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..serialization import ir
+from . import ir
 from .listing import unwrap_operand
 
 # ExecuTorch's ScalarType -> (MLX's name, bytes per element)
@@ -69,6 +69,35 @@ class Env:
         """Return the integer that an operand holds, or None if that integer is unknown."""
         x = unwrap_operand(x)
         return self.values.get(x.idx) if isinstance(x, ir.Vid) else x if isinstance(x, int) else None
+
+    def is_tensor(self, x) -> bool:
+        """Whether an operand is a tensor slot."""
+        return isinstance(x, ir.Tid)
+
+    def is_constant(self, slot) -> bool:
+        """Whether a tensor slot is a constant, which no instruction of the chain may write."""
+        return False
+
+    def known_value(self, slot) -> int | None:
+        """Return the integer in a tensor slot of one element, or None if it is unknown."""
+        return None
+
+    def is_guarded(self, slot) -> bool:
+        """Whether a tensor slot of divisors is a constant, or chosen so that it has no 0."""
+        return self.is_constant(slot)
+
+    def is_contiguous(self, slot) -> bool:
+        """Whether the elements of a tensor slot certainly lie in memory in their order, without gaps."""
+        return True
+
+    def may_be_empty(self, extent) -> bool:
+        """Whether an extent, a number or a value slot, is 0 or known to be possibly 0."""
+        return self.value(extent) == 0
+
+    def same_extents(self, a, b, except_axis: int | None = None) -> bool:
+        """Whether two tensor slots of one rank may be taken to have the same extents, except on one axis."""
+        pairs = zip(self.shape(a), self.shape(b), strict=True)
+        return all(x == y or None in (x, y) for i, (x, y) in enumerate(pairs) if i != except_axis)
 
 
 def dtype_name(scalar_type: int) -> str | None:

@@ -30,8 +30,8 @@ def _transform(
     """
     extent = _shape(x)[dim]
     n = extent if n is None else n
-    angles = _angles(n, min(extent, n), n // 2 + 1 if is_half else n) * (1 if is_inverse else -1)
-    return _multiplied(P, x, dim, angles, _scale(n, norm, is_inverse))
+    turns = _turns(n, min(extent, n), n // 2 + 1 if is_half else n) * (1 if is_inverse else -1)
+    return _multiplied(P, x, dim, turns, _scale(n, norm, is_inverse))
 
 
 def _inverse_of_half(
@@ -40,21 +40,21 @@ def _inverse_of_half(
     """Return the real tensor of length `n` of whose transform along `dim` `x` is the first half."""
     extent = _shape(x)[dim]
     n = 2 * (extent - 1) if n is None else n
-    angles = _angles(n, min(extent, n // 2 + 1), n)
+    turns = _turns(n, min(extent, n // 2 + 1), n)
     # Each frequency except 0 and n / 2 stands for two conjugate ones.
-    counts = torch.tensor([1.0 if i in (0, n / 2) else 2.0 for i in range(len(angles))])
-    return _multiplied(P, as_pair(P, x), dim, angles, counts[:, None] * _scale(n, norm, True)).real
+    counts = torch.tensor([1.0 if i in (0, n / 2) else 2.0 for i in range(len(turns))])
+    return _multiplied(P, as_pair(P, x), dim, turns, counts[:, None] * _scale(n, norm, True)).real
 
 
 def _shape(x: Pair | Node) -> torch.Size:
     return (x.real if isinstance(x, Pair) else x).meta["val"].shape
 
 
-def _angles(n: int, rows: int, columns: int) -> torch.Tensor:
-    """Return the matrix of the angles 2πij / n."""
+def _turns(n: int, rows: int, columns: int) -> torch.Tensor:
+    """Return the matrix of the angles ij / n, in turns."""
     if not all(isinstance(size, int) for size in (n, rows, columns)) or n < 1 or rows * columns > _MAX_ELEMENTS:
         raise NoRule
-    return torch.outer(torch.arange(rows), torch.arange(columns)).remainder(n).double() * (2 * math.pi / n)
+    return torch.outer(torch.arange(rows), torch.arange(columns)).remainder(n).double() / n
 
 
 def _scale(n: int, norm: str | None, is_inverse: bool) -> float:
@@ -63,19 +63,26 @@ def _scale(n: int, norm: str | None, is_inverse: bool) -> float:
     return 1 / n if is_inverse == (norm != "forward") else 1.0
 
 
-def _multiplied(P: Rewriter, x: Pair | Node, dim: int, angles: torch.Tensor, scale: float | torch.Tensor) -> Pair:
-    """Return the products of `x` along `dim` with the matrix of exp(i * angles) * scale.
+def _cosines(turns: torch.Tensor) -> torch.Tensor:
+    """Return the cosines of angles in turns: exactly 0 and ±1 for multiples of a quarter turn."""
+    quarters = (4 * turns).remainder(4)
+    cosines = torch.cos(2 * math.pi * turns)
+    return torch.where(quarters == quarters.round(), cosines.round(), cosines)
+
+
+def _multiplied(P: Rewriter, x: Pair | Node, dim: int, turns: torch.Tensor, scale: float | torch.Tensor) -> Pair:
+    """Return the products of `x` along `dim` with the matrix of exp(2πi * turns) * scale.
 
     The matrix may have fewer rows than `x` has elements along `dim`: it is multiplied by the first ones.
     """
     dtype = P.node.meta["val"].dtype.to_real()
-    cosines, sines = ((function(angles) * scale).to(dtype) for function in (torch.cos, torch.sin))
+    cosines, sines = ((_cosines(angles) * scale).to(dtype) for angles in (turns, turns - 0.25))
     matrices = Pair(P.constant("cosines", cosines), P.constant("sines", sines))
 
     def multiply(a: Node, b: Node) -> Node:
         return P.call(aten.matmul.default, P.cast(a, dtype), b)
 
-    return _with_last(P, product(multiply, P, _to_last(P, x, dim, len(angles)), matrices), dim)
+    return _with_last(P, product(multiply, P, _to_last(P, x, dim, len(turns)), matrices), dim)
 
 
 def _to_last(P: Rewriter, x: Pair | Node, dim: int, count: int) -> Pair | Node:

@@ -1,0 +1,145 @@
+"""ExecuTorch's `Runtime`, `Program` and `Method`, for use with the delegate.
+
+They differ from those of ExecuTorch in these points:
+
+- A method keeps its program. A method of ExecuTorch reads freed memory if its program is gone.
+- An error contains the lines that ExecuTorch and the delegate have logged about it.
+- An input in another memory format than the method expects is an error. ExecuTorch would read its elements in the
+  wrong order.
+- Outputs are copied on one thread, unless they are large: see workarounds/output_copies.py.
+
+The module imports ExecuTorch's bindings, so that the delegate has to be registered first: see `loader.import_runtime`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import executorch.runtime
+import numpy as np
+import torch
+
+from .loader import delegate_library
+from .workarounds.output_copies import one_openmp_thread
+
+_MAX_AXES = 16
+# Elements of all outputs. torch copies up to this number without threads.
+_SMALL = 1 << 15
+# The copy of more takes longer than the threads of OpenMP spin after it.
+_LARGE = 1 << 21
+
+
+class Method(executorch.runtime.Method):
+    """A method of a loaded program. It keeps the program and its bytes."""
+
+    def __init__(self, method: Any, name: str, program: Any, data: bytes | None, orders: list[tuple[int, ...] | None]):
+        super().__init__(method)
+        self._name = name
+        self._program, self._data = program, data  # freed after the method, in this order
+        self._orders = orders
+        self._copies_on_one_thread = True
+
+    def execute(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Call the method, and return its outputs as a list.
+
+        Raises RuntimeError, with the lines of the log, if the call fails.
+        """
+        self._check_memory_formats(inputs)
+        with _logged_errors(), one_openmp_thread() if self._copies_on_one_thread else nullcontext():
+            outputs = super().execute(inputs)
+        elements = sum(y.numel() for y in outputs if isinstance(y, torch.Tensor))
+        self._copies_on_one_thread = _SMALL < elements <= _LARGE  # in the next call
+        return outputs
+
+    def _check_memory_formats(self, inputs: Sequence[Any]) -> None:
+        for index, (x, order) in enumerate(zip(inputs, self._orders)):
+            if not isinstance(x, torch.Tensor) or order is None or x.ndim != len(order):
+                continue
+            is_contiguous = order == tuple(range(x.ndim))
+            if not (x if is_contiguous else x.permute(order)).is_contiguous():
+                expected = "contiguous tensor" if is_contiguous else f"tensor with the axes {order} from outer to inner"
+                raise RuntimeError(
+                    f"{self._name}: input {index}: got strides {x.stride()} for shape {tuple(x.shape)}, expected a "
+                    f"{expected}"
+                )
+
+
+class Program(executorch.runtime.Program):
+    """A loaded program. `orders` has, for each method and input, the order of its axes, or None if it is no tensor."""
+
+    def __init__(self, program: Any, data: bytes | None, orders: dict[str, list[tuple[int, ...] | None]]):
+        super().__init__(program, data)
+        self._orders = orders
+
+    def load_method(self, name: str) -> Method:
+        """Load a method. Later calls return the same object.
+
+        Raises KeyError if the program has no such method, and RuntimeError, with the lines of the log, if it cannot be
+        loaded.
+        """
+        if self._methods[name] is None:
+            with _logged_errors():
+                method = self._program.load_method(name)
+            self._methods[name] = Method(method, name, self._program, self._data, self._orders[name])
+        return self._methods[name]
+
+
+class Runtime(executorch.runtime.Runtime):
+    """ExecuTorch's runtime. `Runtime.get()` returns the only instance."""
+
+    @staticmethod
+    @functools.cache
+    def get() -> Runtime:
+        import executorch.extension.pybindings.portable_lib as bindings
+
+        _library().executorch_mlx_collect_errors()
+        return Runtime(legacy_module=bindings)
+
+    def load_program(self, data: Any, **options: Any) -> Program:
+        """Load a program from a path, from bytes or from a file object. The options are those of ExecuTorch.
+
+        Raises RuntimeError, with the lines of the log, if the program cannot be loaded.
+        """
+        if hasattr(data, "read"):
+            data = data.read()
+        with _logged_errors():
+            loaded = super().load_program(data, **options)
+        contents = np.memmap(data, mode="r") if loaded._data is None else np.frombuffer(loaded._data, np.uint8)
+        orders = {name: _input_orders(contents, loaded, name) for name in loaded.method_names}
+        return Program(loaded._program, loaded._data, orders)
+
+
+@contextmanager
+def _logged_errors() -> Iterator[None]:
+    """Add the error lines that ExecuTorch logs in the context to the message of a RuntimeError."""
+    take = _library().executorch_mlx_take_errors
+    take()
+    try:
+        yield
+    except RuntimeError as error:
+        if lines := take().decode(errors="replace"):
+            error.args = (f"{error}\n{lines}",)
+        raise
+
+
+def _input_orders(contents: np.ndarray, program: Any, method: str) -> list[tuple[int, ...] | None]:
+    orders, order = [], (ctypes.c_uint8 * _MAX_AXES)()
+    for index in range(program.metadata(method).num_inputs()):
+        address = ctypes.c_void_p(contents.ctypes.data)
+        count = _library().executorch_mlx_input_order(
+            address, ctypes.c_size_t(contents.size), method.encode(), ctypes.c_size_t(index), order,
+            ctypes.c_size_t(_MAX_AXES),
+        )
+        orders.append(tuple(order[:count]) if count >= 0 else None)
+    return orders
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = delegate_library()
+    library.executorch_mlx_take_errors.restype = ctypes.c_char_p
+    return library
