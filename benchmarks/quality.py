@@ -149,10 +149,10 @@ def main() -> None:
     parser.add_argument("--no-answers", action="store_true", help="leave out the column `equal`")
     options = parser.parse_args()
 
-    from executorch_mlx.llm.export.gguf.file import GGUFFile
+    from executorch_mlx.llm.export.checkpoints.gguf import GGUFCheckpoint
     from executorch_mlx.llm.export.quantization.conversion import convert_weights
 
-    file = GGUFFile(options.file)
+    file = GGUFCheckpoint(options.file)
     tokenizer, float_model = file.tokenizer(), unpack(file.load())
     tokens = torch.tensor(tokenizer(docstrings())["input_ids"][:TOKENS])
     evaluated = copy.deepcopy(float_model).to(options.device)

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
     from .programs import Runtime
+    from .state import reset
     from .verification import verify
 
-__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory", "verify"]
+__all__ = [
+    "LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory", "reset", "verify"
+]  # fmt: skip
 
 _MODULES = {
     "LLM": "llm",
@@ -26,13 +29,14 @@ _MODULES = {
     "MLXPartitioner": "partitioner",
     "SamplingHead": "llm",
     "load_delegate": "loader",
+    "reset": "state",
     "verify": "verification",
 }
 
 
 # Names that `__getattr__` imports without `quiet_imports`: their modules import no torch or, as for `SamplingHead`,
 # call `quiet_imports` themselves.
-_QUIET = {"LLM", "SamplingHead", "load_delegate"}
+_QUIET = {"LLM", "SamplingHead", "load_delegate", "reset"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from executorch.exir import to_edge
+from executorch.exir import to_edge, to_edge_transform_and_lower
 
 # The optional parameters of the sampling head, with example values.
 OPTIONAL = {
@@ -44,6 +44,7 @@ def export(
     optional: tuple[str, ...] = tuple(OPTIONAL),
     parameters: bool = True,
     state: dict[str, torch.Tensor] | None = None,
+    partitioner: object | None = None,
     **metadata: object,
 ) -> Path:
     """Export a program that returns `rule(self, tokens, input_pos, **parameters)`.
@@ -52,6 +53,7 @@ def export(
     - `parameters`: False removes the sampling parameters, as for a method that returns logits.
     - `optional`: the optional sampling parameters that the program takes.
     - `state`: the buffers of `self`.
+    - `partitioner`: what lowers the program; None leaves it to ExecuTorch's portable kernels.
     - `metadata`: values that replace those of metadata methods. The value None removes the method.
     """
     optional = optional if parameters else ()
@@ -85,7 +87,11 @@ def export(
         methods["token_offsets"] = torch.tensor(offsets)
     methods |= metadata
     kept = {name: value for name, value in methods.items() if value is not None}
-    path.write_bytes(to_edge(program, constant_methods=kept).to_executorch().buffer)
+    if partitioner is None:
+        lowered = to_edge(program, constant_methods=kept)
+    else:
+        lowered = to_edge_transform_and_lower(program, partitioner=[partitioner], constant_methods=kept)
+    path.write_bytes(lowered.to_executorch().buffer)
     return path
 
 

@@ -7,6 +7,7 @@ import threading
 import c_api as api
 import llm_programs as programs
 import pytest
+import torch
 
 PROMPT = [10]
 
@@ -480,3 +481,33 @@ def test_a_thousand_requests_from_16_threads(tmp_path):
         assert stats.failed > 90
         assert engine.generate([1], max_new_tokens=3) == [2, 3, 4]
         assert threading.active_count() == threads_before
+
+
+def test_failed_call_ends_its_request_only(tmp_path, capfd):
+    """A prompt that ends with 250 fails behind an update in place: all buffers are then undefined."""
+    from executorch_mlx import MLXPartitioner
+
+    def rule(self, tokens, input_pos, **_):
+        self.seen[1:2] = tokens[0, -1:].to(torch.float32)
+        return programs.summed(self, tokens, input_pos) % 100 + self.table[tokens[0, -1:]]
+
+    state = programs.summed_state(16) | {"seen": torch.zeros(4), "table": torch.zeros(200, dtype=torch.int64)}
+    path = programs.export(tmp_path / "failing.pte", rule, state=state, partitioner=MLXPartitioner())
+    with api.Engine(path) as engine:
+        expected = engine.generate([5, 6], max_new_tokens=6)
+        for _ in range(2):
+            capfd.readouterr()
+            with engine.submit([7, 250], max_new_tokens=6) as request:
+                assert request.wait() and request.finish == api.FINISH_ERROR
+                assert "forward: 2 tokens at position 0" in request.error
+            log = capfd.readouterr().err
+            assert "index 250 is out of range" in log and "undefined now" in log
+            assert engine.generate([5, 6], max_new_tokens=6) == expected
+
+
+def test_model_may_be_freed_before_its_engine(tmp_path):
+    model = api.Model(programs.export(tmp_path / "successor.pte", programs.successor))
+    engine = api.Engine(model)
+    model.free()
+    assert engine.generate([5], max_new_tokens=3) == [6, 7, 8]
+    engine.free()

@@ -110,3 +110,32 @@ def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_
         for prompt, tokens in zip(prompts, expected, strict=True):
             with engine.submit([*prompt, *tokens, 5], max_new_tokens=1) as request:
                 assert request.wait() and request.info.reused_tokens == len(prompt) + len(tokens) - 1
+
+
+def test_chunk_beyond_the_memory_limit_does_not_end_another_answer(tmp_path_factory, capfd):
+    """The chunk of a long prompt fails behind updates in place. The other request reads prompt and answer again."""
+    from executorch_mlx import memory
+
+    path = export(tmp_path_factory, "engine_chunk_of_rows", chunk=256, batch=2)
+    options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0, max_new_tokens=40)
+    later = []
+    with api.Engine(path, reuse_prompts=False) as engine:
+        expected = engine.generate(LONG[:30], **options), engine.generate(LONG + LONG[:50], **options)
+
+        def limit(request):
+            if len(request.events) == 3:
+                memory.set_memory_limit(memory.get_active_memory() + 300_000)
+                later.append(engine.submit(LONG + LONG[:50], **options))
+
+        before = memory.set_memory_limit(None)
+        capfd.readouterr()
+        try:
+            with engine.submit(LONG[:30], limit, **options) as first:
+                assert first.wait() and later[0].wait()
+                assert [first.error, later[0].error] == ["", ""]
+                assert (first.tokens, later[0].tokens) == expected
+        finally:
+            memory.set_memory_limit(before)
+            for request in later:
+                request.free()
+    assert "undefined now" in capfd.readouterr().err

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from executorch.exir import to_edge
-from executorch_mlx.llm.export.head_config import HeadConfig
+from executorch_mlx.llm.export_options import HeadConfig
 from executorch_mlx.llm.sampling_parameters import PARAMETERS, SCALARS
 
 VOCABULARY = 1 << len(PARAMETERS)  # a token for each set of parameters, see `Probe`

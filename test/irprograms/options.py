@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from executorch_mlx.loader import load_delegate
 
 DEFAULTS = {
-    "device": "", "metal_kernels": "false", "kv_windows": "", "restore_buffers": "true",
+    "device": "", "metal_kernels": "false", "kv_windows": "",
     "max_instructions": str(2**24), "max_operations": str(2**50),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.gguf.blocks import EXACT, packed_tensor
-from executorch_mlx.llm.export.gguf.file import GGUFFile
+from executorch_mlx.llm.export.checkpoints.gguf import GGUFCheckpoint
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm
@@ -301,7 +301,7 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     write_and_close(writer)
-    file = GGUFFile(tmp_path / "m.gguf")
+    file = GGUFCheckpoint(tmp_path / "m.gguf")
     tokenizer = file.tokenizer()
     assert tokenizer.chat_template == "{{ bos_token }}a template of the file"
     assert tokenizer.encode("aba", add_special_tokens=False) == [3, 1]
@@ -323,7 +323,7 @@ def test_tokens_that_end_a_turn_end_an_answer(tokens, types, ends, tmp_path):
     writer.add_token_types(types)
     writer.add_eos_token_id(0)
     write_and_close(writer)
-    assert GGUFFile(tmp_path / "m.gguf").end_ids() == ends
+    assert GGUFCheckpoint(tmp_path / "m.gguf").end_ids() == ends
 
 
 def write_tokenizer(path, architecture, rule, words, merges):
@@ -353,7 +353,7 @@ def test_a_tokenizer_follows_the_rule_of_the_file(rule, pieces, tmp_path):
     digits = ["12", "123", "1234", "12345"]
     merges = ["a b", "1 2", "12 3", "123 4", "1234 5"]
     write_tokenizer(tmp_path / "m.gguf", "arcee", rule, [*"ab12345", "ab", *digits], merges)
-    file = GGUFFile(tmp_path / "m.gguf")
+    file = GGUFCheckpoint(tmp_path / "m.gguf")
     assert file.tokenizer().tokenize("ab12345") == pieces
     assert file.notes == []
 
@@ -370,7 +370,7 @@ PIECES = {
 @pytest.mark.parametrize("rule", PIECES)
 def test_the_pieces_of_a_text(rule, tmp_path):
     write_tokenizer(tmp_path / "m.gguf", "deepseek2", rule, [*"ab", "ab"], ["a b"])
-    pre_tokenizer = GGUFFile(tmp_path / "m.gguf").tokenizer().backend_tokenizer.pre_tokenizer
+    pre_tokenizer = GGUFCheckpoint(tmp_path / "m.gguf").tokenizer().backend_tokenizer.pre_tokenizer
     pieces = [TEXT[begin:end] for _, (begin, end) in pre_tokenizer.pre_tokenize_str(TEXT)]
     assert "|".join(pieces) == PIECES[rule]
 
@@ -378,7 +378,7 @@ def test_the_pieces_of_a_text(rule, tmp_path):
 def test_falcon_splits_the_bytes_of_some_characters(tmp_path):
     """It splits digits after bytes became characters, some of which are digits: `³` stands for a byte of `γ`."""
     write_tokenizer(tmp_path / "m.gguf", "llama", "falcon", [*"ab", "ab"], ["a b"])
-    file = GGUFFile(tmp_path / "m.gguf")
+    file = GGUFCheckpoint(tmp_path / "m.gguf")
     pieces = file.tokenizer().backend_tokenizer.pre_tokenizer.pre_tokenize_str("It's 12345 γ $$")
     assert [piece for piece, _ in pieces] == ["It", "'", "s", "Ġ", "123", "45", "ĠÎ", "³", "Ġ", "$$"]
     assert file.notes == []
@@ -388,7 +388,7 @@ def test_falcon_splits_the_bytes_of_some_characters(tmp_path):
 def test_a_token_that_no_merges_lead_to(rule, tokens, tmp_path):
     """Texts for Llama 3 begin with the bos token."""
     write_tokenizer(tmp_path / "m.gguf", "llama", rule, [*"abc", "ab", "abc"], ["a b"])
-    assert GGUFFile(tmp_path / "m.gguf").tokenizer().encode("abc") == tokens
+    assert GGUFCheckpoint(tmp_path / "m.gguf").tokenizer().encode("abc") == tokens
 
 
 @pytest.mark.parametrize("type_", EXACT, ids=lambda t: t.name)
@@ -473,7 +473,7 @@ def test_an_unknown_architecture_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
     write_and_close(writer)
     with pytest.raises(ValueError, match="general.architecture: got mamba, expected one of .*llama"):
-        GGUFFile(tmp_path / "m.gguf")
+        GGUFCheckpoint(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("damage", [b"", b"GGUF", b"not a model" * 100])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.gguf.file import GGUFFile
+from executorch_mlx.llm.export.checkpoints.gguf import GGUFCheckpoint
 from executorch_mlx.llm.export.packed import MLXExperts, MLXLinear
 from executorch_mlx.llm.export.weights import load_causal_lm
 from gguf import GGMLQuantizationType as Type
@@ -324,8 +324,8 @@ def test_a_head_for_multi_token_prediction_is_left_out(tmp_path):
     reference = write_gguf(path, "qwen35", Type.F32, block_count=4, nextn_predict_layers=0)
     count = len(gguf.GGUFReader(path).tensors)
     write_gguf(path, "qwen35", Type.F32, **{"block_count": 4, "nextn_predict_layers": 1})
-    file = GGUFFile(path)
-    assert len(file.tensors) == count and file.layer_count == 3
+    file = GGUFCheckpoint(path)
+    assert len(file.file.tensors) == count and file.file.layer_count == 3
     model = file.load()
     assert file.notes == ["left out the head for multi-token prediction"]
     assert len(model.model.layers) == 3 and len(reference.model.layers) == 4

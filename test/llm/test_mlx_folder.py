@@ -10,9 +10,11 @@ import torch
 import transformers as hf
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
+from executorch_mlx.llm.export.checkpoints.mlx import MLXFolder
+from executorch_mlx.llm.export.checkpoints.open import open_checkpoint
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear
-from executorch_mlx.llm.export.weights import is_mlx, load_causal_lm
+from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
 
 SMALL = dict(
@@ -107,7 +109,8 @@ def write_model(folder, model_class, config):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_logits_equal_mlx_lm(folders, name):
     folder, answer = folders[name]
-    assert is_mlx(folder) and not is_mlx(folder.parent)
+    assert isinstance(open_checkpoint(folder), MLXFolder)
+    assert not isinstance(open_checkpoint(folder.parent), MLXFolder)
     model = use_gathered_experts(load_causal_lm(folder, dtype=torch.float32))
     assert isinstance(model.model.embed_tokens, MLXEmbedding)
     assert isinstance(model.lm_head, MLXLinear)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
-from executorch_mlx.llm.export.mtp import load_mtp
+from executorch_mlx.llm.export.checkpoints.head import load_mtp
 from executorch_mlx.llm.export.weights import load_causal_lm
 from row_programs import RowProgram
 from safetensors.torch import load_file, save_file

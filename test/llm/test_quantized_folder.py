@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.mtp import UnknownHead, load_mtp
+from executorch_mlx.llm.export.checkpoints.head import UnknownHead, load_mtp
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantization.scale_search import Format, quantized
 from executorch_mlx.llm.export.survey import survey

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 from executorch_mlx.llm.export import methods
 from executorch_mlx.llm.export.decoder import CachedDecoder
-from executorch_mlx.llm.export.head_config import HeadConfig
+from executorch_mlx.llm.export_options import HeadConfig
 from executorch_mlx.llm.export.tracing.repeated_layers import Unrepeatable, expand, trace_repeated
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 

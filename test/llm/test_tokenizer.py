@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import small_llm
 from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.export.export import load_tokenizer
+from executorch_mlx.llm.export.checkpoints.tokenizer import load_tokenizer
 from executorch_mlx.llm.tokenizer import Tokenizer
 from executorch_mlx.llm.tokens import token_bytes
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers

@@ -21,6 +21,7 @@ RULES = {
     "quiet": set(),
     "collector": set(),
     "memory": {"loader"},
+    "state": {"loader"},
     "builder": {"serialization", "extents", "custom_ops"},
     "patterns": BELOW_OPS,
     "custom_kernel_ops": BELOW_OPS,
@@ -33,15 +34,15 @@ RULES = {
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops
     "llm": {
-        "collector", "custom_ops", "custom_kernel_ops", "extents", "loader", "memory", "partitioner", "quiet",
-        "verification", "workarounds",
+        "collector", "custom_ops", "custom_kernel_ops", "extents", "loader", "memory", "partitioner", "preprocess",
+        "quiet", "verification", "workarounds",
     },
-    "speech": {"collector", "custom_kernel_ops", "llm", "partitioner", "quiet", "verification", "workarounds"},
+    "speech": {"llm"},  # a public name of llm.speech
     "serve": {"llm", "memory"},
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},
-    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "speech"},
-    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "verification"},
+    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "state", "verification"},
 }
 
 
@@ -95,6 +96,21 @@ def violations(file: Path, source: str | None = None) -> list[str]:
     return found
 
 
+# From low to high: a file of `llm` imports only files of its own layer and of those before it.
+LLM_LAYERS = (
+    {"llm.export.packed", "llm.export.precision", "llm.export.quantize", "llm.export.gguf", "llm.export.experts"},
+    {"llm.export.checkpoints"},
+    {"llm.export.weights", "llm.export.survey", "llm.export.export"},
+    {"llm.speech.export"},
+)
+
+
+def llm_layer(module: tuple[str, ...]) -> int | None:
+    """Return the index of the layer that has `module`, or None if no layer lists it."""
+    names = {".".join(module[:length]) for length in range(1, len(module) + 1)}
+    return next((index for index, layer in enumerate(LLM_LAYERS) if names & layer), None)
+
+
 def test_every_part_has_a_rule():
     parts = {(module_of(file) or ("__init__",))[0] for file in sources()}
     assert parts == RULES.keys()
@@ -103,6 +119,36 @@ def test_every_part_has_a_rule():
 @pytest.mark.parametrize("file", sources(), ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_imports_follow_the_rules(file):
     assert violations(file) == []
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "llm").rglob("*.py")), ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_checkpoints_become_models_one_way(file):
+    layer = llm_layer(module_of(file))
+    if layer is not None:
+        above = [m for _, m in imports(file) if (other := llm_layer(m)) is not None and other > layer]
+        assert above == []
+
+
+def circles(graph: dict[tuple[str, ...], set[tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """Return the modules of `graph`, module → the modules that it imports, that import themselves through others."""
+
+    def reaches(start: tuple[str, ...]) -> bool:
+        seen, queue = set(), list(graph[start])
+        while queue:
+            if (module := queue.pop()) == start:
+                return True
+            if module not in seen:
+                seen.add(module)
+                queue += graph.get(module, ())
+        return False
+
+    return [module for module in graph if reaches(module)]
+
+
+def test_no_files_of_the_export_import_each_other():
+    files = [file for file in sources() if module_of(file)[:2] in (("llm", "export"), ("llm", "speech"))]
+    assert circles({module_of(file): {m for _, m in imports(file)} - {module_of(file)} for file in files}) == []
+    assert circles({("a",): {("b",)}, ("b",): {("a",)}, ("c",): {("a",)}}) == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize(

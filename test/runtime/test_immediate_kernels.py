@@ -10,7 +10,7 @@ from functools import partial
 import hypothesis.strategies as st
 import pytest
 import torch
-from executorch_mlx import memory
+from executorch_mlx import memory, reset
 from hypothesis import given, settings
 from irprograms import Graph, ir, lit, lits
 from irprograms.graph import value_of
@@ -43,39 +43,25 @@ def program_that_updates_a_buffer() -> Graph:
     return g
 
 
-def test_failed_call_undoes_updates_in_place():
+def test_failed_call_after_an_update_leaves_the_buffers_undefined(capfd):
     model = program_that_updates_a_buffer().load()
     expected = torch.zeros(6, 4)
     for step in range(1, 5):
         x = torch.full((2, 4), float(step))
-        with pytest.raises(RuntimeError):
-            model(x + 100, torch.tensor(3))  # out of range, after both updates
         expected[1:3] = x
         expected[2:4] = 2 * x
         assert torch.equal(model(x, torch.tensor(1))[0], expected), step
-
-
-@pytest.mark.parametrize("restores", [True, False])
-def test_restore_buffers_option(restores):
-    g = Graph()
-    row, index = g.input((), INT64), g.input((), INT64)
-    buffer, vector, taken, out = g.buffer((3, 2)), g.constant(torch.ones(3)), g.output(()), g.output((3, 2))
-    start, stop, ones = g.new_value(), g.new_value(), g.constant(torch.ones(1, 2))
-    g.emit(
-        ir.ItemIntNode(x=row, out=start),
-        ir.AddIntNode(a=value_of(start), b=lit(1), out=stop),
-        ir.SliceUpdateNode(
-            dst=buffer, update=ones, out=buffer, axis=lit(0), start=value_of(start), stop=value_of(stop)),
-        ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(tid=index, kind=2), out=taken, axis=0),
-        ir.IdCopyNode(x=buffer, out=out),
-    )  # fmt: skip
-    with option("restore_buffers", str(restores).lower()):
-        model = g.load()
-    model(torch.tensor(0), torch.tensor(0))
     with pytest.raises(RuntimeError):
-        model(torch.tensor(1), torch.tensor(3))  # out of range, after the update
-    _, result = model(torch.tensor(2), torch.tensor(0))
-    assert result[:, 0].tolist() == [1, 0 if restores else 1, 1]
+        model(x + 100, torch.tensor(3))  # out of range, after both updates
+    assert "the mutable buffers of the program are undefined now" in capfd.readouterr().err
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            model(x, torch.tensor(1))
+        assert "undefined since a call failed: reset them" in capfd.readouterr().err
+    reset()
+    expected = torch.zeros(6, 4)
+    expected[1:3], expected[2:4] = x, 2 * x
+    assert torch.equal(model(x, torch.tensor(1))[0], expected)
 
 
 def random_updates(seed: int) -> tuple[Graph, Callable]:
@@ -133,7 +119,7 @@ def random_updates(seed: int) -> tuple[Graph, Callable]:
 
 @pytest.mark.parametrize("is_limited", [False, True])
 @pytest.mark.parametrize("seed", range(24))
-def test_failed_call_leaves_buffers_as_they_were(seed, is_limited):
+def test_failed_call_leaves_buffers_as_they_were_or_undefined(seed, is_limited, capfd):
     g, updated = random_updates(seed)
     model, expected = g.load(), [torch.zeros(6, 4)] * 2
     before = memory.set_memory_limit(1 << 40 if is_limited else None)
@@ -143,6 +129,9 @@ def test_failed_call_leaves_buffers_as_they_were(seed, is_limited):
             if call % 3:
                 with pytest.raises(RuntimeError):
                     model(x, torch.tensor(3))
+                if "undefined" in capfd.readouterr().err:
+                    expected = [torch.zeros(6, 4)] * 2
+                    reset()
             else:
                 expected = updated(expected, x)
                 for result, value in zip(model(x, torch.tensor(0)), expected, strict=True):

@@ -14,7 +14,7 @@ INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
 @pytest.mark.parametrize(
     "key, value, message",
     [
-        ("colour", "red", 'option: got "colour", expected one of device, metal_kernels, kv_windows, restore_buffers'),
+        ("colour", "red", 'option: got "colour", expected one of device, metal_kernels, kv_windows, max_instructions'),
         ("max_instructions", "0", 'max_instructions: got "0", expected a number in [1, 16777216]'),
         ("max_instructions", "16777217", 'max_instructions: got "16777217", expected a number in [1, 16777216]'),
         ("max_operations", "1e9", 'max_operations: got "1e9", expected a number in [1, 1125899906842624]'),
@@ -23,7 +23,6 @@ INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
         ("kv_windows", "8,-1", 'kv_windows: got "8,-1", expected'),
         ("kv_windows", "8,,1", 'kv_windows: got "8,,1", expected'),
         ("kv_windows", "99999999999", 'kv_windows: got "99999999999", expected'),
-        ("restore_buffers", "no", 'restore_buffers: got "no", expected a bool, "true" or "false"'),
         ("metal_kernels", "yes", 'metal_kernels: got "yes", expected a bool, "true" or "false"'),
         ("k" * 64, "1", "the key or the value is null or too long"),
         ("device", "c" * 256, "the key or the value is null or too long"),
@@ -39,12 +38,25 @@ def test_invalid_options_are_refused(delegate, key, value, message, capfd):
     [
         ("set_option", [None, None]), ("group", [None, None]), ("group_share", [None, 8]),
         ("buffers_open", [None, None]), ("buffers_copy", [None] + 4 * [0]), ("buffers_read", [None] + 4 * [0]),
-        ("buffers_write", [None] + 4 * [0]), ("deferred_finish", [None]),
+        ("buffers_write", [None] + 4 * [0]), ("buffers_reset", [None]), ("deferred_finish", [None]),
     ],
 )  # fmt: skip
 def test_null_pointers_are_errors(delegate, function, arguments):
     call = getattr(ctypes.CDLL(delegate), f"executorch_mlx_{function}")
     assert call(*(x if x is None else ctypes.c_int64(x) for x in arguments)) == INVALID_ARGUMENT
+
+
+def test_null_pointers_are_ignored(delegate):
+    library = ctypes.CDLL(delegate)
+    library.executorch_mlx_buffers_describe.restype = ctypes.c_char_p
+    library.executorch_mlx_buffers_count.restype = ctypes.c_size_t
+    zero = ctypes.c_size_t(0)
+    assert library.executorch_mlx_buffers_count(None) == 0
+    assert library.executorch_mlx_buffers_describe(None, zero) == b""
+    library.executorch_mlx_buffers_size(None, zero, None, None)
+    assert library.executorch_mlx_has_ring_buffers(None) == 0
+    library.executorch_mlx_buffers_close(None)
+    library.executorch_mlx_deferred_free(None)
 
 
 def test_device_option_accepts_the_cpu():

@@ -312,9 +312,16 @@ def wide_entries(g):
     )
 
 
+def too_many_matrices(g):
+    """The constant has 2^32 matrices without elements."""
+    x, index = g.constant(torch.zeros(65536, 65536, 1, 0)), g.constant(torch.zeros(1, dtype=torch.int32))
+    g.emit(ir.GatherMmNode(a=x, b=broadcast(g, 1, 0, 1), lhs_indices=index, rhs_indices=index, out=g.output((1, 1, 1))))
+
+
 @pytest.mark.parametrize(
     "emit, message",
     [
+        (too_many_matrices, "expected at most 2^31 - 1 matrices"),
         (joined, "result size 4294967360 does not fit in 32 bits"),
         (stacked, "expected fewer than 2^31 elements"),
         (empty_while, "instructions in one call"),

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from executorch_mlx import Runtime
+from executorch_mlx import Runtime, reset
 from irprograms import FLOAT32, Graph, Model, ir, lit, number, pte
 from irprograms.graph import load
 from irprograms.options import option
@@ -217,25 +217,53 @@ def counter_with_float64(negated=False):
     return g
 
 
-def test_a_buffer_lost_in_an_evaluation_is_lost_for_all_methods(capfd):
-    """The first call of a method keeps a backup. Later calls update in place and cannot be rolled back."""
-    forward, sample = counter_with_float64(), counter_with_float64(negated=True)
-    both = Methods(pte({"forward": forward, "sample": sample, "other": counter("b2")}))
+def test_buffers_are_undefined_for_all_methods_until_they_are_reset(capfd):
+    graphs = {"forward": counter_with_float64(), "sample": counter_with_float64(negated=True), "other": counter("b2")}
+    both = Methods(pte(graphs))
     good, bad = torch.tensor([False]), torch.tensor([True])
-    with pytest.raises(RuntimeError):
-        both.forward(ONE, bad)
-    assert [both.forward(ONE, good), both.sample(ONE, good), both.other(ONE)] == [[[1, 1]], [[-2, -2]], [[1, 1]]]
-    for call in (both.sample, both.forward):
+    for call in (both.forward, both.sample):
+        assert [both.forward(ONE, good), both.sample(ONE, good), both.other(ONE)] == [[[1, 1]], [[-2, -2]], [[1, 1]]]
         with pytest.raises(RuntimeError):
             call(ONE, bad)
-    capfd.readouterr()
-    for call in (both.forward, both.sample):
-        with pytest.raises(RuntimeError):
-            call(ONE, good)
-        assert "the mutable buffers were lost in a failed evaluation" in capfd.readouterr().err
-    assert both.other(ONE) == [[2, 2]]
+        assert "undefined now" in capfd.readouterr().err
+        for refused in (lambda: both.forward(ONE, good), lambda: both.sample(ONE, good), lambda: both.other(ONE)):
+            with pytest.raises(RuntimeError):
+                refused()
+            assert "undefined since a call failed" in capfd.readouterr().err
+        reset()
+        assert both.sample(ONE, good) == [[-1, -1]]
+        reset()
     both.unload("forward"), both.unload("sample")
     assert both.sample(ONE, good) == [[-1, -1]]
+
+
+@pytest.mark.parametrize("initial, init_chain", [(None, False), (torch.tensor([2.0, 3.0]), False), (None, True)])
+def test_reset_gives_buffers_their_initial_contents(initial, init_chain):
+    both = Methods(two_counters(initial=initial, init_chain=init_chain))
+    start = [10.0, 10.0] if init_chain else [0.0, 0.0] if initial is None else initial.tolist()
+    for call, sign in ((both.forward, 1), (both.sample, -1)) * 2:
+        assert call(ONE) == [[sign * (x + 1) for x in start]]
+        assert both.forward(ONE) == [[x + 2 for x in start]]
+        reset()
+
+
+def test_reset_is_for_one_program_and_one_call():
+    first, second = Methods(two_counters()), Methods(two_counters())
+    assert [first.forward(ONE), second.forward(ONE)] == [[[1, 1]], [[1, 1]]]
+    reset()
+    assert [first.forward(ONE), second.forward(ONE), first.sample(ONE)] == [[[1, 1]], [[2, 2]], [[-2, -2]]]
+
+
+def test_reset_of_an_init_chain_that_replaces_a_constant():
+    """The init chain doubles the constant. A reset must not double it again, nor change what the calls read."""
+    g = Graph()
+    x, total, scale = g.input((2,)), g.buffer((2,)), g.constant(torch.tensor([1.0, 2.0]))
+    g.init_chain = g.chain(ir.AddNode(a=scale, b=scale, out=scale), ir.IdCopyNode(x=scale, out=total))
+    g.emit(ir.AddNode(a=total, b=x, out=total), ir.AddNode(a=total, b=scale, out=g.output((2,))))
+    model = g.load()
+    for _ in range(3):
+        reset()
+        assert [model(ONE)[0].tolist(), model(ONE)[0].tolist()] == [[5, 9], [6, 10]]
 
 
 def test_a_failed_load_does_not_affect_other_methods(capfd):

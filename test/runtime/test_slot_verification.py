@@ -1,9 +1,13 @@
 """The runtime verifies every tensor slot of every node: its id, and that constants and inputs are not written."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from irprograms import Graph, ir, lit, number
 
+OPERATIONS = Path(__file__).parents[2] / "backends/mlx/runtime/ops"
 SLOTS = [(op, f) for op in ir.OPS.values() for f in op.FIELDS if f.type in ("Tid", "[Tid]")]
 OUTPUTS = [(op, f) for op, f in SLOTS if f.output]
 
@@ -55,3 +59,11 @@ def test_write_to_input_is_refused(op, field, capfd):
     graph = Graph()
     expect_refusal(graph, op, field, graph.input((1,)))
     assert f"({op.NAME}): {field.name}: tensor slot 0 is an input and cannot be written" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted(OPERATIONS.glob("*.h")), ids=lambda file: file.stem)
+def test_operations_write_no_operand(file):
+    """The verifier protects the slots of the fields that the schema marks as outputs, and no others."""
+    outputs = {f.name for _, f in OUTPUTS} | {f.name for op in ir.OPS.values() for f in op.FIELDS if f.output}
+    written = re.findall(r"\bc\.set\(n\.(\w+)\(\)", file.read_text())
+    assert {*written} <= outputs

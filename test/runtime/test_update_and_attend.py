@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from executorch_mlx import reset
 from irprograms import Graph, ir
 from irprograms.node_case import TOLERANCE
 from irprograms.options import option
@@ -105,7 +106,7 @@ def test_dtypes_of_cache_and_output(delegate, dtype, kv_dtype, out_dtype):
 
 
 @pytest.mark.parametrize("computed", [False, True])
-def test_failed_call_keeps_the_caches(computed):
+def test_failed_call_after_an_update_leaves_the_caches_undefined(computed, capfd):
     """The call fails after the host has read a value, for which the runtime evaluates the caches.
 
     If the position is computed, the runtime also evaluates it before each layer.
@@ -116,16 +117,18 @@ def test_failed_call_keeps_the_caches(computed):
     g.item(largest)
     taken = ir.IntOrVidOrTid(tid=index, kind=2)
     g.emit(ir.TakeNode(x=g.constant(torch.ones(3)), index=taken, out=g.new_temp(), axis=0))
-    model, references = g.load(), (Reference(), Reference())
+    model = g.load()
     valid, invalid = (torch.tensor([i], dtype=torch.int32) for i in (0, 3))
-    for start, tokens in [(0, 3), (3, 1), (4, 2)]:
-        arguments = call_inputs(start, tokens)
-        if start > 0:
-            with pytest.raises(RuntimeError):
-                model(*arguments, invalid)
-        q, k, v, position = arguments
-        for layer, result in enumerate(model(*arguments, valid)):
-            torch.testing.assert_close(result, references[layer](q, k * (layer + 1), v * (layer + 1), position))
+    for _ in range(2):
+        references = Reference(), Reference()
+        for start, tokens in [(0, 3), (3, 1), (4, 2)]:
+            arguments = call_inputs(start, tokens)
+            q, k, v, position = arguments
+            for layer, result in enumerate(model(*arguments, valid)):
+                torch.testing.assert_close(result, references[layer](q, k * (layer + 1), v * (layer + 1), position))
+        assert "undefined now" in error_of(model, capfd, [*arguments, invalid])
+        assert "undefined since a call failed" in error_of(model, capfd, [*arguments, valid])
+        reset()
 
 
 def test_two_loads_have_separate_caches(delegate):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from executorch_mlx.speech.export.features import LogMel
+from executorch_mlx.llm.speech.export.features import LogMel
 from small_speech import noise
 from transformers import WhisperFeatureExtractor
 

@@ -2,7 +2,7 @@
 
 import numpy
 import torch
-from executorch_mlx.speech.segments import TimestampSplitter, quiet_window_length
+from executorch_mlx.llm.speech.segments import TimestampSplitter, quiet_window_length
 from transformers import WhisperForConditionalGeneration
 
 BEGIN = 100  # the id of the first timestamp token

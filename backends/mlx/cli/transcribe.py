@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .model_arguments import CommandError
 
 if TYPE_CHECKING:
-    from ..speech import Segment
+    from ..llm.speech import Segment
 
 _SETTINGS = {"temperature": float, "top_p": float, "top_k": int, "seed": int, "max_new_tokens": int}
 
@@ -46,7 +46,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..speech import SpeechModel
+    from ..llm.speech import SpeechModel
 
     settings: dict[str, Any] = {name: getattr(options, name) for name in _SETTINGS if name in options}
     write = _FORMATS[options.format]

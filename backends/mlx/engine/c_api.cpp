@@ -26,14 +26,29 @@
 
 using namespace executorch_mlx::engine;
 
-struct executorch_mlx_model {
+namespace {
+
+// Exists as long as its model or its engine.
+struct Programs {
+  ~Programs() {
+    if (program != nullptr) {
+      program->leave_group(); // requests that still exist keep the program
+    }
+  }
+
   std::shared_ptr<LlmProgram> program;
   std::unique_ptr<LlmProgram> draft; // null: no draft model
   std::atomic<bool> has_engine = false;
 };
 
+} // namespace
+
+struct executorch_mlx_model {
+  const std::shared_ptr<Programs> programs = std::make_shared<Programs>();
+};
+
 struct executorch_mlx_engine {
-  executorch_mlx_model* model;
+  std::shared_ptr<Programs> programs;
   std::unique_ptr<Scheduler> scheduler;
 };
 
@@ -171,10 +186,10 @@ executorch_mlx_status executorch_mlx_model_load(
     check_not_null(model, "model");
     const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
     auto result = std::make_unique<executorch_mlx_model>();
-    result->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
+    result->programs->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
     if (o.draft != nullptr) {
-      result->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
-      check_draft(*result->program, *result->draft);
+      result->programs->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
+      check_draft(*result->programs->program, *result->programs->draft);
     }
     *model = result.release();
   });
@@ -182,7 +197,7 @@ executorch_mlx_status executorch_mlx_model_load(
 
 void executorch_mlx_model_free(executorch_mlx_model* model) {
   if (model != nullptr && !executorch_mlx_is_forked()) {
-    delete model; // requests that still exist keep the program
+    delete model;
   }
 }
 
@@ -192,12 +207,12 @@ executorch_mlx_status executorch_mlx_model_get_int(
     check_not_null(model, "model");
     check_not_null(name, "name");
     check_not_null(value, "value");
-    const LlmMetadata& meta = model->program->metadata();
+    const LlmMetadata& meta = model->programs->program->metadata();
     const std::string key = name;
     const auto found = key == "has_head" ? std::optional<int64_t>(meta.has_head)
         : key == "has_logits"            ? std::optional<int64_t>(meta.has_logits)
         : key == "has_verify"            ? std::optional<int64_t>(meta.has_verify)
-                                         : model->program->metadata_reader().find_integer(key);
+                                         : model->programs->program->metadata_reader().find_integer(key);
     check(found.has_value(), EXECUTORCH_MLX_NOT_FOUND, "name: the program has no integer ", key);
     *value = *found;
   });
@@ -210,10 +225,10 @@ executorch_mlx_status executorch_mlx_model_get_data(
     check_not_null(name, "name");
     check_not_null(data, "data");
     check_not_null(size, "size");
-    const auto& eos = model->program->metadata().eos_ids;
+    const auto& eos = model->programs->program->metadata().eos_ids;
     const auto found = std::string(name) == "get_eos_ids"
         ? std::span(reinterpret_cast<const uint8_t*>(eos.data()), eos.size() * sizeof(int64_t))
-        : model->program->metadata_reader().find_bytes(name);
+        : model->programs->program->metadata_reader().find_bytes(name);
     check(found.has_value(), EXECUTORCH_MLX_NOT_FOUND, "name: the program has no data ", name);
     *data = found->data();
     *size = found->size();
@@ -226,11 +241,11 @@ executorch_mlx_status executorch_mlx_model_set_token_bytes(
     check_not_null(model, "model");
     check_not_null(offsets, "offsets");
     check_array(offsets, count, "offsets");
-    check_argument(!model->has_engine, "model: it has an engine already");
+    check_argument(!model->programs->has_engine, "model: it has an engine already");
     check_argument(bytes != nullptr || offsets[count] == 0, "bytes: got null");
     check_argument(offsets[count] >= 0, "offsets: expected ascending values from 0 on");
     const auto size = static_cast<size_t>(offsets[count]);
-    model->program->set_token_bytes({static_cast<const uint8_t*>(bytes), size}, {offsets, count + 1});
+    model->programs->program->set_token_bytes({static_cast<const uint8_t*>(bytes), size}, {offsets, count + 1});
   });
 }
 
@@ -238,7 +253,7 @@ executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* m
   return guarded([&] {
     check_not_null(model, "model");
     check_not_null(path, "path");
-    model->program->write_profile(path);
+    model->programs->program->write_profile(path);
   });
 }
 
@@ -252,11 +267,12 @@ executorch_mlx_status executorch_mlx_engine_create(
     check_argument(o.chunk >= 0, "chunk: got ", o.chunk, ", expected at least 0");
     check_argument(o.chunk_seconds >= 0, "chunk_seconds: got ", o.chunk_seconds, ", expected at least 0");
     check_argument(-1 <= o.overlap && o.overlap <= 1, "overlap: got ", o.overlap, ", expected -1, 0 or 1");
-    check_argument(!model->has_engine.exchange(true), "model: it has an engine already");
+    check_argument(!model->programs->has_engine.exchange(true), "model: it has an engine already");
     try {
-      *engine = new executorch_mlx_engine{model, std::make_unique<Scheduler>(*model->program, model->draft.get(), o)};
+      *engine = new executorch_mlx_engine{
+          model->programs, std::make_unique<Scheduler>(*model->programs->program, model->programs->draft.get(), o)};
     } catch (...) {
-      model->has_engine = false;
+      model->programs->has_engine = false;
       throw;
     }
   });
@@ -276,7 +292,7 @@ void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
     if (executorch_mlx_engine_close(engine) != EXECUTORCH_MLX_OK) { // callbacks may use the engine until then
       return;
     }
-    engine->model->has_engine = false;
+    engine->programs->has_engine = false;
     delete engine;
   }
 }
@@ -295,7 +311,7 @@ executorch_mlx_status executorch_mlx_engine_save_prefix(
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(path, "path");
-    const LlmProgram& program = *engine->model->program;
+    const LlmProgram& program = *engine->programs->program;
     check_language_model(program, "save_prefix");
     auto ids = read_array(prompt, length, "prompt");
     check_prompt(program.metadata(), ids);
@@ -310,9 +326,9 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(path, "path");
-    check_language_model(*engine->model->program, "load_prefix");
+    check_language_model(*engine->programs->program, "load_prefix");
     check_not_forked();
-    RowReader reader(*engine->model->program, path); // before a row is given up for it
+    RowReader reader(*engine->programs->program, path); // before a row is given up for it
     engine->scheduler->run({}, [&](Row& row) {
       const bool has_more = reader.read_next(row);
       if (!has_more && length != nullptr) {
@@ -330,7 +346,7 @@ executorch_mlx_status executorch_mlx_engine_score(
     check_not_null(engine, "engine");
     check_not_null(logprobs, "logprobs");
     score(
-        *engine->model->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
+        *engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
         read_array(targets, target_count, "targets"), logprobs, is_greedy);
   });
 }
@@ -343,7 +359,7 @@ executorch_mlx_status executorch_mlx_engine_score_top(
     check_not_null(top_tokens, "top_tokens");
     check_not_null(top_logprobs, "top_logprobs");
     score_top(
-        *engine->model->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
+        *engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
         read_array(targets, target_count, "targets"), top_count, top_tokens, top_logprobs);
   });
 }
@@ -353,7 +369,7 @@ executorch_mlx_status executorch_mlx_engine_submit(
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(request, "request");
-    const auto& program = engine->model->program;
+    const auto& program = engine->programs->program;
     RequestOptions o = read_options(options);
     check_options(*program, o);
     std::unique_ptr<executorch_mlx_request> result(new executorch_mlx_request{

@@ -36,6 +36,7 @@ std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, i
   }
   begin_ = Clock::now();
   try {
+    recover();
     return guess(request, count, chunk);
   } catch (const std::exception&) { // the delegate has logged the reason; the answer does not depend on drafts
     has_failed_ = true;
@@ -122,6 +123,16 @@ void DraftModel::release(Request& request) {
   if (request.draft_row != nullptr) {
     rows_.release(*request.draft_row, /*is_valid=*/true);
     request.draft_row = nullptr;
+  }
+}
+
+void DraftModel::recover() {
+  if (program_.is_undefined()) {
+    rows_.forget();
+    for (auto& before : before_drafts_) {
+      before.reset();
+    }
+    program_.reset();
   }
 }
 

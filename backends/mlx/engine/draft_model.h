@@ -56,6 +56,9 @@ class Guesser {
   }
 
  protected:
+  // If a failed call has left the buffers of the model undefined, resets them. Throws EngineError if there is no memory
+  // for them.
+  virtual void recover() {}
   // What propose() returns. May throw.
   virtual std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) = 0;
   // Forgets the tokens of a request that the model has read. Called when guess() has failed.
@@ -90,6 +93,7 @@ class DraftModel : public Guesser {
  private:
   std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
   void forget(Request& request) override;
+  void recover() override;
   int64_t draw(const RowTask& task) override {
     return program_.draw({&task, 1})[0].token;
   }

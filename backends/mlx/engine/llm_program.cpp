@@ -38,13 +38,9 @@ std::unique_ptr<Module> open(const std::string& path, const std::string& device)
       device.empty() || device == "cpu" || device == "gpu", "device: got '", device, "', expected cpu or gpu");
   auto module = std::make_unique<Module>(path, Module::LoadMode::Mmap);
 
-  executorch::runtime::BackendOptions<2> options;
+  executorch::runtime::BackendOptions<1> options;
   executorch::runtime::LoadBackendOptionsMap map;
-  // A row is forgotten if a call for it fails, so the old contents of the caches are not needed.
-  Error error = options.set_option("restore_buffers", false);
-  if (error == Error::Ok && !device.empty()) {
-    error = options.set_option("device", device.c_str());
-  }
+  Error error = device.empty() ? Error::Ok : options.set_option("device", device.c_str());
   error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
   check_ok(error, "load options: ");
   error = module->load(map, Program::Verification::InternalConsistency);
@@ -167,7 +163,8 @@ Method& LlmProgram::method_for(size_t tasks, const std::unique_ptr<Method>& sing
 }
 
 std::unique_ptr<Method> LlmProgram::make_method(const std::string& name, Method::Kind kind, int64_t tasks) {
-  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, profile_.get());
+  return std::make_unique<Method>(
+      *module_, path_, metadata_, name, kind, tasks, profile_.get(), is_undefined_);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -314,7 +311,7 @@ PendingDraw LlmProgram::submit_draw(
   return {&method, std::move(outputs), tasks.size(), wants_logprobs(tasks)};
 }
 
-std::vector<Drawn> LlmProgram::finish_draw(PendingDraw& draw) const {
+std::vector<Drawn> LlmProgram::finish_draw(PendingDraw& draw) {
   draw.method->finish(draw.outputs);
   return read_drawn(*draw.method, draw.outputs.values, draw.method->max_tasks(), draw.count, draw.has_logprobs);
 }
@@ -331,6 +328,18 @@ void LlmProgram::rewind(const RowTask& task) {
   check(
       fits && *outputs[0].toTensor().const_data_ptr<int64_t>() == expected, EXECUTORCH_MLX_FAILED,
       "rewind: returned another position than ", expected);
+}
+
+void LlmProgram::reset() {
+  if (prompt_buffers_ != nullptr) {
+    check_ok(static_cast<Error>(executorch_mlx_buffers_reset(prompt_buffers_.get())), path_, ": reset: ");
+  } else { // a method that is loaded again has new buffers
+    for (Method* method : methods()) {
+      method->unload();
+    }
+    module_->unload_method("encode");
+  }
+  is_undefined_ = false;
 }
 
 bool LlmProgram::unload_optional_methods() {
@@ -404,7 +413,9 @@ void LlmProgram::encode(std::span<const float> samples) {
   }
   const auto tensor = executorch::extension::make_tensor_ptr(
       {1, static_cast<executorch::aten::SizesType>(padded.size())}, padded.data(), ScalarType::Float);
-  check_ok(module_->execute("encode", tensor).error(), "encode: ", padded.size(), " samples: ");
+  const Error error = module_->execute("encode", tensor).error();
+  is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
+  check_ok(error, "encode: ", padded.size(), " samples: ");
 }
 
 void LlmProgram::write_profile(const std::string& path) {

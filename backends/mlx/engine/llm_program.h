@@ -30,7 +30,7 @@ struct Drawn {
 
 // A call that draws tokens, which the device may still compute.
 struct PendingDraw {
-  const Method* method;
+  Method* method;
   Outputs outputs;
   size_t count; // of tasks
   bool has_logprobs;
@@ -126,7 +126,7 @@ class LlmProgram {
       std::span<const RowTask> tasks, const PendingDraw* source = nullptr, std::span<const size_t> sources = {});
 
   // Waits for the tokens and returns them.
-  std::vector<Drawn> finish_draw(PendingDraw& draw) const;
+  std::vector<Drawn> finish_draw(PendingDraw& draw);
 
   // Whether the program has a head for multi-token prediction.
   bool has_mtp_head() const {
@@ -134,6 +134,13 @@ class LlmProgram {
   }
   // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the task means.
   int64_t draft(const RowTask& task);
+
+  // Whether a call has failed and has left the mutable buffers undefined. Later calls fail until reset().
+  bool is_undefined() const {
+    return is_undefined_;
+  }
+  // Resets the mutable buffers: all rows are empty then. Throws EngineError if there is no memory for them.
+  void reset();
 
   // Unloads the methods without which answers and prompts can be computed: verify(), draft() and rewind(). A later call
   // loads them again. What the head for multi-token prediction holds is lost. Returns whether any of them was loaded.
@@ -195,6 +202,7 @@ class LlmProgram {
   // decode_2, decode_4, ... and decode, in this order. They return tokens if metadata_.has_head, else logits.
   std::vector<std::unique_ptr<Method>> decodes_;
   std::shared_ptr<executorch_mlx_buffers> prompt_buffers_;
+  bool is_undefined_ = false;
 };
 
 } // namespace executorch_mlx::engine

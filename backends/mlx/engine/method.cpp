@@ -1,6 +1,7 @@
 #include "method.h"
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
+#include <executorch_mlx/buffers.h>
 
 #include <algorithm>
 #include <cstring>
@@ -39,7 +40,7 @@ MethodInput input_of(
 
 Method::Method(
     executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile)
+    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined)
     : module_(module),
       path_(path),
       metadata_(metadata),
@@ -47,6 +48,7 @@ Method::Method(
       kind_(kind),
       max_tasks_(max_tasks),
       profile_(profile),
+      is_undefined_(is_undefined),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
   is_one_mlx_call_ = checker.is_one_mlx_call();
@@ -194,7 +196,9 @@ void Method::fill(size_t index, const RowTask& task) {
 
 executorch::runtime::Result<std::vector<EValue>> Method::execute() {
   const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
-  return module_.execute(name_, arguments_);
+  auto result = module_.execute(name_, arguments_);
+  is_undefined_ |= !result.ok() && executorch_mlx_is_undefined() != 0;
+  return result;
 }
 
 // Sets the dynamic axes to this number of tokens.
@@ -248,9 +252,11 @@ Outputs Method::submit(std::span<const RowTask> tasks, const Outputs* source, st
   return outputs;
 }
 
-void Method::finish(Outputs& outputs) const {
+void Method::finish(Outputs& outputs) {
   if (const auto pending = std::move(outputs.pending)) {
-    check_ok(static_cast<Error>(executorch_mlx_deferred_finish(pending.get())), name_, ": ");
+    const auto error = static_cast<Error>(executorch_mlx_deferred_finish(pending.get()));
+    is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
+    check_ok(error, name_, ": ");
   }
 }
 

@@ -56,10 +56,11 @@ class Method {
   };
 
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
-  // several rows, the number of these rows. All references must outlive the method. Throws EngineError.
+  // several rows, the number of these rows. A call that fails sets `is_undefined` if the mutable buffers of the program
+  // are undefined afterwards. All references must outlive the method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile);
+      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -97,7 +98,7 @@ class Method {
   Outputs submit(std::span<const RowTask> tasks, const Outputs* source, std::span<const size_t> sources);
 
   // Waits until the outputs are computed. Throws EngineError.
-  void finish(Outputs& outputs) const;
+  void finish(Outputs& outputs);
 
  private:
   // The memory behind the input tensors.
@@ -125,6 +126,7 @@ class Method {
   Kind kind_;
   int64_t max_tasks_;
   Profile* profile_;
+  bool& is_undefined_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one task
   size_t num_outputs_ = 0;

@@ -118,6 +118,13 @@ void Rows::forget_mtp() {
   }
 }
 
+void Rows::forget() {
+  for (Row& row : rows_) {
+    row.truncate(0);
+    row.samples.reset();
+  }
+}
+
 void Rows::release(Row& row, bool is_valid) {
   row.request.reset();
   row.last_used = ++clock_;

@@ -55,6 +55,9 @@ class Rows {
   // Records that the head for multi-token prediction holds nothing any more.
   void forget_mtp();
 
+  // Empties all rows.
+  void forget();
+
   // Frees a row whose request has ended. The row keeps its tokens if `is_valid`; they are invalid after a failed call.
   void release(Row& row, bool is_valid);
 

@@ -97,6 +97,7 @@ executorch_mlx_engine_stats Scheduler::stats() const {
 void Scheduler::loop() {
   while (wait_for_work()) {
     guarded(running_, [this] { // the work between calls may lack memory, too
+      recover(); // if there was no memory before
       raise_limits();
       read_prompts();
       step();
@@ -245,7 +246,11 @@ int64_t Scheduler::advance_prompt(double seconds) {
         end(request, EXECUTORCH_MLX_LENGTH);
       }
     } else if (request->work || chunk.size() < rest.size()) {
+      const uint64_t resets = resets_;
       finish_pending();
+      if (resets != resets_) {
+        return; // the row is empty now
+      }
       fits({request}, max_chunk_, size, [&] { feed(*request, chunk); });
     } else if (overlaps) {
       request->is_decoding = true;
@@ -336,7 +341,11 @@ void Scheduler::step() {
   const auto max_rows = static_cast<size_t>(max_rows_.value());
   const size_t per_call = one_by_one ? 1 : max_rows;
   for (size_t i = 0; i < head.size(); i += per_call) {
-    const Requests requests(head.begin() + i, head.begin() + std::min(i + per_call, head.size()));
+    Requests requests(head.begin() + i, head.begin() + std::min(i + per_call, head.size()));
+    std::erase_if(requests, [](const auto& request) { return !request->is_decoding; }); // after a failed call
+    if (requests.empty()) {
+      continue;
+    }
     if (submits_ahead) {
       guarded(requests, [&] {
         fits(requests, max_rows_, std::ssize(requests), [&] { pending_.push_back(submit(requests)); });
@@ -351,6 +360,33 @@ void Scheduler::step() {
   const size_t per_host_call = program_.has_logits_of_rows() ? max_rows : 1;
   for (size_t i = 0; i < host.size(); i += per_host_call) {
     draw(std::span(host).subspan(i, std::min(per_host_call, host.size() - i)));
+  }
+}
+
+// If a failed call has left the buffers of the program undefined, resets them. All rows are empty then: requests read
+// their prompts and answers again, and draw the same tokens. Work that has changed its row cannot be repeated, and ends
+// with an error. If there is no memory for the buffers, all requests that run end with this error.
+void Scheduler::recover() {
+  if (!program_.is_undefined()) {
+    return;
+  }
+  pending_.clear(); // the requests draw these tokens again
+  advanced_.reset();
+  ++resets_;
+  for (const auto& request : Requests(running_)) {
+    const bool has_begun = request->work && request->row->ids.size() >= request->ids.size();
+    if (has_begun) {
+      fail(request, EXECUTORCH_MLX_FAILED, "engine: another call has failed, and the state of all rows was reset");
+    }
+    request->is_decoding = false;
+  }
+  rows_.forget();
+  try {
+    program_.reset();
+  } catch (const EngineError& error) {
+    for (const auto& request : Requests(running_)) {
+      fail(request, error.status, error.what());
+    }
   }
 }
 
@@ -375,6 +411,9 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
   Requests ready;
   std::vector<RowTask> tasks;
   for (const auto& request : requests) {
+    if (!request->is_decoding) {
+      continue; // another call of this step has failed
+    }
     guarded({request}, [&] {
       std::vector<int64_t> no_draft;
       RowTask task = request->draw_task(no_draft);

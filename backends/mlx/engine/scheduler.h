@@ -70,6 +70,7 @@ class Scheduler {
     Requests requests; // some may be over: their tokens are discarded
     PendingDraw draw;
     Clock::time_point submitted;
+    uint64_t resets; // resets_ at this time
   };
 
   // -- the thread: requests join, their prompts are read, a step is made, requests leave
@@ -101,6 +102,7 @@ class Scheduler {
   void guarded(const Requests& requests, Body&& body);
   template <typename Call>
   bool fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call);
+  void recover();
   bool free_memory();
   void prepare_retry(Request& request);
   void raise_limits();
@@ -139,6 +141,7 @@ class Scheduler {
   CallLimit max_rows_;
   CallLimit max_chunk_; // tokens of a prompt
   CallLimit max_draft_{0, StepCosts::kMaxDraft}; // draft tokens
+  uint64_t resets_ = 0; // of the program, after failed calls
   uint64_t seen_cancel_calls_ = 0; // Request::cancel_calls() when end_cancelled() last looked at the requests
   int64_t steps_since_limit_ = 0; // since a limit was changed, without those while a prompt was read
 
@@ -155,7 +158,7 @@ class Scheduler {
 };
 
 // Runs `body`. If it throws, the requests end with this error, and their rows are forgotten. `requests` may be
-// running_.
+// running_. Other requests go on: see recover().
 template <typename Body>
 void Scheduler::guarded(const Requests& requests, Body&& body) {
   const auto fail_all = [&](executorch_mlx_status status, const char* message) {
@@ -167,6 +170,7 @@ void Scheduler::guarded(const Requests& requests, Body&& body) {
   };
   try {
     body();
+    return;
   } catch (const EngineError& error) {
     fail_all(error.status, error.what());
   } catch (const std::bad_alloc& error) {
@@ -174,6 +178,7 @@ void Scheduler::guarded(const Requests& requests, Body&& body) {
   } catch (const std::exception& error) {
     fail_all(EXECUTORCH_MLX_FAILED, error.what());
   }
+  recover();
 }
 
 // Makes a call for these requests, and returns whether it fitted into memory. If not, lowers the limit, so that the
@@ -190,6 +195,7 @@ bool Scheduler::fits(const Requests& requests, CallLimit& limit, int64_t size, C
     }
   }
   steps_since_limit_ = 0;
+  recover();
   for (const auto& request : requests) {
     prepare_retry(*request);
   }

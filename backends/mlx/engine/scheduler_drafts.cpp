@@ -27,6 +27,9 @@ int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCo
 
 // Returns the draft for the next call, or an empty one for a plain step.
 Draft Scheduler::propose(const std::shared_ptr<Request>& request, size_t running) {
+  if (!request->is_decoding) {
+    return {}; // another call of this step has failed
+  }
   try {
     return find_draft(request, running);
   } catch (const std::bad_alloc&) { // the answer does not depend on drafts
@@ -73,6 +76,7 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
       // At most, a draft model has not read any of the tokens yet.
       const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()), chunk_seconds());
       Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
+      recover(); // the head for multi-token prediction has the buffers of the program
       count_steps(0, 0, seconds_since(begin));
       cut(of_model.tokens);
       if (!of_model.tokens.empty()) {
@@ -91,6 +95,9 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
 
 // Draws the token after each token of a draft. The request gets the drawn tokens up to the first that was not guessed.
 void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
+  if (!request->is_decoding) {
+    return; // another call of this step has failed
+  }
   guarded({request}, [&] {
     Row& row = *request->row;
     RowTask task = request->draw_task(draft.tokens);

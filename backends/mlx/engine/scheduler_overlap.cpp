@@ -59,6 +59,9 @@ void Scheduler::advance_pending() {
     std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests), [this](const auto& request) {
       return needs_draw_after_pending(*request);
     });
+    if (step.resets != resets_) {
+      continue; // the requests draw again
+    }
     std::optional<PendingStep> next;
     std::exception_ptr error;
     try {
@@ -68,14 +71,16 @@ void Scheduler::advance_pending() {
     } catch (...) {
       error = std::current_exception(); // ends only requests that their pending token does not end
     }
-    finish(std::move(step));
+    if (!program_.is_undefined()) {
+      finish(std::move(step));
+    }
     if (error != nullptr) {
       // Only now, because the tokens of `step` belong into the rows first.
       guarded(requests, [&] {
         fits(requests, max_rows_, std::ssize(requests), [&] { std::rethrow_exception(error); });
       });
     }
-    if (next && std::any_of(requests.begin(), requests.end(), [](const auto& request) {
+    if (next && next->resets == resets_ && std::any_of(requests.begin(), requests.end(), [](const auto& request) {
           return !request->is_over();
         })) {
       pending_.push_back(std::move(*next));
@@ -124,11 +129,14 @@ Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* s
     }
   }
   PendingDraw draw = program_.submit_draw(tasks, source == nullptr ? nullptr : &source->draw, sources);
-  return {std::move(requests), std::move(draw), begin};
+  return {std::move(requests), std::move(draw), begin, resets_};
 }
 
 // Waits for the tokens of a call, and gives them to the requests that are not over.
 void Scheduler::finish(PendingStep step) {
+  if (step.resets != resets_) {
+    return; // the requests draw again
+  }
   guarded(step.requests, [&] {
     const auto drawn = program_.finish_draw(step.draw);
     const auto now = Clock::now();

@@ -13,13 +13,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "call/call_io.h"
 #include "call/context.h"
 #include "call/deferred.h"
 #include "call/evaluation.h"
 #include "call/profile.h"
+#include "call/reset.h"
 #include "call/state.h"
 #include "guarded.h"
 #include "memory/limit.h"
@@ -39,14 +42,22 @@ namespace et = executorch::runtime;
 constexpr char kBackendName[] = "MLXBackend";
 constexpr char kVersion[] = "0.1.0";
 
-// As long as no call of a method has succeeded, each call keeps a backup of the mutable buffers until it ends, unless
-// the buffers are larger than this.
-constexpr size_t kMaxBackupBytes = 64 << 20;
-
 // A loaded delegate. ExecuTorch gets a pointer to it as a DelegateHandle.
-struct Handle {
+struct Handle final : Member {
   Handle(MlxProgram program, std::vector<uint64_t> copy, mx::Stream stream)
       : copy(std::move(copy)), program(std::move(program)), state(this->program.layout), stream(stream) {}
+  ~Handle() {
+    if (session != nullptr) {
+      std::lock_guard lock(session->mutex);
+      std::erase(session->members, this);
+    }
+  }
+
+  void reset(std::set<const Buffer*>& done) override;
+  bool drop_contents() noexcept override {
+    state.drop_contents();
+    return state.has_contents();
+  }
 
   std::vector<uint64_t> copy;  // of the payload if its address is not aligned to 8 bytes, else empty
   MlxProgram program;
@@ -54,11 +65,10 @@ struct Handle {
   mx::Stream stream;
   std::optional<MappedFiles> files;  // when the constants were loaded
   Limits limits;
-  bool restores_buffers = true;  // see Options::restore_buffers
+  const et::NamedDataMap* named_data = nullptr;  // exists as long as the method
   std::shared_ptr<void> membership = std::make_shared<char>();  // see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
-  bool has_succeeded = false;  // whether any call of this delegate has succeeded
 };
 
 // Loads the constants and buffers. If they would exceed the memory limit, throws Failure before it reads any of them.
@@ -78,21 +88,35 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
   set_in_place_peak(peak);
 }
 
-void run_init_chain(Handle& handle) {
+// Runs the init chain, if the program has one, on the slots of `state`.
+void run_init_chain(const Handle& handle, State& state) {
   const int64_t init = handle.program.init_chain;
   if (init >= 0) {
-    Context context(handle.program, handle.state, handle.stream, handle.limits);
+    Context context(handle.program, state, handle.stream, handle.limits);
     context.run(static_cast<uint32_t>(init));
     context.wait_for_started_work();
     std::vector<mx::array> arrays;
-    for (const auto& slot : handle.state.tensors) {
+    for (const auto& slot : state.tensors) {
       if (slot) {
         arrays.push_back(*slot);
       }
     }
     evaluate(std::move(arrays), handle.stream);
   }
-  handle.state.finish_loading();
+}
+
+// Computes the contents as a load does. The init chain may have replaced constants, so it gets those of the file again.
+void Handle::reset(std::set<const Buffer*>& done) {
+  if (state.has_only(done)) {
+    return;
+  }
+  State fresh = state.without_contents();
+  if (program.graph->init_chain_idx() >= 0) {
+    load_constants(program, named_data, *shared, fresh, stream);
+  }
+  fill_buffers(program, named_data, fresh, stream);
+  run_init_chain(*this, fresh);
+  state.reset(fresh, done);
 }
 
 // The name of a delegate in its session: the method and a hash of the payload, because a method may have several
@@ -120,22 +144,24 @@ et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   return wants_all ? tracer : nullptr;
 }
 
-// Builds the graph of one call, evaluates it, and writes the outputs. If the call fails, restores the mutable buffers
-// as far as State can: see State::begin(), which also explains `keeps_backup`. A deferred call may return before the
-// graph is evaluated.
+// Builds the graph of one call, evaluates it, and writes the outputs. A deferred call may return before the graph is
+// evaluated. If the call fails after it has changed a mutable buffer, the buffers are undefined: see State::begin().
 void run_call(
-    Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral,
-    bool keeps_backup) {
+    Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
   auto& state = handle.state;
-  state.begin(keeps_backup, handle.restores_buffers);
   std::optional<Profiler> profiler;
   if (tracer != nullptr) {
     profiler.emplace(handle.program, state, *tracer);
   }
   const auto tokens = deferral ? tokens_slot(handle.program) : std::nullopt;
-  const uint64_t failures = failed_evaluations();
-  std::vector<mx::array> outputs, copies;
+  const bool is_deferred = tokens && tracer == nullptr;
+  const uint64_t failures = state.owner->failures;
+  if (deferral && deferral->error != Error::Ok) {
+    fail(deferral->error, "defer: it has failed");
+  }
+  state.begin();
   try {
+    std::vector<mx::array> outputs, copies;
     read_inputs(handle.program, args, state, handle.stream);
     if (deferral && deferral->source != nullptr) {
       check_argument(tokens.has_value(), "defer: the program has no input named tokens");
@@ -152,45 +178,45 @@ void run_call(
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
     state.release_temporaries();
-    if (tokens && tracer == nullptr) {
+    if (is_deferred) {
       copies = copies_of(outputs, handle.stream);
       pending.insert(pending.end(), copies.begin(), copies.end());
       state.submit(std::move(pending), handle.stream);
     } else {
-      state.evaluate(std::move(pending), handle.stream, /*ends_call=*/true);
+      state.evaluate(std::move(pending), handle.stream);
     }
     if (handle.stream.device == mx::Device::gpu) {
       state.take_over_memory(outputs);
     }
+    if (is_deferred) {
+      set_deferred(std::make_unique<DeferredCall>(
+          handle.program, handle.session, args, std::move(outputs), std::move(copies), handle.stream, failures));
+    } else {
+      write_tensor_outputs(handle.program, args, outputs);
+    }
   } catch (...) {
-    state.rollback(handle.stream);
+    if (!state.abort(handle.stream)) {
+      handle.session->fail_undefined();
+    }
     throw;
   }
   state.commit();
-  handle.has_succeeded = true;
-  if (tokens && tracer == nullptr) {
-    return set_deferred(std::make_unique<DeferredCall>(
-        handle.program, state, handle.session, args, std::move(outputs), std::move(copies), handle.stream,
-        failures));
-  }
-  write_tensor_outputs(handle.program, args, outputs);
 }
 
-// Makes a call. If MLX lacks a kernel that the program needs, the first call fails in its evaluation. A backup keeps the
-// buffers from being lost. If there is no room for a copy of the buffers, the call is made again without a backup.
-void execute_call(
-    Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
-  check_argument(
-      !handle.state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
-  const bool keeps_backup = !handle.has_succeeded && handle.state.buffer_bytes() <= kMaxBackupBytes;
-  try {
-    return run_call(handle, args, tracer, deferral, keeps_backup);
-  } catch (const Failure& failure) {
-    if (!keeps_backup || failure.code != Error::MemoryAllocationFailed) {
-      throw;
-    }
+// Makes a call, after a reset of the mutable buffers if one is asked for.
+void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
+  const bool resets = take_reset();
+  std::unique_lock<std::mutex> loading(handle.shared->loading, std::defer_lock);
+  if (resets) {
+    loading.lock();  // before the mutex of the session, as in a load
   }
-  run_call(handle, args, tracer, deferral, /*keeps_backup=*/false);
+  std::lock_guard lock(handle.session->mutex);
+  if (resets) {
+    handle.session->reset();
+    loading.unlock();
+  }
+  handle.session->check_defined();
+  run_call(handle, args, tracer, deferral);
 }
 
 const pid_t loading_process = getpid();  // the process that loaded this library, and MLX with it
@@ -236,8 +262,10 @@ class Backend final : public et::BackendInterface {
     if (is_forked()) {
       return report_fork("execute");
     }
-    std::lock_guard lock(handle->session->mutex);
-    return guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context), deferral); });
+    const Error error =
+        guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context), deferral); });
+    set_undefined(error != Error::Ok && handle->session->is_undefined);
+    return error;
   }
 
   void destroy(et::DelegateHandle* handle) const override {
@@ -282,22 +310,27 @@ class Backend final : public et::BackendInterface {
     auto program = load_program(data, processed.size(), device, missing_for_metal(options, device));
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
     handle->limits = options.limits;
-    handle->restores_buffers = options.restore_buffers;
     const auto* named_data = context.get_named_data_map();
+    handle->named_data = named_data;
     handle->shared = SharedData::of(named_data);
     std::lock_guard lock(handle->shared->loading);
     handle->session = handle->shared->join(delegate_name(context, processed), handle->membership);
     std::lock_guard no_calls(handle->session->mutex);
+    handle->session->stream = handle->stream;
+    handle->state.owner = handle->session->owner;
+    handle->session->members.reserve(handle->session->members.size() + 1);
     try {
       load_data(*handle, named_data, options);
       if (device == mx::Device::gpu) {
         mx::clear_cache();  // of host memory from which the constants were copied
       }
-      run_init_chain(*handle);
+      run_init_chain(*handle, handle->state);
+      handle->state.finish_loading();
     } catch (...) {
       settle(handle->stream);
       throw;
     }
+    handle->session->members.push_back(handle.get());
     return handle;
   }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "call/evaluation.h"
 #include "guarded.h"
 #include "memory/host_memory.h"
 #include "program/shared.h"
@@ -18,6 +19,7 @@
 using namespace executorch_mlx;
 
 struct executorch_mlx_buffers {
+  std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
   std::vector<std::pair<std::string, std::shared_ptr<Buffer>>> buffers;
 };
@@ -43,7 +45,6 @@ struct Bytes {
 // contiguous, the buffer gets new memory first. `description` is that of executorch_mlx_buffers_describe(), for
 // messages.
 Bytes bytes_of(Buffer& buffer, const char* description) {
-  check_argument(buffer.contents.has_value(), description, ": the contents were lost in a failed call");
   mx::array& array = *buffer.contents;
   check_argument(
       array.ndim() > kPositionAxis,
@@ -74,7 +75,14 @@ int with_bytes(executorch_mlx_buffers* buffers, size_t i, Body&& body) {
   return static_cast<int>(guarded("buffers", [&] {
     check_argument(buffers != nullptr, "got a null pointer");
     check_argument(i < buffers->buffers.size(), "got buffer ", i, ", expected less than ", buffers->buffers.size());
-    std::lock_guard lock(buffers->session->mutex);
+    Session& session = *buffers->session;
+    std::lock_guard lock(session.mutex);
+    try {
+      Evaluation({}, *session.stream, session.owner).wait();
+    } catch (...) {
+      session.owner->has_lost_work = true;
+    }
+    session.check_defined();
     std::lock_guard evaluations(memory_mutex());
     const auto& [description, buffer] = buffers->buffers[i];
     body(bytes_of(*buffer, description.c_str()));
@@ -97,6 +105,7 @@ int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffe
     auto result = std::make_unique<executorch_mlx_buffers>();
     const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
     std::lock_guard lock(shared->loading);
+    result->shared = shared;
     result->session = shared->first_session();
     check_argument(result->session != nullptr, "no method of the program is loaded");
     has_caches = !result->session->caches.expired();
@@ -109,6 +118,7 @@ int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffe
 int executorch_mlx_has_ring_buffers(const void* named_data_map) {
   bool result = false;
   guarded("buffers", [&] {
+    check_argument(named_data_map != nullptr, "got a null pointer");
     const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
     std::lock_guard lock(shared->loading);
     const auto session = shared->first_session();
@@ -120,30 +130,45 @@ int executorch_mlx_has_ring_buffers(const void* named_data_map) {
   return result;
 }
 
+int executorch_mlx_buffers_reset(executorch_mlx_buffers* buffers) {
+  return static_cast<int>(guarded("buffers", [&] {
+    check_argument(buffers != nullptr, "got a null pointer");
+    std::lock_guard loading(buffers->shared->loading);
+    std::lock_guard lock(buffers->session->mutex);
+    buffers->session->reset();
+  }));
+}
+
 void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) {
   delete buffers;
 }
 
 size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers) {
-  return buffers->buffers.size();
+  return buffers == nullptr ? 0 : buffers->buffers.size();
 }
 
 const char* executorch_mlx_buffers_describe(
     const executorch_mlx_buffers* buffers, size_t buffer) {
-  return buffer < buffers->buffers.size() ? buffers->buffers[buffer].first.c_str() : "";
+  return buffer < executorch_mlx_buffers_count(buffers) ? buffers->buffers[buffer].first.c_str() : "";
 }
 
 void executorch_mlx_buffers_size(
     const executorch_mlx_buffers* buffers, size_t buffer, int64_t* length, size_t* index_bytes) {
-  *length = 0;
-  *index_bytes = 0;
-  if (buffer < buffers->buffers.size()) {
+  int64_t size = 0;
+  size_t bytes = 0;
+  if (buffer < executorch_mlx_buffers_count(buffers)) {
     std::lock_guard lock(buffers->session->mutex);
     const auto& contents = buffers->buffers[buffer].second->contents;
     if (contents && contents->ndim() > kPositionAxis && contents->shape(kPositionAxis) > 0) {
-      *length = contents->shape(kPositionAxis);
-      *index_bytes = contents->nbytes() / contents->shape(kPositionAxis);
+      size = contents->shape(kPositionAxis);
+      bytes = contents->nbytes() / contents->shape(kPositionAxis);
     }
+  }
+  if (length != nullptr) {
+    *length = size;
+  }
+  if (index_bytes != nullptr) {
+    *index_bytes = bytes;
   }
 }
 

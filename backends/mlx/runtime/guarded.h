@@ -29,12 +29,10 @@ inline Error report(const char* what, Error code, const char* message) {
   return code;
 }
 
-// Runs `body`, which does the work that `what` names. Turns an exception into a line of the log and an Error.
-template <typename Body>
-Error guarded(const char* what, Body&& body) {
+// In a handler of an exception: reports the exception. Throws if there is no memory for the message.
+inline Error report_exception(const char* what) {
   try {
-    body();
-    return Error::Ok;
+    throw;
   } catch (const Failure& failure) {
     return report(what, failure.code, failure.what());
   } catch (const std::exception& error) {
@@ -43,8 +41,23 @@ Error guarded(const char* what, Body&& body) {
     }
     return report(what, Error::Internal, error.what());
   } catch (...) {
-    ET_LOG(Error, "MLX %s: unknown exception", what);
-    return Error::Internal;
+    return report(what, Error::Internal, "unknown exception");
+  }
+}
+
+// Runs `body`, which does the work that `what` names. Turns an exception into a line of the log and an Error.
+template <typename Body>
+Error guarded(const char* what, Body&& body) noexcept {
+  try {
+    body();
+    return Error::Ok;
+  } catch (...) {
+    try {
+      return report_exception(what);
+    } catch (...) {
+      ET_LOG(Error, "MLX %s: out of memory", what);
+      return Error::MemoryAllocationFailed;
+    }
   }
 }
 

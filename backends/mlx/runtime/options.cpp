@@ -101,9 +101,6 @@ constexpr OptionEntry kOptions[] = {
        }
        return to_value(list);
      }},
-    {"restore_buffers",
-     [](Options& o, const char* key, const et::OptionValue& v) { o.restore_buffers = parse_bool(key, v); },
-     [](const Options& o) -> et::OptionValue { return o.restore_buffers; }},
     {"max_instructions",
      [](Options& o, const char* key, const et::OptionValue& v) {
        o.limits.instructions = parse_limit(key, v, Limits().instructions);

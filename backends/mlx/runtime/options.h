@@ -39,10 +39,6 @@ struct Options {
   // empty, all caches are linear. The string "512,512,0" stands for the list of these three numbers.
   std::vector<int> kv_windows;
 
-  // Whether a failed call restores the mutable buffers that it has changed. If false, they may keep what the call has
-  // written, and no call spends memory and time on saving the old contents.
-  bool restore_buffers = true;
-
   Limits limits;
 };
 

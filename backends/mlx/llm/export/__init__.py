@@ -4,9 +4,9 @@ from ...collector import paused_collector
 from ...quiet import quiet_imports
 
 with quiet_imports(), paused_collector():
+    from ..export_options import ExportOptions, HeadConfig
     from .check import ProgramCheck, VerificationError
     from .export import DTYPES, export_llm
     from .exported import ExportedLLM
-    from .head_config import HeadConfig
 
-__all__ = ["DTYPES", "ExportedLLM", "HeadConfig", "ProgramCheck", "VerificationError", "export_llm"]
+__all__ = ["DTYPES", "ExportOptions", "ExportedLLM", "HeadConfig", "ProgramCheck", "VerificationError", "export_llm"]

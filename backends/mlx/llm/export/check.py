@@ -16,9 +16,9 @@ from ...verification.locate import CannotLocate, locate_in_file
 from ...verification.node_output import NodeOutput
 from ...verification.noise import RoundingNoise
 from ...verification.rounding import Comparison, agree, compare
+from ..export_options import HeadConfig
 from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
-from .head_config import HeadConfig
 from .methods import MethodKind, example_inputs
 
 _SEED = 20

@@ -19,11 +19,11 @@ from .attention.observe import observe
 from .attention.rope import use_stateless_rotary
 from .mtp import MTPDecoder
 from .positions import given_positions
+from .precision import compute_dtype
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .recurrent.state import StateCache, StateObserver, can_rewind, has_state
 from .tracing.complex_pairs import ComplexPairs
 from .tracing.set_order import sorted_sets
-from .weights import compute_dtype
 
 
 class Tracing(ComplexPairs):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..export_options import HeadConfig
 from ..tokenizer import Tokenizer
 from ..tokens import token_table
 from .decoder import CachedDecoder
-from .head_config import HeadConfig
 
 TOKENIZER_FILES = {"tokenizer_json": "tokenizer.json", "tokenizer_config": "tokenizer_config.json"}
 

@@ -13,16 +13,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...collector import paused_collector
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
+from ..export_options import HeadConfig
 from ..sampling_head import sample_logits
 from ..sampling_parameters import INPUTS
 from .decoder import CachedDecoder
-from .head_config import HeadConfig
 from .history import TokenHistory
 from .quantization.tuning import decoder_layers
 from .recurrent.rewind import LENGTH
 from .tracing.repeated_layers import Unrepeatable, expand, trace_repeated
 
-OUTPUTS = ("tokens", "logits", "both")  # the argument `outputs` of `export_llm`
 # Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.
 OF_TARGETS, OF_DRAWN = 1, 2
 
@@ -45,7 +44,7 @@ class MethodKind:
 
 
 def method_kinds(outputs: str, rows: int, verify: bool, draft: bool, rewind: bool = False) -> dict[str, MethodKind]:
-    """Return the methods of a program by name. `outputs` is one of `OUTPUTS`.
+    """Return the methods of a program by name. `outputs` is that of `ExportOptions`.
 
     `verify`, `draft` and `rewind` say whether a program that returns tokens has the methods of these names. It can have
     `draft` and `rewind` only if it has `verify`.

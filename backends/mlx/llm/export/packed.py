@@ -19,6 +19,8 @@ from ...custom_kernel_ops import int8_activations
 from ...custom_ops import quantized
 from ...custom_ops.packing import check, dequantize
 
+OPERANDS = ("weight", "scales", "biases")
+
 
 class Packed(torch.nn.Module):
     """A layer with one packed weight. `custom_ops.packing` explains the arguments of the constructor but `dtype`.

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
-from .weights import compute_dtype
+from .precision import compute_dtype
 
 _SEED = 21
 _LENGTH = 24  # the number of tokens in the prompt

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +13,11 @@ from torch.distributions import Distribution
 from transformers import PreTrainedModel
 
 from .attention.cache import LayerSpec
-from .checkpoints.load_checks import CHECKPOINT_ERRORS
+from .checkpoints.language_part import remove_other_media
+from .checkpoints.open import open_checkpoint
 from .context_len import default_context_len
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
-from .language_part import existing_class, language_config, remove_other_media, runnable_config
-from .weights import check_settings, is_gguf, open_gguf
 
 
 @dataclass(frozen=True)
@@ -41,27 +38,25 @@ class Survey:
     obstacle: str | None = None
 
 
-def survey(checkpoint: str | Path) -> Survey:
+def survey(path: str | Path) -> Survey:
     """Examine the model whose `config.json` is in a folder, or that is in a GGUF file.
 
     The model is built on the device `meta`: it runs on a few tokens, but has no memory for values and computes none.
 
     Raises ValueError if there is no valid `config.json`, and if the file is no GGUF file of a known architecture.
     """
-    path = Path(checkpoint)
-    if is_gguf(path):
-        file = open_gguf(path)
-        architecture, build = file.architecture, file.empty_model
-    else:
-        architecture, build = _architecture(path), functools.partial(_empty_model, path)
     try:
-        model = build().eval().requires_grad_(False)
+        checkpoint = open_checkpoint(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"survey: {error}") from error
+    try:
+        model = checkpoint.empty_model().eval().requires_grad_(False)
     except ValueError as error:
-        return Survey(architecture, obstacle=str(error))
+        return Survey(checkpoint.architecture, obstacle=str(error))
+    remove_other_media(model)
     known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
     try:
-        if not is_gguf(path):
-            check_settings(path, f"export_llm: model: {path}")
+        checkpoint.check()
         use_gathered_experts(model)
         with torch.device("meta"), _without_checks_of_values():
             decoder = CachedDecoder(model, max_context_len=default_context_len(model), chunk=2)
@@ -70,27 +65,6 @@ def survey(checkpoint: str | Path) -> Survey:
     specs = [spec for spec in decoder.specs if spec is not None]
     kinds = collections.Counter(_description(spec) for spec in specs)
     return Survey(known.architecture, known.parameters, dict(kinds), sum(decoder.cache.numbers_per_token))
-
-
-def _architecture(folder: Path) -> str:
-    """Return the name of the model's class. Raises ValueError if there is no valid `config.json`."""
-    path = folder / "config.json"
-    try:
-        return next(iter(json.loads(path.read_text()).get("architectures") or ()), "unknown")
-    except (AttributeError, OSError, TypeError, ValueError) as error:
-        raise ValueError(f"survey: {path}: expected a JSON object with a model's config: {error}") from error
-
-
-def _empty_model(folder: Path) -> PreTrainedModel:
-    """Return the model without weights. Raises ValueError if transformers cannot build it."""
-    try:
-        config = language_config(runnable_config(folder))
-        with torch.device("meta"):
-            model = existing_class(config, folder).from_config(config)
-    except (*CHECKPOINT_ERRORS, OSError, ValueError) as error:
-        raise ValueError(f"transformers cannot build a causal language model from this config: {error}") from error
-    remove_other_media(model)
-    return model
 
 
 @contextmanager

@@ -105,8 +105,8 @@ class Context {
 
   // Evaluates those operands of an expensive op that are not available, so that the kernel of the op can run at once.
   // Ignores null pointers and empty slots. Does nothing in three cases: on a GPU; in a chain that another chain runs,
-  // such as a loop body; and after an update of a buffer has been left to MLX, because a failed evaluation could then
-  // lose this buffer.
+  // such as a loop body; and after an update of a buffer has been left to MLX, so that the evaluation at the end of the
+  // call makes it.
   template <typename Tids = std::initializer_list<const fb::Tid*>>
   void make_available(const Tids& tids) {
     if (!can_evaluate()) {
@@ -136,6 +136,14 @@ class Context {
         tid->idx() >= program_.layout.buffers_begin() && tid->idx() < program_.layout.temps_begin();
     has_lazy_buffers_ |= is_buffer && !x.is_available();
     state_.tensors[tid->idx()] = std::move(x);
+  }
+
+  // Replaces the contents of a temporary slot by an array with the same elements. Does nothing for other slots: the
+  // verifier of the program protects those that are no outputs of an instruction.
+  void replace_temporary(const fb::Tid* tid, const mx::array& x) {
+    if (tid->idx() >= program_.layout.temps_begin()) {
+      state_.tensors[tid->idx()] = x;
+    }
   }
 
   // Throws Failure if a result of this shape is too large, or if the call would exceed its limit of operations. Each
@@ -259,14 +267,14 @@ class Context {
       return state_.evaluate(std::move(arrays), stream);
     }
     has_started_work_ = true;
-    Evaluation(std::move(arrays), stream).start();
+    Evaluation(std::move(arrays), stream, state_.owner).start();
   }
 
   // Waits for the work of start(). Throws if it has failed.
-  void wait_for_started_work() const {
+  void wait_for_started_work() {
     if (has_started_work_) {
-      Evaluation({}, stream).wait();
-      check_no_failure_since(failures_);
+      Evaluation({}, stream, state_.owner).wait();
+      check_no_failure_since(*state_.owner, failures_);
     }
   }
 
@@ -309,7 +317,7 @@ class Context {
   std::map<uint32_t, LoopMatrix> loop_matrices_;  // of the loops that are running, by slot
   int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_started_work_ = false;  // by start()
-  const uint64_t failures_ = failed_evaluations();  // before the call
+  const uint64_t failures_ = state_.owner->failures;  // before the call
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
   int64_t executed_ = 0;  // the number of instructions that have run so far, plus one for each run of a chain
   int64_t evaluated_at_ = 0;  // `executed_` at the last evaluation of all slots

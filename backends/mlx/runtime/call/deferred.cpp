@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "call/evaluation.h"
+#include "call/reset.h"
 #include "checks.h"
 #include "guarded.h"
 #include "memory/views.h"
@@ -23,40 +24,38 @@ thread_local std::unique_ptr<DeferredCall> last_call;
 } // namespace
 
 DeferredCall::DeferredCall(
-    const MlxProgram& program, State& state, std::shared_ptr<Session> session, Arguments args,
-    std::vector<mx::array> outputs, std::vector<mx::array> copies, mx::Stream stream, uint64_t failures)
+    const MlxProgram& program, std::shared_ptr<Session> session, Arguments args, std::vector<mx::array> outputs,
+    std::vector<mx::array> copies, mx::Stream stream, uint64_t failures)
     : program_(program),
-      state_(state),
       session_(std::move(session)),
       args_(args.begin(), args.end()),
       outputs_(std::move(outputs)),
       copies_(std::move(copies)),
       stream_(stream),
-      failures_(failures) {}
+      failures_(failures),
+      resets_(session_->resets) {}
 
 DeferredCall::~DeferredCall() {
   try {
     wait();
   } catch (...) {
-    // Nobody takes the results of this call. If the failed work was to update a buffer, a later call that waits for
-    // the buffer throws.
+    session_->owner->has_lost_work = true;  // nobody takes the results of this call
   }
 }
 
 void DeferredCall::wait() {
-  for (auto& copy : copies_) {
-    copy.wait();
-  }
+  wait_for(copies_, stream_, *session_->owner);
 }
 
 void DeferredCall::finish() {
   std::lock_guard lock(session_->mutex);
   try {
     wait();
-    check_no_failure_since(failures_);
+    check_no_failure_since(*session_->owner, failures_);
   } catch (...) {
-    settle(stream_);
-    state_.lose_buffers();
+    if (session_->resets == resets_) {
+      session_->fail_undefined();
+    }
     throw;
   }
   write_tensor_outputs(program_, {args_.data(), args_.size()}, copies_);
@@ -133,33 +132,37 @@ std::vector<mx::array> copies_of(const std::vector<mx::array>& arrays, mx::Strea
 
 using namespace executorch_mlx;
 
-struct executorch_mlx_deferred {
-  std::unique_ptr<DeferredCall> call;
-};
-
+// An executorch_mlx_deferred is a DeferredCall.
 void executorch_mlx_defer(
     const executorch_mlx_deferred* source, const void* output, const int64_t* elements, size_t count) {
   last_call.reset();
-  next_call.emplace();
-  if (source != nullptr) {
-    next_call->source = source->call.get();
-    next_call->output = output;
-    next_call->elements.assign(elements, elements + count);
-  }
+  auto& deferral = next_call.emplace();
+  deferral.error = guarded("defer", [&] {
+    if (source != nullptr) {
+      check_argument(elements != nullptr || count == 0, "elements: got a null pointer");
+      check_argument(count <= deferral.elements.max_size(), "elements: got ", count, " of them");
+      deferral.elements.assign(elements, elements + count);
+      deferral.source = reinterpret_cast<const DeferredCall*>(source);
+      deferral.output = output;
+    }
+  });
 }
 
 executorch_mlx_deferred* executorch_mlx_deferred_take() {
   next_call.reset();
-  return last_call == nullptr ? nullptr : new executorch_mlx_deferred{std::move(last_call)};
+  return reinterpret_cast<executorch_mlx_deferred*>(last_call.release());
 }
 
 int executorch_mlx_deferred_finish(executorch_mlx_deferred* call) {
-  return static_cast<int>(guarded("execute", [&] {
-    check_argument(call != nullptr, "got a null pointer");
-    call->call->finish();
-  }));
+  auto* const deferred = reinterpret_cast<DeferredCall*>(call);
+  const Error error = guarded("execute", [&] {
+    check_argument(deferred != nullptr, "got a null pointer");
+    deferred->finish();
+  });
+  set_undefined(error != Error::Ok && deferred != nullptr && deferred->is_undefined());
+  return static_cast<int>(error);
 }
 
 void executorch_mlx_deferred_free(executorch_mlx_deferred* call) {
-  delete call;
+  delete reinterpret_cast<DeferredCall*>(call);
 }

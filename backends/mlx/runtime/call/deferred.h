@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "call/call_io.h"
-#include "call/state.h"
+#include "error.h"
 #include "program/program.h"
 #include "program/shared.h"
 
@@ -20,17 +20,22 @@ namespace mx = mlx::core;
 // A call whose work has been submitted to the device.
 class DeferredCall {
  public:
-  // `outputs` are what collect_outputs() returned, `copies` copies of them, and `failures` is what failed_evaluations()
-  // returned before the call. All references must outlive this object.
+  // `outputs` are what collect_outputs() returned, `copies` copies of them, and `failures` is Owner::failures before
+  // the call. `program` must outlive this object.
   DeferredCall(
-      const MlxProgram& program, State& state, std::shared_ptr<Session> session, Arguments args,
-      std::vector<mx::array> outputs, std::vector<mx::array> copies, mx::Stream stream, uint64_t failures);
+      const MlxProgram& program, std::shared_ptr<Session> session, Arguments args, std::vector<mx::array> outputs,
+      std::vector<mx::array> copies, mx::Stream stream, uint64_t failures);
   DeferredCall(const DeferredCall&) = delete;
   ~DeferredCall();
 
   // Waits for the results and writes them to the ExecuTorch tensors of the outputs. If a result cannot be computed,
-  // marks the mutable buffers as lost and throws.
+  // throws, and the mutable buffers are undefined unless they have been reset since the call.
   void finish();
+
+  // Whether the mutable buffers of the program are undefined now.
+  bool is_undefined() const {
+    return session_->is_undefined;
+  }
 
   // The result for the output whose ExecuTorch tensor has this memory. It may not be computed yet. Throws Failure if no
   // output has this memory.
@@ -40,7 +45,6 @@ class DeferredCall {
   void wait();
 
   const MlxProgram& program_;
-  State& state_;
   std::shared_ptr<Session> session_;
   std::vector<EValue*> args_;
   // A later call on the device reads `outputs_`, and the host reads `copies_`. If the host read `outputs_`, MLX would
@@ -49,10 +53,12 @@ class DeferredCall {
   std::vector<mx::array> copies_;
   mx::Stream stream_;
   uint64_t failures_;
+  uint64_t resets_;  // Session::resets before the call
 };
 
 // What executorch_mlx_defer() asks of the next call: where its tokens come from.
 struct Deferral {
+  Error error = Error::Ok;  // of executorch_mlx_defer(): the next call fails with it
   const DeferredCall* source = nullptr;  // null: from the input of the call
   const void* output = nullptr;  // the memory of the output of `source` that has the tokens
   std::vector<int64_t> elements;  // token i is element elements[i] of this output

@@ -2,8 +2,9 @@
 
 #include <mlx/scheduler.h>
 
-#include <atomic>
+#include <map>
 #include <string_view>
+#include <utility>
 
 #include "error.h"
 #include "gpu/fused.h"
@@ -14,22 +15,38 @@ namespace executorch_mlx {
 
 namespace {
 
-std::atomic<uint64_t> failures = 0;
-
 constexpr int kMaxErrorsOfGpu = 16;  // of one settle()
 
-// The same as settle(). The caller holds memory_mutex().
-void settle_locked(mx::Stream stream) {
+// By stream, the owner of the work that was started and not waited for, or null. Guarded by memory_mutex().
+std::map<int, std::shared_ptr<Owner>>& owners() {
+  static auto* map = new std::map<int, std::shared_ptr<Owner>>();  // never destroyed, as memory_mutex()
+  return *map;
+}
+
+std::shared_ptr<Owner> owner_under_way(mx::Stream stream) {
+  const auto found = owners().find(stream.index);
+  return found == owners().end() ? nullptr : found->second;
+}
+
+void set_none_under_way(mx::Stream stream) {
+  if (const auto found = owners().find(stream.index); found != owners().end()) {
+    found->second.reset();
+  }
+}
+
+// The same as settle(). Returns whether work has failed. The caller holds memory_mutex().
+bool settle_locked(mx::Stream stream) {
+  const auto owner = owner_under_way(stream);
+  set_none_under_way(stream);
   int errors = 0;
   for (bool is_idle = false; !is_idle;) {
     try {
       mx::synchronize(stream);
       is_idle = true;
-    } catch (const std::exception&) {
-      ++failures;
+    } catch (...) {
       // On a CPU, MLX throws each error once. An illegal access of memory on an NVIDIA GPU fails all later calls of
       // CUDA.
-      is_idle = stream.device == mx::Device::gpu && ++errors == kMaxErrorsOfGpu;
+      is_idle = ++errors == kMaxErrorsOfGpu && stream.device == mx::Device::gpu;
     }
   }
   // MLX counts the tasks of kernels that it has started, and waits if they are many. If the error of an earlier kernel
@@ -38,6 +55,18 @@ void settle_locked(mx::Stream stream) {
   // then be too small, and MLX only starts more tasks before it waits.
   while (stream.device == mx::Device::cpu && mx::scheduler::n_active_tasks() > 0) {
     mx::scheduler::notify_task_completion(stream);
+  }
+  if (owner != nullptr && errors > 0) {
+    ++owner->failures;
+  }
+  return errors > 0;
+}
+
+// Waits for work of another owner, so that all later errors on the stream are of `owner`.
+void wait_for_other_owner(mx::Stream stream, const std::shared_ptr<Owner>& owner) {
+  const auto other = owner_under_way(stream);
+  if (other != nullptr && other != owner && settle_locked(stream)) {
+    other->has_lost_work = true;
   }
 }
 
@@ -65,8 +94,10 @@ void check_cuda_headers(const std::exception& error) {
 } // namespace
 
 Evaluation::Evaluation(
-    std::vector<mx::array> arrays, mx::Stream stream, const std::vector<std::uintptr_t>& overwritable)
-    : lock_(memory_mutex()), stream_(stream) {
+    std::vector<mx::array> arrays, mx::Stream stream, std::shared_ptr<Owner> owner,
+    const std::vector<std::uintptr_t>& overwritable)
+    : lock_(memory_mutex()), stream_(stream), owner_(std::move(owner)) {
+  wait_for_other_owner(stream, owner_);
   gpu::join_sequences(arrays);
   const size_t limit = memory_limit();
   if (limit == kNoMemoryLimit) [[likely]] {
@@ -78,16 +109,20 @@ Evaluation::Evaluation(
 
 template <typename Body>
 void Evaluation::settle_on_error(Body&& body) {
+  const auto settle = [&] {
+    if (owner_ != nullptr) {
+      ++owner_->failures;
+    }
+    settle_locked(stream_);
+  };
   try {
     body();
   } catch (const std::exception& error) {
-    ++failures;
-    settle_locked(stream_);
+    settle();
     check_cuda_headers(error);
     throw;
   } catch (...) {
-    ++failures;
-    settle_locked(stream_);
+    settle();
     throw;
   }
 }
@@ -102,6 +137,7 @@ void Evaluation::run() {
 
 void Evaluation::start() {
   settle_on_error([&] {
+    owners()[stream_.index] = owner_;
     for (auto& stage : stages_) {
       auto arrays = std::exchange(stage, {});
       &stage == &stages_.back() ? mx::async_eval(std::move(arrays)) : mx::eval(std::move(arrays));
@@ -110,15 +146,27 @@ void Evaluation::start() {
 }
 
 void Evaluation::wait() {
-  settle_on_error([&] { mx::synchronize(stream_); });
+  settle_on_error([&] {
+    mx::synchronize(stream_);
+    set_none_under_way(stream_);
+  });
 }
 
-uint64_t failed_evaluations() {
-  return failures;
+void wait_for(std::vector<mx::array>& arrays, mx::Stream stream, Owner& owner) {
+  std::lock_guard lock(memory_mutex());  // no other owner gets the errors of this one, nor this one those of another
+  try {
+    for (auto& array : arrays) {
+      array.wait();
+    }
+  } catch (...) {
+    ++owner.failures;
+    settle_locked(stream);
+    throw;
+  }
 }
 
-void check_no_failure_since(uint64_t before) {
-  if (failures != before) {
+void check_no_failure_since(const Owner& owner, uint64_t before) {
+  if (owner.failures != before) {
     fail(Error::Internal, "an evaluation failed while the call ran");
   }
 }
@@ -129,7 +177,7 @@ void settle(mx::Stream stream) {
 }
 
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
-  Evaluation(std::move(arrays), stream).run();
+  Evaluation(std::move(arrays), stream, nullptr).run();
 }
 
 } // namespace executorch_mlx

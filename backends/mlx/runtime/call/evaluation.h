@@ -3,7 +3,9 @@
 
 #include <mlx/mlx.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -11,14 +13,26 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
+// Whose work a stream computes: the methods of a session. MLX reports the error of a kernel only once, possibly to a
+// call that waits for other results. At most one owner therefore has work under way on a stream: before another one
+// evaluates anything there, this work is waited for, and its errors are counted as failures of its owner.
+struct Owner {
+  // How many evaluations have failed. Code that waits for started work compares this number before and after.
+  std::atomic<uint64_t> failures = 0;
+
+  // Whether work failed that nobody was waiting for. The buffers that it should have updated hold nothing valid.
+  std::atomic<bool> has_lost_work = false;
+};
+
 // One evaluation. Only one exists at a time in the process: the constructor waits until no other exists.
 class Evaluation {
  public:
-  // With a memory limit, throws Failure if the evaluation would exceed it; nothing has run in this case. `overwritable`
-  // are the ids of arrays that are already evaluated and that the caller releases before run(). Updates of these arrays
-  // are made in place and need no new memory.
+  // `owner` may be null if this is no call of a method. With a memory limit, throws Failure if the evaluation would
+  // exceed it; nothing has run in this case. `overwritable` are the ids of arrays that are already evaluated and that
+  // the caller releases before run(). Updates of these arrays are made in place and need no new memory.
   Evaluation(
-      std::vector<mx::array> arrays, mx::Stream stream, const std::vector<std::uintptr_t>& overwritable = {});
+      std::vector<mx::array> arrays, mx::Stream stream, std::shared_ptr<Owner> owner,
+      const std::vector<std::uintptr_t>& overwritable = {});
 
   // Computes the arrays. If MLX throws, waits for the work that has been started before it rethrows, because the caller
   // may free the memory that this work uses.
@@ -39,21 +53,20 @@ class Evaluation {
   // stage before it has ended and has freed the memory of its intermediate results.
   std::vector<std::vector<mx::array>> stages_;
   mx::Stream stream_;
+  std::shared_ptr<Owner> owner_;
 };
 
-// Waits until nothing runs on the stream, and drops the errors of kernels that fail until then. Call it after MLX has
-// thrown.
+// Waits until nothing runs on the stream, and counts the errors of kernels that fail until then as failures of the
+// owner of the work. Call it after MLX has thrown.
 void settle(mx::Stream stream);
 
-// How many evaluations have failed so far, on any stream. MLX throws the error of a kernel only once, possibly in a
-// call that waits for other results. Code that waits for started work must therefore compare this number before and
-// after.
-uint64_t failed_evaluations();
+// Waits for arrays whose computation `owner` has started. Throws as Evaluation::run() does.
+void wait_for(std::vector<mx::array>& arrays, mx::Stream stream, Owner& owner);
 
-// Throws Failure if an evaluation has failed since failed_evaluations() returned `failures`.
-void check_no_failure_since(uint64_t failures);
+// Throws Failure if an evaluation of `owner` has failed since owner.failures was `before`.
+void check_no_failure_since(const Owner& owner, uint64_t before);
 
-// Evaluates arrays and waits for them. Throws as Evaluation does.
+// Evaluates arrays that belong to no call, and waits for them. Throws as Evaluation does.
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
 } // namespace executorch_mlx

@@ -1,9 +1,9 @@
 #include "call/state.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
+#include "call/in_place.h"
 #include "dtype.h"
 #include "memory/host_memory.h"
 #include "memory/limit.h"
@@ -18,20 +18,15 @@ bool is_read_only_by_kernels(const mx::array& x) {
   return is_float(x.dtype()) && x.size() > 1;
 }
 
-// Whether x holds an array that has been computed, or that a kernel which has been submitted computes.
-bool is_computed(const std::optional<mx::array>& x) {
-  return x && x->status() != mx::array::Status::unscheduled;
+bool is_pending(const std::optional<mx::array>& x) {
+  return x && x->status() == mx::array::Status::unscheduled;
 }
 
-bool is_computed(const KvLayer& cache) {
-  return cache.is_empty() || (is_computed(cache.keys) && is_computed(cache.values));
-}
-
-// The computed contents from which a buffer can be restored: x itself or, if x is a pending update, the array that it
-// updates. nullopt if neither is computed.
-std::optional<mx::array> restorable(const std::optional<mx::array>& x) {
-  const auto contents = x ? std::optional(array_before_updates(*x)) : std::nullopt;
-  return is_computed(contents) ? contents : std::nullopt;
+// Calls visit(before, now) for the keys and the values of a layer.
+template <typename Before, typename Visit>
+void for_each_part(Before& before, const KvLayer& now, Visit&& visit) {
+  visit(before.keys, now.keys);
+  visit(before.values, now.values);
 }
 
 } // namespace
@@ -76,207 +71,155 @@ void State::finish_loading() {
   std::erase_if(constants_, [&](const auto& held) { return tensors[held.first]->id() != held.second->id(); });
 }
 
-void State::begin(bool keep_backup, bool restores_buffers) {
-  keeps_backup_ = keep_backup;
-  restores_buffers_ = restores_buffers;
-  has_lost_buffers_ = false;
+void State::begin() {
+  std::vector<std::optional<mx::array>> before(layout_.buffers);
+  auto caches = shared_caches_ ? shared_caches_->layers : std::map<int, KvLayer>();
+  memory_before_.clear();
+  for (uint32_t i = 0; i < layout_.buffers; ++i) {
+    before[i] = buffers_[i]->contents;
+    const auto& data = before[i]->data_shared_ptr();
+    memory_before_.push_back({data.get(), data.use_count() == 1});
+  }
   for (const auto& [slot, array] : initial_tensors_) {
     tensors[slot] = array;
   }
   values = initial_values_;
-  buffers_backup_.resize(layout_.buffers);
-  buffers_undo_.resize(layout_.buffers);
-  in_place_.resize(layout_.buffers);
-  memory_before_.clear();
+  // Nothing below throws.
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
-    const auto& contents = buffers_[i]->contents;
-    memory_before_.push_back({contents->data_shared_ptr().get(), contents->data_shared_ptr().use_count() == 1});
-    buffers_backup_[i] = buffers_[i]->contents;
-    tensors[layout_.buffers_begin() + i] = std::exchange(buffers_[i]->contents, std::nullopt);
+    tensors[layout_.buffers_begin() + i].swap(buffers_[i]->contents);
+    buffers_[i]->contents.reset();
   }
+  buffers_before_.swap(before);
+  caches_before_.swap(caches);
   if (shared_caches_) {
-    caches_ = std::exchange(shared_caches_->layers, {});
-    caches_backup_ = caches_;
+    caches_.clear();
+    caches_.swap(shared_caches_->layers);
   }
 }
 
-void State::drop_backup() {
-  buffers_backup_.clear();
-  caches_backup_.reset();
-  buffers_undo_.clear();
-  caches_undo_.clear();
-}
-
-void State::drop_backup_of_pending() {
-  const auto drop = [](std::optional<mx::array>& backup, const std::optional<mx::array>& now) {
-    if (now && !is_computed(now)) {
-      backup.reset();
-    }
-  };
-  for (uint32_t i = 0; i < buffers_backup_.size(); ++i) {
-    drop(buffers_backup_[i], tensors[layout_.buffers_begin() + i]);
-  }
-  if (caches_backup_) {
-    for (auto& [layer, backup] : *caches_backup_) {
-      const KvLayer& now = caches_.at(layer);
-      drop(backup.keys, now.keys);
-      drop(backup.values, now.values);
-    }
-  }
-}
-
-void State::back_up_computed() {
-  for (uint32_t i = 0; i < buffers_backup_.size(); ++i) {
-    if (!buffers_backup_[i] && !in_place_[i].array()) {
-      buffers_backup_[i] = restorable(tensors[layout_.buffers_begin() + i]);
-    }
-  }
-  if (!caches_backup_) {
-    return;
-  }
-  for (auto& [layer, backup] : *caches_backup_) {
-    const KvLayer& now = caches_.at(layer);
-    if (is_computed(backup)) {
-      continue;
-    }
-    if (is_computed(now)) {
-      backup = now;
-      continue;
-    }
-    backup.keys = backup.keys ? backup.keys : restorable(now.keys);
-    backup.values = backup.values ? backup.values : restorable(now.values);
-  }
-}
-
-template <typename Write>
-bool State::write_in_place(uint32_t slot, Write&& write) {
-  if (keeps_backup_ || slot < layout_.buffers_begin() || slot >= layout_.temps_begin() || in_place_.empty()) {
-    return false;
-  }
-  const uint32_t i = slot - layout_.buffers_begin();
-  return write(in_place_[i], buffers_backup_.empty() ? nullptr : &buffers_backup_[i]);
+std::optional<mx::array>* State::before(uint32_t slot) {
+  const bool is_buffer = slot >= layout_.buffers_begin() && slot < layout_.temps_begin();
+  return is_buffer && !buffers_before_.empty() ? &buffers_before_[slot - layout_.buffers_begin()] : nullptr;
 }
 
 bool State::update_in_place(
     uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
     const mx::Shape& steps) {
-  return write_in_place(slot, [&](InPlaceUpdates& updates, std::optional<mx::array>* backup) {
-    return updates.write(x, backup, update, start, stop, steps, restores_buffers_);
-  });
+  auto* const reference = before(slot);
+  return reference != nullptr && write_in_place(x, *reference, update, start, stop, steps);
 }
 
 bool State::update_positions_in_place(
     uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions) {
-  return write_in_place(slot, [&](InPlaceUpdates& updates, std::optional<mx::array>* backup) {
-    return updates.write_positions(x, backup, update, positions, restores_buffers_);
-  });
+  auto* const reference = before(slot);
+  return reference != nullptr && write_positions_in_place(x, *reference, update, positions);
 }
 
 bool State::can_update_in_place(uint32_t slot, const mx::array& x) {
-  const bool is_buffer = slot >= layout_.buffers_begin() && slot < layout_.temps_begin();
-  if (keeps_backup_ || has_memory_limit() || !is_buffer || buffers_backup_.empty()) {
-    return false;
-  }
-  auto& backup = buffers_backup_[slot - layout_.buffers_begin()];
-  return holds(backup, x) && executorch_mlx::can_update_in_place(x, &backup);
+  auto* const reference = has_memory_limit() ? nullptr : before(slot);
+  return reference != nullptr && executorch_mlx::can_update_in_place(x, *reference);
 }
 
-// Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.
-void State::undo_updates(mx::Stream stream) {
-  std::vector<mx::array> restored;
-  const auto restore = [&](std::optional<mx::array>& backup, const Undo& undo) {
-    if (backup && !undo.is_empty()) {
-      restored.push_back(*(backup = undo.apply(*backup, stream)));
+void State::drop_references_to_pending() {
+  const auto drop = [](std::optional<mx::array>& before, const std::optional<mx::array>& now) {
+    if (is_pending(now)) {
+      before.reset();
     }
   };
-  for (size_t i = 0; i < buffers_backup_.size(); ++i) {
-    restore(buffers_backup_[i], buffers_undo_[i]);
+  for (uint32_t i = 0; i < buffers_before_.size(); ++i) {
+    drop(buffers_before_[i], tensors[layout_.buffers_begin() + i]);
   }
-  for (auto& [layer, undo] : caches_undo_) {
-    KvLayer& backup = caches_backup_->at(layer);
-    restore(backup.keys, undo.first);
-    restore(backup.values, undo.second);
-  }
-  if (!restored.empty()) {
-    std::lock_guard lock(memory_mutex());  // the memory limit is not checked here
-    mx::eval(std::move(restored));
+  for (auto& [layer, before] : caches_before_) {
+    for_each_part(before, caches_.at(layer), drop);
   }
 }
 
-void State::return_buffers() {
-  for (uint32_t i = 0; i < layout_.buffers; ++i) {
-    buffers_[i]->contents = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
-    if (has_lost_buffers_) {
-      buffers_[i]->contents.reset();
+std::vector<std::uintptr_t> State::overwritable() const {
+  std::vector<std::uintptr_t> ids;
+  const auto add = [&](const std::optional<mx::array>& before, const std::optional<mx::array>& now) {
+    if (before && is_pending(now)) {
+      ids.push_back(before->id());
     }
+  };
+  for (uint32_t i = 0; i < buffers_before_.size(); ++i) {
+    add(buffers_before_[i], tensors[layout_.buffers_begin() + i]);
   }
-  if (shared_caches_) {
-    shared_caches_->layers = std::exchange(caches_, {});
-    shared_caches_->is_lost = has_lost_buffers_;
+  for (const auto& [layer, before] : caches_before_) {
+    for_each_part(before, caches_.at(layer), add);
   }
+  return ids;
 }
 
-void State::commit() {
-  drop_backup();
-  in_place_.clear();
-  return_buffers();
-}
-
-void State::rollback(mx::Stream stream) {
-  settle(stream);
-  for (uint32_t i = 0; i < in_place_.size(); ++i) {
-    auto restored = in_place_[i].undo();
-    if (!buffers_backup_[i]) {  // else the backup is of an earlier array
-      buffers_backup_[i] = std::move(restored);
-    }
-  }
-  try {
-    undo_updates(stream);
-  } catch (...) {
-    settle(stream);
-    has_lost_buffers_ = true;
-  }
-  // What has no backup keeps what the call has written, if that is computed.
-  back_up_computed();
+void State::return_buffers() noexcept {
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto& contents = tensors[layout_.buffers_begin() + i];
-    if (buffers_backup_[i]) {
-      contents = std::move(buffers_backup_[i]);
-    }
-    has_lost_buffers_ |= !is_computed(contents);
+    buffers_[i]->contents.swap(contents);
+    contents.reset();
   }
-  if (caches_backup_) {
-    caches_ = std::move(*caches_backup_);
+  buffers_before_.clear();
+  caches_before_.clear();
+  if (shared_caches_) {
+    shared_caches_->layers.swap(caches_);
+    caches_.clear();
   }
-  for (const auto& [layer, cache] : caches_) {
-    has_lost_buffers_ |= !is_computed(cache);
-  }
-  drop_backup();
-  in_place_.clear();
+}
+
+void State::commit() noexcept {
   return_buffers();
+}
+
+bool State::abort(mx::Stream stream) noexcept {
+  settle(stream);
+  const auto is_whole = [](const std::optional<mx::array>& before) { return before.has_value(); };
+  const auto is_whole_layer = [](const auto& layer) {
+    const KvLayer& before = layer.second;
+    return before.is_empty() || (before.keys && before.values);
+  };
+  const bool are_unchanged = std::all_of(buffers_before_.begin(), buffers_before_.end(), is_whole) &&
+      std::all_of(caches_before_.begin(), caches_before_.end(), is_whole_layer);
+  if (are_unchanged) {
+    std::move(buffers_before_.begin(), buffers_before_.end(), tensors.begin() + layout_.buffers_begin());
+    caches_.swap(caches_before_);
+  }
+  return_buffers();
+  if (!are_unchanged) {
+    drop_contents();
+  }
   release_temporaries();
+  return are_unchanged;
 }
 
-bool State::is_lost() const {
-  const auto lost = [](const auto& buffer) { return !buffer->contents; };
-  return std::any_of(buffers_.begin(), buffers_.end(), lost) || (shared_caches_ && shared_caches_->is_lost);
-}
-
-void State::lose_buffers() {
+void State::drop_contents() noexcept {
   for (const auto& buffer : buffers_) {
     buffer->contents.reset();
+    buffer->written.reset();
   }
   if (shared_caches_) {
-    shared_caches_->is_lost = true;
+    shared_caches_->layers.clear();
   }
 }
 
-size_t State::buffer_bytes() const {
-  size_t bytes = 0;
-  for (const auto& buffer : buffers_) {
-    bytes += buffer->contents ? buffer->contents->nbytes() : 0;
+State State::without_contents() const {
+  State result(layout_);
+  result.shared_caches_ = shared_caches_;
+  return result;
+}
+
+bool State::has_only(const std::set<const Buffer*>& buffers) const {
+  const auto is_in_buffers = [&](const auto& buffer) { return buffers.contains(buffer.get()); };
+  return std::all_of(buffers_.begin(), buffers_.end(), is_in_buffers);
+}
+
+void State::reset(State& fresh, std::set<const Buffer*>& done) {
+  for (uint32_t i = 0; i < layout_.buffers; ++i) {
+    if (done.insert(buffers_[i].get()).second) {
+      buffers_[i]->contents = std::exchange(fresh.tensors[layout_.buffers_begin() + i], std::nullopt);
+      buffers_[i]->written.reset();
+    }
   }
-  return bytes;
+  if (shared_caches_) {
+    shared_caches_->layers.clear();
+  }
 }
 
 void State::release_temporaries() {
@@ -305,92 +248,20 @@ std::vector<mx::array> State::pending() const {
   return result;
 }
 
-std::vector<State::Changed> State::changed() {
-  std::vector<Changed> arrays;
-  for (uint32_t i = 0; i < buffers_backup_.size(); ++i) {
-    arrays.push_back({&buffers_backup_[i], &tensors[layout_.buffers_begin() + i], &buffers_undo_[i]});
-  }
-  if (caches_backup_) {
-    for (auto& [layer, backup] : *caches_backup_) {
-      const KvLayer& now = caches_.at(layer);
-      auto& [keys, values] = caches_undo_[layer];
-      arrays.push_back({&backup.keys, &now.keys, &keys});
-      arrays.push_back({&backup.values, &now.values, &values});
-    }
-  }
-  std::erase_if(arrays, [](const Changed& x) { return !*x.backup || !*x.now || (*x.backup)->id() == (*x.now)->id(); });
-  return arrays;
-}
-
-std::vector<InPlaceUpdates*> State::superseded_updates() {
-  std::vector<InPlaceUpdates*> result;
-  for (uint32_t i = 0; i < in_place_.size(); ++i) {
-    const auto& now = tensors[layout_.buffers_begin() + i];
-    if (in_place_[i].array() && now && !now->is_available()) {
-      result.push_back(&in_place_[i]);
-    }
-  }
-  return result;
-}
-
-template <typename Body>
-void State::run(bool risks_buffers, Body&& body) {
-  try {
-    body();
-  } catch (...) {
-    has_lost_buffers_ = risks_buffers;
-    throw;
-  }
-}
-
-void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call) {
-  const bool is_limited = has_memory_limit();
-  if (!ends_call && !keeps_backup_ && (restores_buffers_ || is_limited)) {
-    return evaluate_undoably(std::move(arrays), stream);
-  }
-  const auto changed_buffers = pending();
-  const bool risks_buffers = !keeps_backup_ && !changed_buffers.empty();
-  if (!ends_call && !keeps_backup_) {
-    // After the evaluation, these buffers would have neither a backup nor contents from which to restore them.
-    std::copy_if(
-        changed_buffers.begin(), changed_buffers.end(), std::back_inserter(arrays),
-        [](const mx::array& x) { return !restorable(x); });
-  }
-  const auto superseded = superseded_updates();
-  std::vector<std::uintptr_t> overwritable;
-  if (is_limited && !keeps_backup_) {
-    for (const auto& array : changed()) {
-      overwritable.push_back((*array.backup)->id());
-    }
-    for (const auto* updates : superseded) {
-      overwritable.push_back(updates->array()->id());
-    }
-  }
-  Evaluation evaluation(std::move(arrays), stream, overwritable);
-  if (!keeps_backup_) {
-    drop_backup_of_pending();
-    for (auto* updates : superseded) {
-      *updates = {};
-    }
-  }
-  run(risks_buffers, [&] { evaluation.run(); });
-  if (!ends_call) {
-    back_up_computed();
-  }
+void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
+  Evaluation evaluation(
+      std::move(arrays), stream, owner, has_memory_limit() ? overwritable() : std::vector<std::uintptr_t>());
+  drop_references_to_pending();
+  evaluation.run();
 }
 
 void State::submit(std::vector<mx::array> arrays, mx::Stream stream) {
-  if (keeps_backup_ || has_memory_limit() || shared_caches_) {
-    return evaluate(std::move(arrays), stream, /*ends_call=*/true);
+  if (has_memory_limit() || shared_caches_) {
+    return evaluate(std::move(arrays), stream);
   }
-  const bool risks_buffers = !pending().empty();
-  const auto superseded = superseded_updates();
-  Evaluation evaluation(std::move(arrays), stream);
-  drop_backup_of_pending();
-  for (auto* updates : superseded) {
-    *updates = {};
-  }
-  run(risks_buffers, [&] { evaluation.start(); });
+  Evaluation evaluation(std::move(arrays), stream, owner);
+  drop_references_to_pending();
+  evaluation.start();
 }
 
 // Whether only the contents of this buffer use their memory after the call, apart from kernels that have been
@@ -442,32 +313,6 @@ void State::take_over_memory(const std::vector<mx::array>& outputs) {
       written.set_status(x->status());
     }
     x = std::move(own);
-  }
-}
-
-// Evaluates arrays in the middle of a call so that rollback() can restore the buffers. For a buffer that is updated by
-// slices, saves the slices and lets go of the backup, so that MLX updates the buffer in place. Any other buffer keeps
-// its backup, and MLX writes the new contents to new memory.
-void State::evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream) {
-  std::vector<mx::array> saved;
-  std::vector<Changed> updated;
-  std::vector<std::uintptr_t> overwritable;
-  for (const auto& array : changed()) {
-    if (array.undo->record(**array.backup, **array.now, stream, saved)) {
-      updated.push_back(array);
-      overwritable.push_back((*array.backup)->id());
-    }
-  }
-  if (!saved.empty()) {
-    executorch_mlx::evaluate(std::move(saved), stream);
-  }
-  Evaluation evaluation(std::move(arrays), stream, overwritable);
-  for (const auto& array : updated) {
-    array.backup->reset();
-  }
-  run(!updated.empty(), [&] { evaluation.run(); });
-  for (const auto& array : updated) {
-    *array.backup = array_before_updates(**array.now);
   }
 }
 

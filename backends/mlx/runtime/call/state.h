@@ -7,13 +7,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <variant>
 #include <vector>
 
 #include "call/evaluation.h"
 #include "call/kv_cache.h"
-#include "call/undo.h"
 #include "memory/mapped_files.h"
 #include "program/program.h"
 #include "program/shared.h"
@@ -43,10 +43,13 @@ class State {
   // -- loading ---------------------------------------------------------------
 
   // Connect this state to constants, buffers and caches, which other methods may share. The contents of buffers and
-  // caches are in this state only during a call: begin() moves them in, commit() or rollback() moves them back.
+  // caches are in this state only during a call: begin() moves them in, commit() or abort() moves them back.
   void set_constant(uint32_t slot, std::shared_ptr<const mx::array> constant);
   void set_buffer(uint32_t slot, std::shared_ptr<Buffer> buffer);
   void set_caches(std::shared_ptr<Caches> caches);
+
+  // The owner of the evaluations of this state, which is that of the session.
+  std::shared_ptr<Owner> owner = std::make_shared<Owner>();
 
   // The packed weights of products, by node: see packed_weights.h.
   std::map<const void*, std::shared_ptr<const PackedWeights>> packed_weights;
@@ -62,47 +65,40 @@ class State {
 
   // -- a call ----------------------------------------------------------------
 
-  // A call is begin(), the instructions, evaluate(), and commit() or, if it fails, rollback().
+  // A call is begin(), the instructions, evaluate(), and commit() or, if it fails, abort().
   //
-  // begin() makes a backup of the mutable buffers and caches. The backup refers to the same arrays and copies no data.
-  // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
+  // begin() keeps a second reference to the contents of each buffer and cache. It copies no data. MLX, and the kernels
+  // of this library, update an array in place only if nothing else refers to it. The reference is therefore dropped
+  // when the buffer is about to be updated: by update_in_place(), and by an evaluation, once it is known to fit into
+  // the memory limit. As long as all references exist, no buffer has changed, and abort() returns the contents from
+  // before the call. Otherwise the buffers are undefined until they are reset.
   //
-  // - Usually, the evaluation that ends the call drops the backup of the buffers that it computes, because MLX updates
-  //   an array in place only if nothing else refers to the array. With a memory limit, the backup stays until this
-  //   evaluation is known to fit.
-  // - If an evaluation in the middle of the call overwrites slices of a buffer, these slices are saved first, and
-  //   rollback() writes them back. Another buffer that it computes keeps its backup, and gets new memory.
-  // - update_in_place() drops the backup of its buffer, and saves the contents that it overwrites.
-  // - Without `restores_buffers`, and without a memory limit, nothing is saved. After an evaluation in the middle of
-  //   the call, the backup of a buffer is what this evaluation has written.
-  // - With `keep_backup`, the backup stays to the end of the call, and MLX writes the updated buffers to new memory.
-  void begin(bool keep_backup, bool restores_buffers);
-  void commit();
-  void rollback(mx::Stream stream);
+  // begin() changes nothing if it throws.
+  void begin();
+  void commit() noexcept;
+  // Returns whether the buffers and caches have their contents from before the call. If not, they have none.
+  bool abort(mx::Stream stream) noexcept;
 
   // Writes `update` to a slice of x at once and in place, and returns true. x is the contents of the buffer in `slot`,
-  // and the slot itself is empty. With `restores_buffers`, rollback() undoes the write. Returns false with
-  // `keep_backup`, or if InPlaceUpdates::write() returns false. MLX then has to update the array.
+  // and the slot itself is empty. Returns false if write_in_place() does: MLX then has to update the array.
   bool update_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
 
-  // The same for InPlaceUpdates::write_positions().
+  // The same for write_positions_in_place().
   bool update_positions_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions);
 
-  // Whether x can be updated in place: only x and its backup, which the next evaluation drops, refer to x and its
-  // memory, and no elements share memory. x is the contents of the buffer in `slot`, and the slot itself is empty.
-  // Returns false with `keep_backup` or a memory limit.
+  // Whether x can be updated in place: only x and the reference of begin() refer to x and its memory, and no elements
+  // share memory. x is the contents of the buffer in `slot`, and the slot itself is empty. Returns false with a memory
+  // limit.
   bool can_update_in_place(uint32_t slot, const mx::array& x);
 
-  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. In the middle, it also evaluates the
-  // buffers that could not be restored otherwise. If the evaluation computes buffers that have no backup, and it fails
-  // after it has started, all buffers are lost: see is_lost().
-  void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
+  // Evaluates arrays.
+  void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
-  // Like evaluate() with `ends_call`, but returns before the arrays are computed, unless the call keeps a backup, there
-  // is a memory limit, or the program has caches.
+  // Starts to compute the arrays that end the call, and returns before they are computed, unless there is a memory
+  // limit or the program has caches.
   void submit(std::vector<mx::array> arrays, mx::Stream stream);
 
   // Lets the next call on a GPU update the buffers in place. To be called after the evaluation that ends the call.
@@ -117,59 +113,47 @@ class State {
 
   // -- between calls ---------------------------------------------------------
 
-  // Marks all buffers and caches as lost. To be called if work that submit() has started fails.
-  void lose_buffers();
+  // Frees the contents of the buffers and caches, because they are undefined.
+  void drop_contents() noexcept;
 
-  // Whether the contents of a buffer or cache were lost in an evaluation that failed without a backup, in this method
-  // or in another one that shares the buffer or cache.
-  bool is_lost() const;
+  // For a reset: a state with the same caches, but without contents.
+  State without_contents() const;
 
-  // The size of all buffers together.
-  size_t buffer_bytes() const;
+  // Replaces the contents of the buffers by those in the slots of `fresh`, and empties the caches. Skips the buffers in
+  // `done`, and adds the others.
+  void reset(State& fresh, std::set<const Buffer*>& done);
+
+  // Whether this state has mutable buffers or caches.
+  bool has_contents() const {
+    return layout_.buffers > 0 || shared_caches_ != nullptr;
+  }
+
+  // Whether all buffers of this state are in `buffers`.
+  bool has_only(const std::set<const Buffer*>& buffers) const;
 
  private:
-  // A buffer, or the keys or values of a cache, that the call has changed.
-  struct Changed {
-    std::optional<mx::array>* backup;
-    const std::optional<mx::array>* now;
-    Undo* undo;  // leads from the backup to the contents from before the call
-  };
-  std::vector<Changed> changed();
-  // The records of buffers that were written in place in this call and now also have an update that MLX has to make.
-  std::vector<InPlaceUpdates*> superseded_updates();
+  // The reference of begin() to the contents of a buffer. Null if `slot` is no buffer.
+  std::optional<mx::array>* before(uint32_t slot);
   bool owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const;
-  void evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream);
-  // Runs `body`, an evaluation. `risks_buffers`: whether the buffers are lost if it fails.
-  template <typename Body>
-  void run(bool risks_buffers, Body&& body);
-  template <typename Write>
-  bool write_in_place(uint32_t slot, Write&& write);
-  void undo_updates(mx::Stream stream);
-  void drop_backup();
-  void drop_backup_of_pending();
-  // Makes a backup of what has none: of its contents if they are computed, or else of the array that they update.
-  void back_up_computed();
-  void return_buffers();
+  // Drops the references of begin() to arrays that an evaluation is about to update.
+  void drop_references_to_pending();
+  // The ids of these arrays.
+  std::vector<std::uintptr_t> overwritable() const;
+  void return_buffers() noexcept;
 
   Layout layout_;
   std::map<int, KvLayer> caches_;  // by layer
   std::vector<std::pair<uint32_t, std::shared_ptr<const mx::array>>> constants_;
   std::vector<std::shared_ptr<Buffer>> buffers_;  // in slot order
   std::shared_ptr<Caches> shared_caches_;  // null if the program has none
-  std::vector<std::optional<mx::array>> buffers_backup_;
-  std::optional<std::map<int, KvLayer>> caches_backup_;
-  std::vector<Undo> buffers_undo_;  // what to undo in the backup, by buffer
-  std::map<int, std::pair<Undo, Undo>> caches_undo_;  // what to undo in the backups of keys and values, by layer
-  std::vector<InPlaceUpdates> in_place_;  // of this call, by buffer
+  std::vector<std::optional<mx::array>> buffers_before_;  // the references of begin(), by buffer
+  std::map<int, KvLayer> caches_before_;                  // the same for the caches, by layer
   // The memory of a buffer at the beginning of a call.
   struct Memory {
     const void* data;  // the address of a Data of MLX
     bool is_unshared;  // whether no other array uses it
   };
   std::vector<Memory> memory_before_;  // by buffer
-  bool keeps_backup_ = true;
-  bool restores_buffers_ = true;
-  bool has_lost_buffers_ = false;  // in this call
   // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.
   std::vector<std::pair<uint32_t, mx::array>> initial_tensors_;
   std::vector<Value> initial_values_;

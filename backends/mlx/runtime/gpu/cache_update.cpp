@@ -112,10 +112,6 @@ void join_sequences(const std::vector<mx::array>& arrays) {
   SequenceKernel::replace_by_ends(writers);
 }
 
-const std::vector<int>* updated_positions(const mx::array& x) {
-  return is_lazy(x, CacheUpdate::kName) ? &static_cast<const CacheUpdate&>(x.primitive()).positions : nullptr;
-}
-
 std::optional<mx::array> update_positions(
     const mx::array& cache, const mx::array& update, const std::vector<int>& positions, mx::Stream stream) {
   if (!is_cuda(stream) || cache.ndim() != 4 || update.dtype() != cache.dtype() || positions.empty() ||

@@ -1,7 +1,13 @@
 #include "cuda_api.h"
 
+#include <executorch/runtime/platform/log.h>
+#include <mlx/version.h>
+
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -10,7 +16,7 @@
 #include "../error.h"
 
 // This library is built without the headers of CUDA, so the few declarations that it needs are here. Builds of MLX for
-// CUDA bring the functions; in other builds, they are null and not called.
+// CUDA bring the functions. In other builds, they are null: see why_unusable().
 struct CUgraph_st;
 
 namespace mlx::core::cu {
@@ -95,6 +101,58 @@ void check(int result, const char* call) {
   }
 }
 
+// The address of a function, null if it is weak and missing.
+template <typename Function>
+const void* address_of(Function function) {
+  const void* address;
+  static_assert(sizeof(function) >= sizeof(address));
+  std::memcpy(&address, &function, sizeof(address));  // also the first word of a pointer to a member function
+  return address;
+}
+
+// The name of the first function above that is missing, or null.
+const char* missing_function() {
+#define EXECUTORCH_MLX_FUNCTION(name) std::pair(#name, address_of(&name))
+  const std::pair<const char*, const void*> functions[] = {
+      EXECUTORCH_MLX_FUNCTION(mx::cu::Device::make_current),
+      EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::set_input_array),
+      EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::set_output_array),
+      EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::add_graph_node),
+      EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::add_completed_handler),
+      EXECUTORCH_MLX_FUNCTION(mx::cu::device),
+      EXECUTORCH_MLX_FUNCTION(mx::cu::get_command_encoder),
+      EXECUTORCH_MLX_FUNCTION(cuCtxGetDevice),
+      EXECUTORCH_MLX_FUNCTION(cuDeviceGetAttribute),
+      EXECUTORCH_MLX_FUNCTION(cuModuleLoadData),
+      EXECUTORCH_MLX_FUNCTION(cuModuleGetFunction),
+      EXECUTORCH_MLX_FUNCTION(cuGraphCreate),
+      EXECUTORCH_MLX_FUNCTION(cuGraphDestroy),
+      EXECUTORCH_MLX_FUNCTION(cuGraphAddKernelNode_v2),
+      EXECUTORCH_MLX_FUNCTION(cuGraphAddDependencies_v2),
+      EXECUTORCH_MLX_FUNCTION(nvrtcCreateProgram),
+      EXECUTORCH_MLX_FUNCTION(nvrtcDestroyProgram),
+      EXECUTORCH_MLX_FUNCTION(nvrtcCompileProgram),
+      EXECUTORCH_MLX_FUNCTION(nvrtcGetCUBINSize),
+      EXECUTORCH_MLX_FUNCTION(nvrtcGetCUBIN),
+      EXECUTORCH_MLX_FUNCTION(nvrtcGetProgramLogSize),
+      EXECUTORCH_MLX_FUNCTION(nvrtcGetProgramLog)};
+#undef EXECUTORCH_MLX_FUNCTION
+  const auto found = std::find_if(
+      std::begin(functions), std::end(functions), [](const auto& function) { return function.second == nullptr; });
+  return found == std::end(functions) ? nullptr : found->first;
+}
+
+// Returns why the functions above cannot be called in this MLX of version `version`, or "" if they can. Those of MLX
+// are not part of its public interface: another version may have changed them.
+std::string why_unusable(const std::string& version) {
+  const std::string expected = str(MLX_VERSION_MAJOR, ".", MLX_VERSION_MINOR, ".", MLX_VERSION_PATCH);
+  if (version != expected) {
+    return str("got MLX ", version, ", expected the version ", expected, " with which this library was built");
+  }
+  const char* const missing = missing_function();
+  return missing == nullptr ? "" : str("MLX ", version, " lacks the function ", missing);
+}
+
 int ask_for_architecture(mx::Stream stream) {
   mx::cu::device(stream.device).make_current();
   int device, major, minor;
@@ -171,7 +229,13 @@ int architecture(mx::Stream stream) {
 }
 
 bool is_cuda(mx::Stream stream) {
-  static const bool has_cuda = mx::cu::is_available();
+  static const bool has_cuda = [] {
+    const std::string reason = mx::cu::is_available() ? why_unusable(mx::version()) : "";
+    if (!reason.empty()) {
+      ET_LOG(Error, "MLX: the kernels for CUDA of this library are not used: %s", reason.c_str());
+    }
+    return mx::cu::is_available() && reason.empty();
+  }();
   return has_cuda && stream.device == mx::Device::gpu;
 }
 

@@ -48,9 +48,6 @@ std::optional<std::vector<mx::array>> norm_rope(
 std::optional<mx::array> update_positions(
     const mx::array& cache, const mx::array& update, const std::vector<int>& positions, mx::Stream stream);
 
-// The positions that x writes, if x is a lazy result of update_positions(), else null.
-const std::vector<int>* updated_positions(const mx::array& x);
-
 // Prepares arrays for their evaluation: the lazy updates that a kernel has taken over wait for all of its sequence, so
 // that MLX does not evaluate a part of the sequence first. See sequence_kernel.h.
 void join_sequences(const std::vector<mx::array>& arrays);

@@ -9,19 +9,7 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr size_t kPageBytes = 4096;         // the smallest page of any system
 constexpr size_t kBytesPerPart = 64 << 10;  // enough work to be worth handing over to another thread
-
-// Makes the page of a byte writable. New memory contains zeros, and the exchange of a zero for a zero is a write.
-void map_page(char* byte) {
-  char zero = 0;
-  __atomic_compare_exchange_n(byte, &zero, 0, /*weak=*/false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-}
-
-// Whether `count` bytes, at least one, are 0: the first one is, and all others equal the one before them.
-bool are_zero(const char* data, size_t count) {
-  return data[0] == 0 && std::memcmp(data, data + 1, count - 1) == 0;
-}
 
 class Copy {
  public:
@@ -35,30 +23,18 @@ class Copy {
     run_bytes_ = static_cast<size_t>(run) * width;
   }
 
-  // Calls visit(from, to, bytes) for the runs of the sub-arrays over the axes from `axis` on, until it returns false.
-  // Returns whether it has always returned true.
-  template <typename Visit>
-  bool for_runs(size_t axis, const char* from, char* to, Visit&& visit) const {
+  // Copies the sub-array over the axes from `axis` on.
+  void run(size_t axis, const char* from, char* to) const {
     if (axis == outer_) {
-      return visit(from, to, run_bytes_);
+      std::memcpy(to, from, run_bytes_);
+      return;
     }
     const auto width = static_cast<int64_t>(width_);
     for (int i = 0; i < shape_[axis]; ++i) {
-      if (!for_runs(axis + 1, from, to, visit)) {
-        return false;
-      }
+      run(axis + 1, from, to);
       from += from_strides_[axis] * width;
       to += to_strides_[axis] * width;
     }
-    return true;
-  }
-
-  // Copies the sub-array over the axes from `axis` on.
-  void run(size_t axis, const char* from, char* to) const {
-    for_runs(axis, from, to, [](const char* from, char* to, size_t bytes) {
-      std::memcpy(to, from, bytes);
-      return true;
-    });
   }
 
   // Copies the whole array. The threads of the kernels share the first axis that has more than one index.
@@ -104,35 +80,6 @@ void strided_copy(
     bytes *= static_cast<size_t>(size);
   }
   Copy(shape, width, from_strides, to_strides).run_in_parallel(bytes, from, to);
-}
-
-void prepare_for_update(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
-  Copy(shape, width, strides, strides).for_runs(0, data, data, [](const char*, char* run, size_t bytes) {
-    prepare_for_update(run, bytes);
-    return true;
-  });
-}
-
-void prepare_for_update(char* data, size_t count) {
-  if (count > 0) {
-    for (size_t i = 0; i < count; i += kPageBytes) {
-      map_page(data + i);
-    }
-    map_page(data + count - 1);
-  }
-}
-
-bool is_zero(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
-  return Copy(shape, width, strides, strides).for_runs(0, data, data, [](const char* run, char*, size_t bytes) {
-    return are_zero(run, bytes);
-  });
-}
-
-void fill_with_zeros(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
-  Copy(shape, width, strides, strides).for_runs(0, data, data, [](const char*, char* run, size_t bytes) {
-    std::memset(run, 0, bytes);
-    return true;
-  });
 }
 
 mx::Strides row_major_strides(const mx::Shape& shape) {

@@ -37,11 +37,14 @@ inline mx::Shape product_shape(const mx::array& x, const mx::Shape& batch, int c
   return shape;
 }
 
-// The number of matrices in an operand [..., rows, columns].
+// The number of matrices in an operand [..., rows, columns], which may have no elements. Throws Failure if an int
+// cannot hold the number.
 inline int batch_size(const mx::array& x) {
-  int size = 1;
-  for (int i = 0; i + 2 < static_cast<int>(x.ndim()); ++i) {
-    size *= x.shape(i);
+  const auto shape = batch_shape(x);
+  int size = std::find(shape.begin(), shape.end(), 0) == shape.end() ? 1 : 0;
+  for (const int length : shape) {
+    const bool overflows = size != 0 && __builtin_mul_overflow(size, length, &size);
+    check_argument(!overflows, "got ", describe(x), ", expected at most 2^31 - 1 matrices");
   }
   return size;
 }

@@ -23,7 +23,7 @@ inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
     return c.set(n.out(), *y);
   }
   if (const auto both = weight ? gpu::add_rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
-    c.set(n.x(), both->first);  // the sum that the kernel has computed: MLX need not compute it again for a later op
+    c.replace_temporary(n.x(), both->first);  // so that MLX need not compute the sum again for a later op
     return c.set(n.out(), both->second);
   }
   if (const auto y = weight ? gpu::rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {

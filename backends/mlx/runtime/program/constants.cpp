@@ -159,6 +159,21 @@ void load_constants(
   }
 }
 
+void fill_buffers(const MlxProgram& program, const NamedDataMap* data, State& state, mx::Stream stream) {
+  int64_t room = std::numeric_limits<int64_t>::max();  // load_buffers() has checked the number of elements
+  size_t bytes = 0;
+  for (uint32_t i = program.layout.buffers_begin(); i < program.layout.temps_begin(); ++i) {
+    bytes += bytes_of(program.meta(i));
+  }
+  {
+    std::lock_guard lock(memory_mutex());
+    check_memory([] { return "buffers"; }, bytes);
+  }
+  for (uint32_t i = program.layout.buffers_begin(); i < program.layout.temps_begin(); ++i) {
+    state.tensors[i] = copy_to_gpu_memory(initial_contents(program, i, data, room), stream);
+  }
+}
+
 void load_buffers(
     const MlxProgram& program,
     const NamedDataMap* data,

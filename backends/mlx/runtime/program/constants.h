@@ -34,4 +34,8 @@ void load_buffers(
     State& state,
     mx::Stream stream);
 
+// Fills the buffer slots of `state` with the initial contents, as load_buffers() does. Throws Failure if they would
+// exceed the memory limit.
+void fill_buffers(const MlxProgram& program, const NamedDataMap* data, State& state, mx::Stream stream);
+
 } // namespace executorch_mlx

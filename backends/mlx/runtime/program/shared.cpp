@@ -72,6 +72,52 @@ std::shared_ptr<Session> SharedData::join(const std::string& method, const std::
   return session;
 }
 
+void Session::make_undefined() noexcept {
+  for (auto* member : members) {
+    is_undefined = member->drop_contents() || is_undefined;
+  }
+}
+
+void Session::fail_undefined() {
+  make_undefined();
+  const char* const consequence =
+      is_undefined ? "; the mutable buffers of the program are undefined now, see executorch_mlx_reset()" : "";
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    fail(failure.code, failure.what(), consequence);
+  } catch (const std::exception& error) {
+    const bool lacks_memory = is_out_of_memory(error);
+    fail(
+        lacks_memory ? Error::MemoryAllocationFailed : Error::Internal, lacks_memory ? "out of memory: " : "",
+        error.what(), consequence);
+  }
+}
+
+void Session::check_defined() {
+  if (owner->has_lost_work.exchange(false)) {
+    make_undefined();
+  }
+  if (is_undefined) {
+    fail(
+        Error::InvalidState,
+        "the mutable buffers are undefined since a call failed: reset them with executorch_mlx_reset(), or load the "
+        "program again");
+  }
+}
+
+void Session::reset() {
+  settle(*stream);
+  make_undefined();  // so that the memory is free, and if there is no room for the initial contents
+  ++resets;
+  owner->has_lost_work = false;
+  std::set<const Buffer*> done;
+  for (auto* member : members) {
+    member->reset(done);
+  }
+  is_undefined = false;
+}
+
 std::shared_ptr<Session> SharedData::first_session() const {
   for (const auto& entry : sessions_) {
     if (auto session = entry.lock()) {

@@ -13,6 +13,7 @@
 #include <executorch/runtime/core/named_data_map.h>
 #include <mlx/mlx.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "call/evaluation.h"
 #include "call/kv_cache.h"
 #include "memory/limit.h"
 
@@ -30,7 +32,7 @@ namespace executorch_mlx {
 // A mutable buffer. A call moves the contents into its slot and moves them back at its end, because MLX
 // updates an array in place only if there is no other reference to it.
 struct Buffer {
-  std::optional<mx::array> contents;  // empty between calls if a failed call lost them
+  std::optional<mx::array> contents;  // empty while a call runs, and possibly if the session is undefined
   std::optional<mx::array> written;   // an array without elements, available once the contents are written
 };
 
@@ -39,7 +41,6 @@ struct Buffer {
 struct Caches {
   std::map<int, KvLayer> layers;
   std::vector<int> windows;  // Options::kv_windows
-  bool is_lost = false;      // whether a failed call lost the contents
 };
 
 // Finds objects by name. It does not keep the objects alive: an object can be found only while another reference to it
@@ -85,10 +86,43 @@ struct PackedWeights {
   std::vector<std::shared_ptr<ReleasedConstant>> released;
 };
 
+// A loaded method, as its session sees it.
+class Member {
+ public:
+  // Gives the mutable buffers and KV caches their initial contents. Skips the buffers in `done`, and adds the others.
+  virtual void reset(std::set<const Buffer*>& done) = 0;
+  // Frees the contents of the mutable buffers and KV caches. Returns whether the method has any.
+  virtual bool drop_contents() noexcept = 0;
+
+ protected:
+  ~Member() = default;
+};
+
 // The methods that share mutable buffers and KV caches.
 struct Session {
   // Locked during a call, so that the calls of all methods of the session take turns.
   std::mutex mutex;
+
+  // Of the evaluations of all methods, and the stream on which they run. The stream is set when a method is loaded.
+  const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
+  std::optional<mx::Stream> stream;
+
+  // Whether a failed call has left the mutable buffers and KV caches undefined. Calls are refused until a reset.
+  std::atomic<bool> is_undefined = false;
+  uint64_t resets = 0;           // so far
+  std::vector<Member*> members;  // in the order in which they were loaded
+
+  // Marks the buffers and caches as undefined, and frees them. Does nothing if there are none.
+  void make_undefined() noexcept;
+
+  // In a handler of an exception: does the same, and rethrows the exception with a message that says so.
+  [[noreturn]] void fail_undefined();
+
+  // Does the same if work on the device has failed that no call has waited for. Throws Failure if they are undefined.
+  void check_defined();
+
+  // Gives the buffers and caches of all methods the contents that they had after the methods were loaded.
+  void reset();
 
   // Used only with SharedData::loading locked.
   WeakMap<Buffer> buffers;

@@ -63,7 +63,7 @@ typedef struct {
 executorch_mlx_status executorch_mlx_model_load(
     const char* path, const executorch_mlx_load_options* options, executorch_mlx_model** model);
 
-// Frees a model. Free its engines first. NULL is allowed.
+// Frees a model. An engine of the model keeps what it needs until it is freed. NULL is allowed.
 void executorch_mlx_model_free(executorch_mlx_model* model);
 
 // Reads an integer of the program's metadata: a method name of docs/llm-program.md, such as "get_vocab_size", or

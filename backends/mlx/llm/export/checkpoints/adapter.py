@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,10 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from ..language_part import language_tensors
 from ..packed import is_embedding, is_linear
-from ..weights import cast_parameters
-from .load_checks import shortened
+from ..precision import cast_parameters
+from .checks import shortened
+from .hf import read_json
+from .language_part import language_tensors
 
 _PREFIX = "base_model.model."  # of the names of peft, before the names of the model
 # Patterns in the names of tensors that peft stores a second time, or as they were before the training, if the training
@@ -31,13 +31,12 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path, dtype: torch.dtype
     Changes `model` in place. Raises ValueError if the folder has no adapter, or if the adapter cannot be merged into
     `model`.
     """
-    path = Path(folder) / "adapter_config.json"
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_json(Path(folder) / "adapter_config.json")
     except FileNotFoundError as error:
         raise ValueError(f"export_llm: adapter: {folder} has no adapter_config.json") from error
     except ValueError as error:
-        raise ValueError(f"export_llm: adapter: {path}: invalid JSON: {error}") from error
+        raise ValueError(f"export_llm: adapter: {error}") from error
     cast_parameters(model, dtype)
     merge = _merge_peft if "peft_type" in settings else _merge_mlx
     try:

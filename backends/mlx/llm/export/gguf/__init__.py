@@ -1,1 +1,1 @@
-"""GGUF files: their block formats, architectures and tokenizers. `file` loads a model from such a file."""
+"""The format of GGUF files: metadata, blocks, architectures and tokenizers. `checkpoints.gguf` loads a model."""

@@ -14,21 +14,13 @@ from transformers.modeling_layers import MtpModel
 from ....custom_ops.packing import FLOAT_MODES
 from ..mtp import without_ends
 from ..packed import install, is_linear, set_int8_activations, use_linear_layers
+from ..precision import cast_parameters, compute_dtype, copy_unpacked, set_compute_dtype
 from ..quantize import is_microscaled, linear_paths, quantize_model
-from ..weights import cast_parameters, compute_dtype, copy_unpacked, set_compute_dtype
-from .calibration import (
-    Perplexity,
-    Text,
-    importance,
-    linear_layers_in_float32,
-    perplexity,
-)
+from .calibration import Perplexity, Text, importance, linear_layers_in_float32, perplexity
 from .scale_search import Format
 from .sensitivity import choose, measure
 from .tuning import tuned, visit_decoder_layers
 
-QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
-GROUPED = ("int4", "int8")  # the quantizations that take a group size
 DEFAULT_GROUP_SIZE = 32
 MIXED_BITS = 4.8  # bits per weight of the linear layers on average, including scales: about as llama.cpp's Q4_K_M
 _ENDS_BITS = 8  # bits of the ends of a model: the embedding and the output projection

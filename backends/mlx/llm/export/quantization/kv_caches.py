@@ -13,10 +13,9 @@ from ....custom_ops.quantized_cache import EntryFormat, dequantize, quantize
 from ..attention.cache import LayerSpec
 from ..attention.observe import Specs
 from ..decoder import CachedDecoder
-from ..weights import compute_dtype
+from ..precision import compute_dtype
 from .calibration import Text
 
-KV_BITS = (16, 8, 4)  # 16: half precision, without groups
 _GROUP_SIZE = 32
 _MAX_TOKENS = 512  # the largest number of tokens in the run that measures the errors
 _SEED = 22

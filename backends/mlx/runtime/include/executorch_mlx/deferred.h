@@ -22,13 +22,13 @@ typedef struct executorch_mlx_deferred executorch_mlx_deferred;
 
 // Defers the next call on this thread, which must be of a method that consists of one MLX program. The call returns as
 // soon as its work has been submitted. The memory of its outputs does not change until
-// executorch_mlx_deferred_finish(). The first call of a method still computes its results before it returns. So does
-// every call if there is a memory limit or a profile, or if the KV caches belong to the runtime.
+// executorch_mlx_deferred_finish(). If there is a memory limit or a profile, or if the KV caches belong to the runtime,
+// the call still computes its results before it returns.
 //
 // With `source`, an earlier deferred call, the next call does not read its input named "tokens". In its place, it takes
 // elements of an output of `source` on the device: element i of the input is element elements[i] of the output whose
 // memory is `output`. Input and output are int64. The call fails if there is no such input or output, if `count` is not
-// the number of elements of the input, or if an element of `elements` is out of range.
+// the number of elements of the input, if an element of `elements` is out of range, or if it is null.
 void executorch_mlx_defer(
     const executorch_mlx_deferred* source, const void* output, const int64_t* elements, size_t count);
 
@@ -37,7 +37,8 @@ void executorch_mlx_defer(
 executorch_mlx_deferred* executorch_mlx_deferred_take(void);
 
 // Waits for the results and writes them to the memory of the outputs. Returns 0, or the number of an ExecuTorch Error.
-// After an error, the contents of the mutable buffers are lost.
+// After an error, the mutable buffers are undefined: see executorch_mlx_reset() in buffers.h. Other pending calls of
+// the program then fail, too.
 int executorch_mlx_deferred_finish(executorch_mlx_deferred* call);
 
 // Waits for the results and frees them.

@@ -26,8 +26,6 @@ int executorch_mlx_is_forked(void);
 //   "device"            "cpu" or "gpu"
 //   "metal_kernels"     "true" or "false"
 //   "kv_windows"        positions to keep per layer, such as "512,512,0"
-//   "restore_buffers"   "true", the default, or "false": whether a failed call restores the parts of mutable buffers
-//                       that it has overwritten in place
 //   "max_instructions"  instructions of a call, counting each iteration of a loop; at most 2^24, the default
 //   "max_operations"    elements and multiplications of a call; at most 2^50, the default
 //

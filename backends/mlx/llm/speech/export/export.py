@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,77 +12,67 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
-from ...llm.export.checkpoints.load_checks import check_float8, check_loaded, check_quantization
-from ...llm.export.export import ExportedLLM, check_choice, check_group_size, check_tokenizer, load_tokenizer
-from ...llm.export.head_config import HeadConfig
-from ...llm.export.lowering import lower
-from ...llm.export.quantization.conversion import QUANTIZATIONS, convert_weights
-from ...llm.export.serialize import serialize
-from ...llm.export.weights import find_checkpoint, quantization_settings
-from ...workarounds.program_caches import forget_programs
+from ....workarounds.program_caches import forget_programs
+from ...export.checkpoints.checkpoint import Checkpoint
+from ...export.checkpoints.checks import check_float8, check_loaded, check_quantization
+from ...export.checkpoints.hf import HFFolder, read_json
+from ...export.checkpoints.open import find_checkpoint, open_checkpoint, opened
+from ...export.checkpoints.tokenizer import check_tokenizer
+from ...export.exported import ExportedLLM
+from ...export.lowering import lower
+from ...export.quantization.conversion import convert_weights
+from ...export.serialize import serialize
+from ...export_options import SPEECH, ExportOptions
 from .check import check_program
 from .decoder import ProgramModel
 from .families import FAMILIES, Family
 from .metadata import metadata, prompt_config
 from .methods import export_methods
 
-DEFAULT_SECONDS = 30.0
 CHUNK = 512  # the largest number of tokens in one call
 
 
-def is_speech(model: str | Path) -> bool:
+def is_speech(model: str | Path | Checkpoint) -> bool:
     """Whether `model`, a folder or a hub id, is a speech model that `export_speech` knows, by its `config.json`."""
     try:
-        folder = find_checkpoint(model)
-        if folder.is_file():  # GGUF
-            return False
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(find_checkpoint(model))
     except (OSError, ValueError):
         return False
-    return isinstance(config, dict) and config.get("model_type") in FAMILIES
+    return checkpoint.model_type in FAMILIES
 
 
 @forget_programs()
 def export_speech(
-    model: str | Path | PreTrainedModel,
+    model: str | Path | Checkpoint | PreTrainedModel,
     *,
     tokenizer: Any = None,
     feature_extractor: Any = None,
-    dtype: torch.dtype | None = None,
-    quantize: str = "none",
-    group_size: int | None = None,
-    max_context_len: int | None = None,
-    max_seconds: float = DEFAULT_SECONDS,
-    head: HeadConfig = HeadConfig(),
-    allow_extensions: bool = False,
-    verify: bool = True,
     progress: Callable[[str], Any] = lambda step: None,
+    **options: Any,
 ) -> ExportedLLM:
     """Export `model`, a checkpoint folder, a hub id or a loaded model: Whisper, Moonshine or Moonshine Streaming.
 
-    The program takes samples at 16 kHz and returns tokens. A loaded `model` is changed in place.
+    The program takes samples at 16 kHz and returns tokens. A loaded `model` is changed in place. Features are computed
+    in float32.
 
     - `tokenizer`, `feature_extractor`: by default those of the checkpoint folder. A loaded model has no default.
       Whisper without a feature extractor gets that of OpenAI's models.
-    - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a loaded model. The
-      features are computed in float32.
-    - `quantize`, `group_size`: as in `export_llm`, without `mixed`. Convolutions stay in full precision.
-    - `max_context_len`: capacity of the cache of tokens; by default the limit of the model.
-    - `max_seconds`: the longest sound of a call, for Moonshine. Whisper's length is fixed.
-    - `head`, `allow_extensions`, `verify`, `progress`: as in `export_llm`. The head always has `allowed_tokens`, and it
-      cannot have penalties.
+    - `progress`: called with the name of each long step before it begins.
+    - `options`: those fields of `ExportOptions` that a speech model takes.
 
     Raises ValueError, with the name of the argument in the message.
     """
-    _check_arguments(quantize, group_size, max_seconds, head)
+    settings = ExportOptions.of("export_speech", SPEECH, options)
     check_tokenizer(tokenizer, "export_speech")
-    head = replace(head, allowed_tokens=True)
+    head = replace(settings.head, allowed_tokens=True)
     progress("load")
-    model, tokenizer, feature_extractor, dtype = _load(model, tokenizer, feature_extractor, dtype)
-    family = _family(model, feature_extractor, max_seconds)
+    model, tokenizer, extractor, dtype, notes = _load(model, tokenizer, feature_extractor, settings.torch_dtype)
+    family = _family(model, extractor, settings.max_seconds)
     prompt = prompt_config(model)
-    conversion = convert_weights(model, quantize, group_size, dtype, tokenizer=None, calibrate=None, progress=progress)
-    length = _context_len(model, max_context_len)
+    conversion = convert_weights(
+        model, settings.quantize, settings.group_size, dtype, tokenizer=None, calibrate=None, progress=progress
+    )
+    length = _context_len(model, settings.max_context_len)
     timestamp_begin = _add_timestamps(prompt, family)
     program_model = ProgramModel(
         model, family, max_context_len=length, chunk=CHUNK, dtype=dtype, timestamp_begin=timestamp_begin
@@ -92,42 +81,30 @@ def export_speech(
     methods = export_methods(program_model, head)
     constants = metadata(program_model, tokenizer, head, prompt)
     progress("lower")
-    lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
+    lowered, report = lower(methods, constants, allow_extensions=settings.allow_extensions)
     progress("serialize")
     program = serialize(lowered)
     checker = None
-    if verify:
+    if settings.verify:
         checker = functools.partial(check_program, program_model=program_model, head=head, start_token=prompt["start"])
     return ExportedLLM(
         program, report, constants, tuple(methods), program_model.cache_bytes, tuple(conversion.unquantized),
-        _checker=checker,
+        notes=tuple(notes), _checker=checker,
     )  # fmt: skip
 
 
-def _check_arguments(quantize: str, group_size: int | None, max_seconds: float, head: HeadConfig) -> None:
-    check_choice("quantize", quantize, [name for name in QUANTIZATIONS if name != "mixed"], "export_speech")
-    check_group_size(group_size, quantize, "export_speech")
-    if not max_seconds > 0:
-        raise ValueError(f"export_speech: max_seconds: got {max_seconds}, expected more than 0")
-    if head.penalties:
-        raise ValueError(f"export_speech: head.penalties: got {head.penalties}, expected 0 for a speech model")
-
-
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, extractor: Any, dtype: torch.dtype | None
-) -> tuple[PreTrainedModel, Any, Any, torch.dtype]:
+    model: str | Path | Checkpoint | PreTrainedModel, tokenizer: Any, extractor: Any, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, Any, Any, torch.dtype, list[str]]:
     if isinstance(model, PreTrainedModel):
-        return model.eval().requires_grad_(False), tokenizer, extractor, dtype or model.dtype
-    try:
-        folder = find_checkpoint(model)
-    except ValueError as error:
-        raise ValueError(f"export_speech: model: {error}") from error
-    if not is_speech(folder):
-        raise ValueError(f"export_speech: model: {folder}: got another model, expected {', '.join(FAMILIES)}")
-    if extractor is None and _has_extractor(folder):
-        extractor = AutoFeatureExtractor.from_pretrained(folder)
-    loaded = _load_folder(folder)
-    return loaded.eval().requires_grad_(False), tokenizer or load_tokenizer(folder), extractor, dtype or torch.float32
+        return model.eval().requires_grad_(False), tokenizer, extractor, dtype or model.dtype, []
+    checkpoint = opened(model, "export_speech")
+    if not is_speech(checkpoint):
+        raise ValueError(f"export_speech: model: {checkpoint.path}: got another model, expected {', '.join(FAMILIES)}")
+    if extractor is None and _has_extractor(checkpoint.path):
+        extractor = AutoFeatureExtractor.from_pretrained(checkpoint.path)
+    loaded = _load_folder(checkpoint).eval().requires_grad_(False)
+    return loaded, tokenizer or checkpoint.tokenizer(), extractor, dtype or torch.float32, checkpoint.notes
 
 
 def _has_extractor(folder: Path) -> bool:
@@ -135,15 +112,14 @@ def _has_extractor(folder: Path) -> bool:
     if (folder / "preprocessor_config.json").is_file():
         return True
     path = folder / "processor_config.json"
-    return path.is_file() and "feature_extractor" in _read_json(path)
+    return path.is_file() and "feature_extractor" in _read(path)
 
 
-def _load_folder(folder: Path) -> PreTrainedModel:
-    where = f"export_speech: model: {folder}"
+def _load_folder(checkpoint: HFFolder) -> PreTrainedModel:
+    where, folder = f"export_speech: model: {checkpoint.path}", checkpoint.path
     try:
-        settings = quantization_settings(folder)
-        check_quantization(settings, where)
-        check_float8(folder, settings, where)
+        check_quantization(checkpoint.quantization, where)
+        check_float8(folder, checkpoint.quantization, where)
         model, info = AutoModelForSpeechSeq2Seq.from_pretrained(
             folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -159,16 +135,16 @@ def _complete_generation_config(model: PreTrainedModel, folder: Path) -> None:
     path = folder / "generation_config.json"
     if not path.is_file():
         return
-    for name, value in _read_json(path).items():
+    for name, value in _read(path).items():
         if getattr(model.generation_config, name, None) is None:
             setattr(model.generation_config, name, value)
 
 
-def _read_json(path: Path) -> Any:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except ValueError as error:
-        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
+        raise ValueError(f"export_speech: model: {error}") from error
 
 
 def _family(model: PreTrainedModel, extractor: Any, seconds: float) -> Family:

@@ -10,10 +10,10 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
-from ...llm.export.attention.cache import KVCache, LayerSpec
-from ...llm.export.attention.masks import AttentionSpan
-from ...llm.export.attention.rope import use_stateless_rotary
-from ...llm.export.recurrent import cache_argument
+from ...export.attention.cache import KVCache, LayerSpec
+from ...export.attention.masks import AttentionSpan
+from ...export.attention.rope import use_stateless_rotary
+from ...export.recurrent import cache_argument
 from .families import Family
 
 ATTENTION_NAME = "mlx_speech"

@@ -11,7 +11,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .checkpoints.load_checks import CHECKPOINT_ERRORS
+from .checks import CHECKPOINT_ERRORS
 
 # A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
 LANGUAGE_MODEL_NAMES = {
@@ -33,21 +33,15 @@ _TWINS = {
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """Return the config of the checkpoint in `folder`. Raises ValueError if transformers cannot read it."""
-    try:
-        return runnable_config(folder)
-    except CHECKPOINT_ERRORS as error:
-        raise ValueError(f"load_causal_lm: {folder}: transformers cannot read config.json: {error}") from error
-
-
-def runnable_config(folder: str | Path) -> PretrainedConfig:
     """Return the config of the checkpoint in `folder` as transformers reads it, without settings of a run.
 
     Checkpoints may name an implementation of attention that is not installed, such as flash_attention_2, and may ask
-    for results that are tuples. Code in the folder is not run.
+    for results that are tuples. Code in the folder is not run. Raises ValueError if transformers cannot read the config.
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except CHECKPOINT_ERRORS as error:
+        raise ValueError(f"load_causal_lm: {folder}: transformers cannot read config.json: {error}") from error
     except ValueError as error:
         if "trust_remote_code" in str(error):
             raise ValueError(
@@ -60,7 +54,7 @@ def runnable_config(folder: str | Path) -> PretrainedConfig:
     return config
 
 
-def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
+def _language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
     """Return the config of the language model of a model for text and other media, or `config` itself.
 
     This is `config` if transformers has a causal language model for it that leaves out the other media, or has none for
@@ -114,7 +108,7 @@ def config_to_load(config: PretrainedConfig, *, text_only: bool = False) -> Pret
     conversions of its own. With `text_only`, the checkpoint has the tensors of the language model only.
     """
     config = _writer(config)
-    text = language_config(config, always=text_only)
+    text = _language_config(config, always=text_only)
     conversions, of_text = (get_checkpoint_conversion_mapping(c.model_type) or () for c in (config, text))
     is_converted = any(isinstance(conversion, WeightConverter) for conversion in conversions)
     is_whole = is_converted and not of_text and type(text).__module__ == type(config).__module__
@@ -136,30 +130,23 @@ def names_in_language_model(whole: PretrainedConfig, config: PretrainedConfig) -
     return renamings | LANGUAGE_MODEL_NAMES
 
 
-def language_class(config: PretrainedConfig) -> type | None:
-    """Return the class of transformers that builds a language model for `config`, or None if there is none.
+def language_class(config: PretrainedConfig, folder: Path) -> type:
+    """Return the class of transformers that builds a language model for `config`. Raises ValueError if there is none.
 
     If transformers has no causal language model for `config`, the class builds a model for text and other media, of
     which `remove_other_media` leaves the language model. There is no class for an encoder with a decoder: transformers
     would build a decoder alone, for which the weights were not trained.
     """
-    if config.is_encoder_decoder:
-        return None
-    if _is_causal(config):
-        return AutoModelForCausalLM
-    return AutoModelForMultimodalLM if type(config) in AutoModelForMultimodalLM._model_mapping else None
-
-
-def existing_class(config: PretrainedConfig, folder: Path) -> type:
-    """Return `language_class(config)`. Raises ValueError if there is none."""
-    language = language_class(config)
-    if language is None:
-        kind = "an encoder with a decoder" if config.is_encoder_decoder else "a model"
-        raise ValueError(
-            f"load_causal_lm: {folder}: got {kind} of kind {config.model_type}, expected one for which transformers "
-            "has a causal language model"
-        )
-    return language
+    if not config.is_encoder_decoder:
+        if _is_causal(config):
+            return AutoModelForCausalLM
+        if type(config) in AutoModelForMultimodalLM._model_mapping:
+            return AutoModelForMultimodalLM
+    kind = "an encoder with a decoder" if config.is_encoder_decoder else "a model"
+    raise ValueError(
+        f"load_causal_lm: {folder}: got {kind} of kind {config.model_type}, expected one for which transformers has a "
+        "causal language model"
+    )
 
 
 def remove_other_media(model: PreTrainedModel) -> None:

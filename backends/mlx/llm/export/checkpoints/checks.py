@@ -24,8 +24,8 @@ _LAYOUT = (
     "quant_method", "format", "version", "packing_format", "data_type", "act_bits", "quantization_mode", "use_rms_norm"
 )  # fmt: skip
 
-# What transformers, torch, safetensors and gguf raise, besides OSError and ValueError, for a damaged checkpoint. A value
-# of the wrong type or size fails where it is first used.
+# What transformers, torch, safetensors and gguf raise, besides OSError and ValueError, for a damaged checkpoint. A
+# value of the wrong type or size fails where it is first used.
 CHECKPOINT_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, RuntimeError,
     SafetensorError, StrictDataclassError, TypeError,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..llm.generation import Generation, Options
-from ..llm.program import LLMProgram
-from ..llm.sampling_parameters import PARAMETERS, SamplingParameters, SettingError
-from ..llm.scoring import allow_only
+from ..generation import Generation, Options
+from ..program import LLMProgram
+from ..sampling_parameters import PARAMETERS, SamplingParameters, SettingError
+from ..scoring import allow_only
 from .audio import read_audio
 from .segments import Piece, Segment, TimestampSplitter, quiet_window_length
 

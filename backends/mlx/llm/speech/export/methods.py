@@ -6,10 +6,10 @@ import inspect
 
 import torch
 
-from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
-from ...llm.export.head_config import HeadConfig
-from ...llm.sampling_head import adjust_logits, sample_logits
-from ...llm.sampling_parameters import INPUTS
+from ....custom_kernel_ops.logprobs import token_logprobs, top_logprobs
+from ...export_options import HeadConfig
+from ...sampling_head import adjust_logits, sample_logits
+from ...sampling_parameters import INPUTS
 from .decoder import ProgramModel
 
 

@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from ...llm.export.head_config import HeadConfig
-from ...llm.export.metadata import eos_ids, tokenizer_methods
+from ...export.metadata import eos_ids, tokenizer_methods
+from ...export_options import HeadConfig
 from .decoder import ProgramModel
 from .families import SAMPLE_RATE
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from ...llm.export.check import ProgramCheck
-from ...llm.export.head_config import HeadConfig
-from ...verification.cost import Cost
-from ...verification.load import load_methods
-from ...verification.noise import RoundingNoise
-from ...verification.rounding import agree, compare
+from ....verification.cost import Cost
+from ....verification.load import load_methods
+from ....verification.noise import RoundingNoise
+from ....verification.rounding import agree, compare
+from ...export.check import ProgramCheck
+from ...export_options import HeadConfig
 from .decoder import ProgramModel
 from .methods import example_inputs, example_samples
 

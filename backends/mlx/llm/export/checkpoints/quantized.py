@@ -1,6 +1,6 @@
-"""Loads checkpoints of GPTQ, AWQ, AutoRound, compressed-tensors and bitsandbytes, and FP8, NVFP4 or MXFP4 weights.
+"""Folders of GPTQ, AWQ, AutoRound, compressed-tensors and bitsandbytes, and with FP8, NVFP4 or MXFP4 weights.
 
-Also loads those of BitNet, of Gemma's quantization, and of Metal, the quantization of transformers for Apple GPUs.
+Also those of BitNet, of Gemma's quantization, and of Metal, the quantization of transformers for Apple GPUs.
 
 Integers, NVFP4 and MXFP4 elements are kept, in MLX's packed format. GPTQ, AWQ, AutoRound and compressed-tensors store a
 weight as scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is scale * q + bias.
@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 
-from ....custom_ops.packing import pack, unpack
-from ..language_part import language_tensors
-from ..packed import is_experts
+from ....custom_ops.packing import FLOAT_MODES, pack, unpack
+from ..experts import use_gathered_experts
+from ..packed import install, is_experts, packable_weights
 from ..quantize import GROUP_SIZES
-from ..weights import empty_model, load_floats, read_config, read_tensors
-from .load_checks import setting
-from .mlx_folder import install_all, renamed, stack_experts
+from .checks import check_loaded, setting
+from .hf import HFFolder
+from .install import Tensors, finish, install_all, renamed, set_generation_config, stack_experts, submodule
+from .language_part import language_tensors
 
-Tensors = dict[str, torch.Tensor]
 _BITS = (2, 4, 8)  # elements of these sizes do not cross the bytes, so that all formats have the same order of bits
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the position of each 4-bit element of a word
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -43,25 +42,64 @@ _OF_EMBEDDING = {"embedding_quantized": "weight", "embedding_scale": "weight_sca
 
 
 def can_read(settings: dict) -> bool:
-    """Whether `load_quantized` reads a checkpoint with these settings, the `quantization_config` of its config.
+    """Whether `QuantizedFolder` reads a checkpoint with these settings, the `quantization_config` of its config.
 
     Raises ValueError for a setting of a wrong type.
     """
     _block_size(settings)
-    return _reader(settings) is not None
+    return _is_gpt_oss(settings) or _reader(settings) is not None
 
 
-def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Return the model in `folder`. Its integers are packed weights.
+def _is_gpt_oss(settings: dict) -> bool:
+    """Whether weights in MXFP4 are stored as tensors `…_blocks` and `…_scales`, as in gpt-oss."""
+    return settings.get("quant_method") == "mxfp4"
 
-    FP8 weights, and integers whose groups MLX lacks, become floats of `dtype`, by default the dtype in the config.
-    Raises ValueError if the tensors do not match the model.
-    """
+
+class QuantizedFolder(HFFolder):
+    """A folder of Hugging Face with quantized weights that are kept, or whose values become floats."""
+
+    def check(self) -> None:
+        self.check_transform()
+
+    def _load(self, dtype: torch.dtype | None) -> PreTrainedModel:
+        """Return the model. FP8 weights, and integers whose groups MLX lacks, become floats of `dtype`.
+
+        By default, this is the dtype in the config.
+        """
+        self.check()
+        model = use_gathered_experts(self.empty_model())
+        if _is_gpt_oss(self.quantization):
+            return finish(model, _install_all_blocks(model, self.tensors()), self.path)
+        dtype = dtype or model.config.dtype or torch.float32
+        tensors = language_tensors(model, self.tensors(), self.model_type)
+        tensors = _read_weights(model, tensors, self.quantization, dtype)
+        if not any(name.endswith(".scales") for name in tensors) and not _has_experts_without_conversion(model):
+            return self._load_floats(model, tensors, dtype)
+        tensors = renamed(tensors, model)
+        stack_experts(model, tensors)
+        # Older versions of AutoGPTQ store zero biases for layers without a bias.
+        expected = model.state_dict()
+        tensors = {n: t for n, t in tensors.items() if n in expected or not n.endswith(".bias") or t.any()}
+        return install_all(model, tensors, self.path)
+
+    def _load_floats(self, model: PreTrainedModel, tensors: Tensors, dtype: torch.dtype) -> PreTrainedModel:
+        """Return a model like `model` of `dtype` with `tensors`, none of which is packed.
+
+        transformers converts the names and layouts of the tensors.
+        """
+        model, info = type(model).from_pretrained(
+            None, config=model.config, state_dict=tensors, dtype=dtype, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+        check_loaded(model, info, f"load_causal_lm: {self.path}")
+        set_generation_config(model, self.path)
+        return model
+
+
+def _read_weights(model: PreTrainedModel, tensors: Tensors, settings: dict, dtype: torch.dtype) -> Tensors:
+    """Return `tensors` with weights that are packed as in MLX, or floats of `dtype`."""
     marker, read = _reader(settings)
-    model, config = empty_model(folder)
-    dtype = dtype or config.dtype or torch.float32
     columns = {path: m.weight.shape[-1] for path, m in model.named_modules() if getattr(m, "weight", None) is not None}
-    tensors = language_tensors(model, read_tensors(folder), read_config(folder).get("model_type"))
     for path, _, leaf in [name.rpartition(".") for name in tensors]:
         if leaf in _OF_EMBEDDING:
             tensors[f"{path}.{_OF_EMBEDDING[leaf]}"] = tensors.pop(f"{path}.{leaf}")
@@ -76,15 +114,7 @@ def load_quantized(folder: Path, settings: dict, dtype: torch.dtype | None) -> P
         if parts.keys() == {"weight"}:
             parts["weight"] = parts["weight"].to(dtype)
         tensors |= {f"{path}.{leaf}": tensor for leaf, tensor in parts.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in _UNUSED}
-    if not any(name.endswith(".scales") for name in tensors) and not _has_experts_without_conversion(model):
-        return load_floats(model, tensors, dtype, folder)
-    tensors = renamed(tensors, model)
-    stack_experts(model, tensors)
-    # Older versions of AutoGPTQ store zero biases for layers without a bias.
-    expected = model.state_dict()
-    tensors = {n: t for n, t in tensors.items() if n in expected or not n.endswith(".bias") or t.any()}
-    return install_all(model, config, tensors, folder)
+    return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in _UNUSED}
 
 
 def _has_experts_without_conversion(model: PreTrainedModel) -> bool:
@@ -328,3 +358,36 @@ def _auto_round_reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], T
     if "gptq" in layout and "gptqmodel" not in layout:
         return "qweight", _gptq
     return ("qweight", _gptq_v2) if layout.startswith("auto_round") else None
+
+
+def _install_all_blocks(model: PreTrainedModel, tensors: Tensors) -> Tensors:
+    """Replace the weights of `model` that are stored as blocks and scales, and return the other tensors."""
+    for blocks_name in [name for name in tensors if name.endswith("_blocks")]:
+        name = blocks_name.removesuffix("_blocks")
+        if f"{name}_scales" in tensors:
+            _install_blocks(model, name, tensors.pop(blocks_name), tensors.pop(f"{name}_scales"))
+    return tensors
+
+
+def _install_blocks(model: PreTrainedModel, name: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    """Replace the weight `name` of `model` by a packed one.
+
+    `blocks` [..., N, G, 16] has two 4-bit elements in each byte, the first in the low bits, and `scales` [..., N, G]
+    the exponents of the groups, both uint8.
+    """
+    path, _, weight_name = name.rpartition(".")
+    module = submodule(model, path, f"{name}_blocks")
+    if weight_name not in packable_weights(module):
+        raise ValueError(f"{name}_blocks: {type(module).__name__} has no weight that can be packed under this name")
+    weight = getattr(module, weight_name)
+    shape = weight.mT.shape if getattr(module, "is_transposed", False) else weight.shape
+    bits, group_size = FLOAT_MODES["mxfp4"]
+    expected = [*shape[:-1], shape[-1] // group_size, group_size * bits // 8]
+    shapes = list(blocks.shape), list(scales.shape)
+    if {blocks.dtype, scales.dtype} != {torch.uint8} or shapes != (expected, expected[:-1]):
+        raise ValueError(
+            f"{name}: got blocks {blocks.dtype} {list(blocks.shape)} and scales {scales.dtype} {list(scales.shape)}, "
+            f"expected uint8 {expected} and {expected[:-1]}"
+        )
+    packed = blocks.flatten(-2).view(torch.int32)
+    install(model, path, weight_name, packed, scales, bits=bits, group_size=group_size, mode="mxfp4")
