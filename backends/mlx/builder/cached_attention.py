@@ -81,12 +81,13 @@ def _checked_begin(P, begin, length, capacity):
 def _refused_beyond(P, position, capacity):
     """Return `position`. At run time, it is an error if the position is outside of a cache of `capacity` positions.
 
-    This runtime finds the error in the write to the cache. ExecuTorch's own MLX delegate would clamp the position, and
-    write nothing. There, an integer of the host overflows. All caches of a program share these instructions.
+    Without the check, a write of one position beyond the end would write nothing, without an error. The error is a
+    division by zero, in this runtime and in ExecuTorch's own MLX delegate. All caches of a program share the check.
     """
-    quotient = P.emit(ir.FloorDivideIntNode, a=position, b=capacity)  # 0, or one of the sums with it overflows
-    sums = [add(P, quotient, limit) for limit in (2**31 - 1, -(2**31))]
-    return add(P, position, P.emit(ir.MultiplyIntNode, a=add(P, *sums), b=0))
+    quotient = P.emit(ir.FloorDivideIntNode, a=position, b=capacity)  # 0 if the position is inside
+    distance = P.emit(ir.MultiplyIntNode, a=quotient, b=quotient)
+    is_inside = P.emit(ir.FloorDivideIntNode, a=1, b=add(P, distance, 1))  # 1 or 0
+    return P.emit(ir.FloorDivideIntNode, a=position, b=is_inside)
 
 
 # -- attention ------------------------------------------------------------------
