@@ -283,6 +283,14 @@ def test_a_survey_names_what_transformers_cannot_read(folder):
     assert "field 'hidden_size'" in survey(folder).obstacle
 
 
+def test_a_survey_reads_no_weights(folder):
+    truncate(folder)
+    assert survey(folder).obstacle is None
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match="survey: .*config.json"):
+        survey(folder)
+
+
 def test_an_adapter_that_does_not_fit_is_refused(folder, tmp_path):
     wide = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL | {"hidden_size": 64}))
     get_peft_model(wide, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "wide")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from ..experts import use_gathered_experts
@@ -47,8 +47,11 @@ def is_mlx(folder: Path, config: dict) -> bool:
     file = min(folder.glob("model*.safetensors"), default=None)
     if file is None:
         return False
-    with safe_open(file, "pt") as opened:
-        return (opened.metadata() or {}).get("format") == "mlx"
+    try:
+        with safe_open(file, "pt") as opened:
+            return (opened.metadata() or {}).get("format") == "mlx"
+    except SafetensorError:  # `load` says what is wrong
+        return False
 
 
 class MLXFolder(HFFolder):
