@@ -42,11 +42,12 @@ def test_random_graphs_equal_eager_torch(delegate):
     generated()
 
 
-def test_random_portable_graphs_equal_eager_torch():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_portable_programs_equal_eager_torch(family):
     """As ExecuTorch's own MLX delegate runs them."""
 
-    @short(4)
-    @given(st.lists(programs(), min_size=BATCH, max_size=BATCH))
+    @short(1)
+    @given(st.lists(FAMILIES[family], min_size=BATCH, max_size=BATCH))
     def generated(batch):
         check(batch, route=PortableRoute)
 

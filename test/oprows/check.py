@@ -39,7 +39,7 @@ def pytest_function(rows: Sequence[OpRow]):
         run_in_process(row, lowered)
         if not row.allow_extensions and row.host is None:
             run_in_interpreter(row, lowered, OURS)
-            if row.name not in DEPENDS_ON_HOST and not file_findings(read_payloads(lowered.pte)):
+            if row.name not in DEPENDS_ON_HOST and not reported(lowered):
                 run_in_interpreter(row, lowered, OFFICIAL)
 
     return test
@@ -50,6 +50,15 @@ def run_in_process(row: OpRow, lowered: Lowered) -> None:
     method = LoadedMethod(lowered.pte)
     for call, (inputs, expected) in enumerate(lowered.calls):
         compare(row, call, method.execute(list(inputs)), expected)
+
+
+def reported(lowered: Lowered) -> bool:
+    """Whether the portability check finds something in a program, apart from tensors without elements.
+
+    ExecuTorch's own MLX delegate refuses some of those tensors, and computes nothing wrong.
+    """
+    findings = file_findings(read_payloads(lowered.pte)).values()
+    return any(finding.problem.kind != "empty" for method in findings for finding in method)
 
 
 def run_in_interpreter(row: OpRow, lowered: Lowered, meaning: Meaning) -> None:
