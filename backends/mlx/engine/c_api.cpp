@@ -30,13 +30,7 @@ namespace {
 
 // Exists as long as its model or its engine.
 struct Programs {
-  ~Programs() {
-    if (program != nullptr) {
-      program->leave_group(); // requests that still exist keep the program
-    }
-  }
-
-  std::shared_ptr<LlmProgram> program;
+  std::shared_ptr<LlmProgram> program; // requests that still exist keep it
   std::unique_ptr<LlmProgram> draft; // null: no draft model
   std::atomic<bool> has_engine = false;
 };
