@@ -197,7 +197,7 @@ void run_call(
     }
   } catch (...) {
     if (!state.abort(handle.stream)) {
-      handle.session->fail_undefined();
+      handle.session->make_undefined();
     }
     throw;
   }
