@@ -112,28 +112,31 @@ def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_
                 assert request.wait() and request.info.reused_tokens == len(prompt) + len(tokens) - 1
 
 
-def test_chunk_beyond_the_memory_limit_does_not_end_another_answer(tmp_path_factory, capfd):
-    """The chunk of a long prompt fails behind updates in place. The other request reads prompt and answer again."""
+def test_draft_beyond_the_memory_limit_does_not_end_another_answer(path, capfd):
+    """`verify` fails behind updates in place, so that all buffers are undefined.
+
+    The engine resets them, and both requests read prompt and answer again.
+    """
     from executorch_mlx import memory
 
-    path = export(tmp_path_factory, "engine_chunk_of_rows", chunk=256, batch=2)
-    options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0, max_new_tokens=40)
+    pattern = [4, 5, 6, 7]
+    drafted = options_of({"allowed_tokens": lambda answer: [pattern[len(answer) % 4]]}, draft=15)
+    plain = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0, max_new_tokens=40)
     later = []
-    with api.Engine(path, reuse_prompts=False) as engine:
-        expected = engine.generate(LONG[:30], **options), engine.generate(LONG * 3, **options)
+    with api.Engine(path) as engine:
+        expected = [engine.generate(LONG[:30], **plain), engine.generate(pattern * 4, **drafted)]
 
         def limit(request):
             if len(request.events) == 3:
-                memory.set_memory_limit(memory.get_active_memory() + 150_000)
-                later.append(engine.submit(LONG * 3, **options))
+                memory.set_memory_limit(memory.get_active_memory() + 80_000)
+                later.append(engine.submit(pattern * 4, **drafted))
 
         before = memory.set_memory_limit(None)
         capfd.readouterr()
         try:
-            with engine.submit(LONG[:30], limit, **options) as first:
+            with engine.submit(LONG[:30], limit, **plain) as first:
                 assert first.wait() and later[0].wait()
-                assert [first.error, later[0].error] == ["", ""]
-                assert (first.tokens, later[0].tokens) == expected
+                assert [(r.tokens, r.error) for r in (first, later[0])] == [(tokens, "") for tokens in expected]
         finally:
             memory.set_memory_limit(before)
             for request in later:

@@ -196,7 +196,7 @@ void run_call(
     }
   } catch (...) {
     if (!state.abort(handle.stream)) {
-      handle.session->fail_undefined();
+      handle.session->make_undefined();
     }
     throw;
   }

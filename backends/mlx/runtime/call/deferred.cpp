@@ -54,7 +54,7 @@ void DeferredCall::finish() {
     check_no_failure_since(*session_->owner, failures_);
   } catch (...) {
     if (session_->resets == resets_) {
-      session_->fail_undefined();
+      session_->make_undefined();
     }
     throw;
   }

@@ -1,5 +1,7 @@
 #include "program/shared.h"
 
+#include <executorch/runtime/platform/log.h>
+
 #include <cstring>
 
 namespace executorch_mlx {
@@ -76,21 +78,8 @@ void Session::make_undefined() noexcept {
   for (auto* member : members) {
     is_undefined = member->drop_contents() || is_undefined;
   }
-}
-
-void Session::fail_undefined() {
-  make_undefined();
-  const char* const consequence =
-      is_undefined ? "; the mutable buffers of the program are undefined now, see executorch_mlx_reset()" : "";
-  try {
-    throw;
-  } catch (const Failure& failure) {
-    fail(failure.code, failure.what(), consequence);
-  } catch (const std::exception& error) {
-    const bool lacks_memory = is_out_of_memory(error);
-    fail(
-        lacks_memory ? Error::MemoryAllocationFailed : Error::Internal, lacks_memory ? "out of memory: " : "",
-        error.what(), consequence);
+  if (is_undefined) {
+    ET_LOG(Error, "MLX: the mutable buffers of the program are undefined now: see executorch_mlx_reset()");
   }
 }
 
@@ -108,7 +97,9 @@ void Session::check_defined() {
 
 void Session::reset() {
   settle(*stream);
-  make_undefined();  // so that the memory is free, and if there is no room for the initial contents
+  for (auto* member : members) {  // so that the memory is free
+    is_undefined = member->drop_contents() || is_undefined;
+  }
   ++resets;
   owner->has_lost_work = false;
   std::set<const Buffer*> done;

@@ -112,11 +112,8 @@ struct Session {
   uint64_t resets = 0;           // so far
   std::vector<Member*> members;  // in the order in which they were loaded
 
-  // Marks the buffers and caches as undefined, and frees them. Does nothing if there are none.
+  // Marks the buffers and caches as undefined, logs it, and frees them. Does nothing if there are none.
   void make_undefined() noexcept;
-
-  // In a handler of an exception: does the same, and rethrows the exception with a message that says so.
-  [[noreturn]] void fail_undefined();
 
   // Does the same if work on the device has failed that no call has waited for. Throws Failure if they are undefined.
   void check_defined();

@@ -6,8 +6,8 @@
 // says otherwise, a function that returns an int returns 0, or the number of an ExecuTorch Error; the log then has the
 // details. Arguments may be null: a function without an error then does nothing, or returns 0 or "".
 //
-// A call that fails may leave the mutable buffers and the KV caches of its program undefined: its line of the log says
-// so. Calls of all methods of the program are then refused, with the Error InvalidState, until the buffers are reset.
+// A call that fails may leave the mutable buffers and the KV caches of its program undefined: the log says so.
+// Calls of all methods of the program are then refused, with the Error InvalidState, until the buffers are reset.
 #pragma once
 
 #include <stddef.h>

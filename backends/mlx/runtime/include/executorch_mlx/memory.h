@@ -40,7 +40,7 @@ size_t executorch_mlx_get_memory_limit(void);
 // Sets the limit of the active memory and returns the previous one.
 //
 // A load or a call that would exceed the limit fails with ExecuTorch's Error::MemoryAllocationFailed, and the log has a
-// line with the sizes. The line also says if the mutable buffers of the program, such as KV caches, are undefined now:
+// line with the sizes. The log also says if the mutable buffers of the program, such as KV caches, are undefined now:
 // see executorch_mlx_reset() in buffers.h. Otherwise they have the contents from before the call, which can be repeated
 // after the limit is raised, or with smaller inputs. docs/cpp-api.md says what the limit does not cover.
 size_t executorch_mlx_set_memory_limit(size_t bytes);
