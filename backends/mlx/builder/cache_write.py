@@ -39,9 +39,7 @@ def write_cache(P, cache, update, begin, ring=None, row_begin=None):
 
 def part_of_row(P, x, index):
     """Return x[:, :, index : index + 1], for x with 4 axes."""
-    part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
-    part.shape = (*x.shape[:2], 1, x.shape[3])
-    return part
+    return P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
 
 
 def write_rows(P, cache, update, places, ring=None):

@@ -65,7 +65,6 @@ def _checked(P, numbers, bound):
     Without the check, a position beyond the end of a row would be a position of the next row.
     """
     found = P.emit(ir.GatherNode, x=_range(P, 0, bound), indices=[numbers], axes=[0], slice_sizes=[1])
-    found.shape = (numbers.shape[0], 1)
     return [P.item(number) for number in _elements(P, found)]
 
 
@@ -117,7 +116,7 @@ def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
 
     def emit():
         out = [_attention(P, part_of_row(P, query, i), cache, keys, settings) for i, keys in enumerate(held)]
-        return P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+        return P.emit(ir.ConcatenateNode, tensors=out, axis=2)
 
     node = cache.node_of_rows(query, held, settings.scale) if settings.is_fused else None
     return emit() if node is None else P.emit_replaceable(*node, emit)
@@ -155,7 +154,7 @@ def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, 
     """
 
     def compare(op, a, b):
-        return P.emit(op, a=a, b=b, dtype=torch.bool)
+        return P.emit(op, a=a, b=b)
 
     def number(value):
         return P.scalar(value, torch.int32)
@@ -183,7 +182,7 @@ def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, 
     distance = P.cast(P.emit(ir.SubtractNode, a=key_at, b=query_at), torch.float32)
     slopes = P.emit(ir.ReshapeNode, x=P.cast(settings.slopes, torch.float32), shape=[-1, 1, 1])
     bias = P.cast(P.emit(ir.MultiplyNode, a=slopes, b=distance), dtype)
-    return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype), dtype=dtype)
+    return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype))
 
 
 def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSettings):
@@ -209,13 +208,13 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
     if softcap is not None:
         scores = P.emit(ir.MultiplyNode, a=P.emit(ir.TanhNode, x=scores), b=number(softcap))
     if settings.slopes is None:
-        scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf), dtype=query.dtype)
+        scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf))
     else:
         scores = P.emit(ir.AddNode, a=scores, b=mask)
     if settings.sinks is not None:
         sinks = reshape(P.cast(settings.sinks, query.dtype), 1, heads, 1, 1)
         sinks = P.emit(ir.BroadcastToNode, x=sinks, shape=[batch, heads, length, 1])
-        scores = P.emit(ir.ConcatenateNode, tensors=[scores, sinks], axis=3, dtype=query.dtype)
+        scores = P.emit(ir.ConcatenateNode, tensors=[scores, sinks], axis=3)
     weights = P.emit(ir.SoftmaxNode, x=scores, axis=-1, precise=True)
     if settings.sinks is not None:
         weights = P.emit(ir.SliceNode, x=weights, axis=3, start=0, stop=num_held)
@@ -234,5 +233,4 @@ def _minimum(P, value, bound):
 
 
 def _range(P, begin, end):
-    return P.emit(ir.ARangeNode, start=begin, stop=end, step=1, scalar_type=dtypes.scalar_type(torch.int32),
-                  dtype=torch.int32)
+    return P.emit(ir.ARangeNode, start=begin, stop=end, step=1, scalar_type=dtypes.scalar_type(torch.int32))

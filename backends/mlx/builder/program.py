@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..extents import memory_order
+from ..extents import expressions, memory_order
 from ..serialization.portability import Problem
 from . import dtypes
 from .bind import bind_arguments
@@ -239,14 +239,17 @@ class ProgramBuilder(Emitter):
     def set_value(self, node: Node, value: Any) -> None:
         """Record `value` as the value of `node`.
 
-        A slot without a shape gets the shape of the node's fake value, and a value slot without a symbol its symbol.
+        A temporary gets the shape of the node's fake value, and a value slot without a symbol its symbol. Raises
+        TypeError if the type of a slot contradicts that of the fake value.
         """
         for slot in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(slot, TensorSlot):
                 self._nodes_of[slot].append(node)
         val = node.meta.get("val")
-        if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor) and value.shape is None:
-            value.shape = tuple(val.shape)
+        if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor):
+            _check_type(node, value, val)
+            if value.shape is None or value.space == Space.TEMP:
+                value.shape = tuple(val.shape)
         if isinstance(value, ValueSlot) and isinstance(val, SYMBOLIC) and value.symbol is None:
             value.symbol = val
         self._values[node] = value
@@ -307,6 +310,15 @@ def _call_handler(P: ProgramBuilder, node: Node) -> Any:
     if handler is None:
         raise Unsupported(P.registry.reason_for(node.target))
     return handler(P, **bind_arguments(node, P.value))
+
+
+def _check_type(node: Node, slot: TensorSlot, val: torch.Tensor) -> None:
+    """Raise TypeError if the type of `slot`, the value of `node`, contradicts the fake value of the node."""
+    shape = val.shape if slot.shape is None else slot.shape
+    static = [p for p in zip(expressions(shape), expressions(val.shape)) if all(isinstance(e, int) for e in p)]
+    if slot.dtype != val.dtype or len(shape) != val.ndim or any(a != b for a, b in static):
+        got, expected = (f"{dtype} {list(shape)}" for dtype, shape in ((slot.dtype, shape), (val.dtype, val.shape)))
+        raise TypeError(f"{node.target}: the lowering returned {got}, expected {expected}")
 
 
 def _undelegated_slots(val: Any) -> Any:

@@ -291,21 +291,13 @@ def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype
     return P.cast(y, dtype)
 
 
-def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None, shape=None) -> TensorSlot:
-    """Return the dequantized weight.
-
-    By default, all matrix rows are dequantized, and the result has the shape of `P.out`, the value of the FX node that
-    is being lowered. To dequantize some of the rows, pass `fields`, the packed fields for these rows, and `shape`, the
-    shape of the result.
-    """
+def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None) -> TensorSlot:
+    """Return the dequantized weight: all matrix rows, or those of `fields`, the packed fields for some rows."""
     # MLX dequantizes to the dtype of the scales. If the scales are bytes, MLX dequantizes to bfloat16, which holds
     # every such value exactly. Other scales are float32 here: with half-precision scales, MLX would round q * scale to
     # half precision before it adds the bias.
     fields = weight.packed_fields(P, torch.float32) if fields is None else fields
-    dtype = torch.float32 if fields["mode"] == "affine" else torch.bfloat16
-    w = P.emit(ir.DequantizeNode, **fields, dtype=dtype)
-    w.shape = tuple(P.out.shape) if shape is None else shape
-    return apply_factor(P, w, weight.factor, weight.dtype)
+    return apply_factor(P, P.emit(ir.DequantizeNode, **fields), weight.factor, weight.dtype)
 
 
 def _are_constants(*slots: TensorSlot | None) -> bool:

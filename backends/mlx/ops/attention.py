@@ -70,12 +70,7 @@ def _broadcast(P, axis, *tensors):
     extents = [-1] * wide.ndim
     extents[axis] = P.size(wide, axis)
 
-    def repeated(t):
-        result = P.emit(ir.BroadcastToNode, x=t, shape=extents, dtype=t.dtype)
-        result.shape = _with_extent(t.shape, axis, wide.shape[axis])
-        return result
-
-    return [repeated(t) if t in narrow else t for t in tensors]
+    return [P.emit(ir.BroadcastToNode, x=t, shape=extents) if t in narrow else t for t in tensors]
 
 
 def _same_heads(P, axis, query, key, value):
@@ -89,26 +84,15 @@ def _same_heads(P, axis, query, key, value):
         raise Unsupported("dynamic numbers of heads that differ for keys and values are unsupported")
 
     def repeated(t):
-        result = P.emit(ir.RepeatNode, x=t, repeats=query.shape[axis] // t.shape[axis], axis=axis)
-        result.shape = _with_extent(t.shape, axis, query.shape[axis])
-        return result
+        return P.emit(ir.RepeatNode, x=t, repeats=query.shape[axis] // t.shape[axis], axis=axis)
 
     return repeated(key), repeated(value)
-
-
-def _with_extent(shape, axis, extent):
-    """Return `shape` with another extent of one axis."""
-    return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def _upper_left_mask(P, query, key):
     """Emit the causal mask that torch uses: query i attends to the keys 0 … i."""
     queries, keys = P.size(query, query.ndim - 2), P.size(key, key.ndim - 2)
-    mask = P.emit(
-        ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool), dtype=torch.bool
-    )
-    mask.shape = (query.shape[-2], key.shape[-2])
-    return mask
+    return P.emit(ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool))
 
 
 def _zero_masked_queries(P, out, mask):
@@ -120,5 +104,5 @@ def _zero_masked_queries(P, out, mask):
         attends = P.emit(ir.AnyNode, x=mask, axes=[-1], keepdims=True)
     else:
         highest = P.emit(ir.MaxNode, x=mask, axes=[-1], keepdims=True)
-        attends = P.emit(ir.GreaterNode, a=highest, b=P.scalar(-math.inf, mask.dtype), dtype=torch.bool)
-    return P.emit(ir.WhereNode, condition=attends, x=out, y=P.scalar(0.0, out.dtype), dtype=out.dtype)
+        attends = P.emit(ir.GreaterNode, a=highest, b=P.scalar(-math.inf, mask.dtype))
+    return P.emit(ir.WhereNode, condition=attends, x=out, y=P.scalar(0.0, out.dtype))

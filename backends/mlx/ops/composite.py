@@ -36,7 +36,7 @@ def lower_sample(P, logits, **parameters):
     if not P.allow_extensions:
         return _emit_portable(P, logits, parameters)
     fields = {name: None if x is None else P.cast(x, _PARAMETER_DTYPES[name]) for name, x in parameters.items()}
-    return P.emit(ir.SampleNode, logits=logits, **fields, dtype=torch.int64)
+    return P.emit(ir.SampleNode, logits=logits, **fields)
 
 
 def _emit_portable(P, logits, parameters):
@@ -54,7 +54,7 @@ _trace_mask_logits = tracing_handler(mask_logits, custom_kernel_ops.COMPOSITES[m
 @REGISTRY.lower(mask_logits)
 def lower_mask_logits(P, logits, allowed):
     if P.allow_extensions:
-        return P.emit(ir.MaskLogitsNode, logits=logits, allowed=allowed, dtype=torch.float32)
+        return P.emit(ir.MaskLogitsNode, logits=logits, allowed=allowed)
     trace = partial(_trace_mask_logits, P, logits=logits, allowed=allowed)
     return P.emit_replaceable(ir.MaskLogitsNode, {"logits": logits, "allowed": allowed}, trace)
 

@@ -71,7 +71,7 @@ def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
         )
         for i in range(groups)
     ]
-    return P.emit(ir.ConcatenateNode, tensors=outs, axis=4, dtype=x.dtype)
+    return P.emit(ir.ConcatenateNode, tensors=outs, axis=4)
 
 
 def _split_padding(padding: list[int], dilation: list[int], kernel) -> tuple[list[int], list[int]]:

@@ -41,9 +41,7 @@ def _full_like(P, x, value):
     if isinstance(value, int) and float(value) != value:  # the field of `FullLikeNode` is a float64
         return P.full([P.size(x, i) for i in range(x.ndim)], value, dtype)
     number = int(value) if isinstance(value, bool) else value
-    return P.emit(
-        ir.FullLikeNode, x=x, v=number, scalar_type=dtypes.scalar_type(dtype), dtype=dtype
-    )
+    return P.emit(ir.FullLikeNode, x=x, v=number, scalar_type=dtypes.scalar_type(dtype))
 
 
 @REGISTRY.lower(aten.full_like.default)
@@ -81,11 +79,7 @@ def arange(P, end, start=0, step=1, dtype=None):
     offset = start if isinstance(start, int) and abs(start) > 2**53 else 0
     if offset:
         start, end = 0, end - offset if isinstance(end, int) else P.emit(ir.SubtractIntNode, a=end, b=offset)
-    result = P.emit(
-        ir.ARangeNode, start=start, stop=end, step=step,
-        scalar_type=dtypes.scalar_type(counted), dtype=counted,
-    )
-    result.shape = tuple(P.out.shape)
+    result = P.emit(ir.ARangeNode, start=start, stop=end, step=step, scalar_type=dtypes.scalar_type(counted))
     if offset:
         result = P.emit(ir.AddNode, a=result, b=P.scalar(offset, counted))
     return P.cast(result, out)

@@ -104,8 +104,7 @@ def _unary(op):
     def lower(P, self):
         dtype = P.out.dtype
         # An operator such as exp promotes integers to floating point.
-        x = P.cast(self, dtype) if dtype.is_floating_point else self
-        return P.emit(op, x=x, dtype=dtype)
+        return P.emit(op, x=P.cast(self, dtype) if dtype.is_floating_point else self)
 
     return lower
 
@@ -121,7 +120,7 @@ def _binary(op):
 def _compare(op):
     def lower(P, **arguments):
         a, b = _as_tensors(P, dtypes.promote(*arguments.values()), *arguments.values())
-        return P.emit(op, a=a, b=b, dtype=torch.bool)
+        return P.emit(op, a=a, b=b)
 
     return lower
 
@@ -129,7 +128,7 @@ def _compare(op):
 def _logical(op):
     def lower(P, **arguments):
         a, b = (P.cast(v, torch.bool) for v in arguments.values())
-        return P.emit(op, a=a, b=b, dtype=torch.bool)
+        return P.emit(op, a=a, b=b)
 
     return lower
 
@@ -147,8 +146,8 @@ def erf(P, self):
     x = P.cast(self, P.out.dtype)
 
     def emit():
-        is_zero = P.emit(ir.EqualNode, a=x, b=P.scalar(0, x.dtype), dtype=torch.bool)
-        return P.emit(ir.WhereNode, condition=is_zero, x=x, y=P.emit(ir.ErfNode, x=x), dtype=x.dtype)
+        is_zero = P.emit(ir.EqualNode, a=x, b=P.scalar(0, x.dtype))
+        return P.emit(ir.WhereNode, condition=is_zero, x=x, y=P.emit(ir.ErfNode, x=x))
 
     return P.emit_replaceable(ir.ErfNode, {"x": x}, emit)
 
@@ -336,13 +335,13 @@ def _hypot(a, b):
 @REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where(P, condition, self, other):
     x, y = _as_tensors(P, P.out.dtype, self, other)
-    return P.emit(ir.WhereNode, condition=P.cast(condition, torch.bool), x=x, y=y, dtype=x.dtype)
+    return P.emit(ir.WhereNode, condition=P.cast(condition, torch.bool), x=x, y=y)
 
 
 @REGISTRY.lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(P, self, mask, value):
     (x,) = _as_tensors(P, P.out.dtype, value)
-    return P.emit(ir.WhereNode, condition=mask, x=x, y=self, dtype=P.out.dtype)
+    return P.emit(ir.WhereNode, condition=mask, x=x, y=self)
 
 
 @REGISTRY.lower(aten.clamp.default, aten.clamp.Tensor)
@@ -370,7 +369,7 @@ def square(P, self):
 
 @REGISTRY.lower(aten.isnan.default)
 def isnan(P, self):
-    return P.emit(ir.NotEqualNode, a=self, b=self, dtype=torch.bool)
+    return P.emit(ir.NotEqualNode, a=self, b=self)
 
 
 @REGISTRY.lower(aten.isinf.default)
@@ -379,7 +378,7 @@ def isinf(P, self):
         return P.cast(P.emit(ir.FullLikeNode, x=self, v=0), torch.bool)
     infinity = P.scalar(float("inf"), self.dtype)
     magnitude = P.emit(ir.AbsNode, x=self)
-    return P.emit(ir.EqualNode, a=magnitude, b=infinity, dtype=torch.bool)
+    return P.emit(ir.EqualNode, a=magnitude, b=infinity)
 
 
 @REGISTRY.lower(aten._to_copy.default, torch.ops.dim_order_ops._to_dim_order_copy.default)

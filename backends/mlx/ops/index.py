@@ -13,6 +13,7 @@ import torch
 
 from ..builder.flat_index import flat_index
 from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import TensorSlot
 from ..extents import is_same_shape
 from ..serialization import ir
 
@@ -43,9 +44,8 @@ def gather(P, self, dim, index, sparse_grad):
     # `self`. MLX requires equal extents along these axes, so `self` is sliced.
     for axis in range(self.ndim):
         if axis != dim and not is_same_shape([x.shape[axis]], [index.shape[axis]]):
-            shape = (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :])
-            x = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=P.size(index, axis))
-            x.shape = shape
+            part = TensorSlot(x.dtype, (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :]))
+            x = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=P.size(index, axis), out=part)
     return P.emit(ir.TakeAlongAxisNode, x=x, indices=index, axis=dim)
 
 
@@ -60,9 +60,7 @@ def index(P, self, indices):
     if axes != list(range(axes[0], axes[0] + len(axes))):
         # For axes that are not adjacent, torch moves the axes of the index to the front.
         perm = axes + [a for a in range(self.ndim) if a not in axes]
-        shape = tuple(self.shape[a] for a in perm)
         self, axes = P.emit(ir.TransposeNode, x=self, perm=perm), list(range(len(axes)))
-        self.shape = shape
     (flat,) = P.trace(flat_index, self, axes, [i for _, i in used])
     shape = [P.size(self, a) for a in range(self.ndim)]
     indexed = slice(axes[0], axes[-1] + 1)

@@ -121,5 +121,5 @@ def update_and_attend(P, q, k, v, position, layer_id, scale, out_dtype):
     """Lower an attention layer whose KV cache belongs to the runtime. Each `layer_id` has its own cache."""
     return P.emit(
         ir.UpdateAndAttendNode, q=q, k=k, v=v, position=position, layer_id=layer_id, scale=scale,
-        out_dtype=dtypes.scalar_type(out_dtype), dtype=out_dtype,
+        out_dtype=dtypes.scalar_type(out_dtype),
     )

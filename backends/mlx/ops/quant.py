@@ -58,10 +58,8 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
         # With half-precision scales, MLX would round q * scale before it adds the bias. The scales and biases are cast
         # after the rows are looked up, so that a tied output projection can use the same constants.
         scales, biases = P.cast(scales, torch.float32), P.cast(biases, torch.float32)
-    float_dtype = torch.float32 if scales.dtype.is_floating_point else torch.bfloat16
-    y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, dtype=float_dtype, **packing)
+    y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, **packing)
     y = y if indices.ndim else P.emit(ir.SqueezeNode, x=y, dims=[0])
-    y.shape = tuple(P.out.shape)
     return P.cast(y, dtype)
 
 

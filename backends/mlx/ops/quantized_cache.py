@@ -109,7 +109,7 @@ class _QuantizedCache:
         if format.bits == 4:  # of two numbers in a byte, the second one is in the high bits
             low, high = (P.emit(ir.BitwiseAndNode, a=q, b=P.scalar(bits, torch.uint8)) for bits in (15, 240))
             high = P.emit(ir.MultiplyNode, a=P.cast(high, torch.float32), b=P.scalar(1 / 16, torch.float32))
-            q = P.emit(ir.StackNode, tensors=[P.cast(low, torch.float32), high], axis=-1, dtype=torch.float32)
+            q = P.emit(ir.StackNode, tensors=[P.cast(low, torch.float32), high], axis=-1)
         q = P.cast(reshape(q, groups, format.group_size), torch.float32)
         scale, bias = (
             P.cast(reshape(sliced(self.scales, i, i + groups), groups, 1), torch.float32)

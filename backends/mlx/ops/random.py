@@ -19,13 +19,7 @@ aten = torch.ops.aten
 
 @REGISTRY.lower(torch.ops.mlx.random_bits.default)
 def random_bits(P, shape, seed=None, width=4):
-    return P.emit(
-        ir.RandomBitsNode,
-        shape=shape,
-        seed=None if seed is None else P.item(seed),
-        width=width,
-        dtype=P.out.dtype,
-    )
+    return P.emit(ir.RandomBitsNode, shape=shape, seed=None if seed is None else P.item(seed), width=width)
 
 
 def _check_generator(generator):
@@ -66,9 +60,7 @@ for _target, _function in FROM_TENSORS.items():
 
 def _emit_words(P, size, first=()):
     """Emit random words `[*first, *size]`, for a result of the shape `size`, which may hold value slots."""
-    words = P.emit(ir.RandomBitsNode, shape=[*first, *size], dtype=torch.uint32)
-    words.shape = (*first, *P.out.shape)
-    return words
+    return P.emit(ir.RandomBitsNode, shape=[*first, *size])
 
 
 @REGISTRY.lower(aten.rand.default, aten.rand.generator)

@@ -90,10 +90,10 @@ def _by_block(P, rule: Rule, state, tensors, length):
     blocks = []
     for x in tensors:
         zeros = P.full([*x.shape[:2], missing, *x.shape[3:]], 0.0, x.dtype)
-        filled = P.emit(ir.ConcatenateNode, tensors=[x, zeros], axis=2, dtype=x.dtype)
-        block = P.emit(ir.ReshapeNode, x=filled, shape=[*x.shape[:2], count, size, *x.shape[3:]])
-        block.shape = (*x.shape[:2], -1, size, *x.shape[3:])
-        blocks.append(block)
+        filled = P.emit(ir.ConcatenateNode, tensors=[x, zeros], axis=2)
+        block = TensorSlot(x.dtype, (*x.shape[:2], -1, size, *x.shape[3:]))  # -1: the loop runs over this axis
+        shape = [*x.shape[:2], count, size, *x.shape[3:]]
+        blocks.append(P.emit(ir.ReshapeNode, x=filled, shape=shape, out=block))
     out, state = _scan(P, rule.block, 2, state, blocks, ())
     batch, heads, _, width = P.out[0].shape
     out = P.emit(ir.ReshapeNode, x=out, shape=[batch, heads, P.emit(ir.MultiplyIntNode, a=count, b=size), width])

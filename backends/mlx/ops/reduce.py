@@ -42,7 +42,7 @@ def _reduce(op):
         is_narrow = op in (ir.SumNode, ir.ProdNode) and not out.is_floating_point and out.itemsize < 4
         dtype = torch.int32 if is_narrow else out
         x = self if out == torch.bool else P.cast(self, dtype)
-        return P.cast(P.emit(op, x=x, axes=axes_of(x, dim), keepdims=keepdim, dtype=dtype), out)
+        return P.cast(P.emit(op, x=x, axes=axes_of(x, dim), keepdims=keepdim), out)
 
     return lower
 
@@ -55,7 +55,7 @@ def _any_or_all(op):
     def lower(P, self, dim=None, keepdim=False):
         if dim == []:  # torch reduces no axis, although an empty list means all axes to other reductions
             return P.cast(P.cast(self, torch.bool), P.out.dtype)
-        result = P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim, dtype=torch.bool)
+        result = P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim)
         return P.cast(result, P.out.dtype)  # torch's result is uint8 for uint8, else bool
 
     return lower
@@ -114,10 +114,10 @@ def _arg_reduce(op):
         if dim is None:
             x, dim = P.emit(ir.ReshapeNode, x=self, shape=[-1]), 0
             if keepdim and self.ndim != 1:
-                index = P.emit(op, x=x, axis=dim, keepdims=True, dtype=torch.uint32)
+                index = P.emit(op, x=x, axis=dim, keepdims=True)
                 index = P.emit(ir.ReshapeNode, x=index, shape=[1] * self.ndim)
                 return P.cast(index, P.out.dtype)
-        index = P.emit(op, x=x, axis=dim, keepdims=keepdim, dtype=torch.uint32)
+        index = P.emit(op, x=x, axis=dim, keepdims=keepdim)
         return P.cast(index, P.out.dtype)
 
     return lower
@@ -132,7 +132,7 @@ def _extremum(op, arg_op):
 
     def lower(P, self, dim, keepdim=False):
         values = P.emit(op, x=self, axes=[dim] if self.ndim else [], keepdims=keepdim)
-        index = P.emit(arg_op, x=self, axis=dim, keepdims=keepdim, dtype=torch.uint32)
+        index = P.emit(arg_op, x=self, axis=dim, keepdims=keepdim)
         return [values, P.cast(index, torch.int64)]
 
     return lower

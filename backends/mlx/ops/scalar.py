@@ -117,7 +117,7 @@ def _compare(op):
 
     def compare(P, a, b):
         x, y = (P.scalar(_checked(v, int), torch.int64) for v in (a, b))
-        return P.emit(ir.ItemIntNode, x=P.emit(op, a=x, b=y, dtype=torch.bool), out=ValueSlot(bool))
+        return P.emit(ir.ItemIntNode, x=P.emit(op, a=x, b=y), out=ValueSlot(bool))
 
     return compare
 

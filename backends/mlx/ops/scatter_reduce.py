@@ -60,7 +60,6 @@ def scatter_reduce(P, self, dim, index, src, reduce, include_self):
 def scatter(P, self, dim, index, reduce, src=None, value=None):
     if src is None:
         src = P.full([P.size(index, axis) for axis in range(index.ndim)], value, self.dtype)
-        src.shape = index.shape
     return scatter_reduce(P, self, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce], True)
 
 

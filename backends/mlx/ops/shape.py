@@ -171,13 +171,13 @@ def cat(P, tensors, dim):
     # torch ignores empty 1-d tensors in a concatenation of any rank.
     kept = [t for t in tensors if not is_same_shape(t.shape, [0]) or P.out.ndim == 1]
     parts = [P.cast(t, P.out.dtype) for t in kept]
-    return P.emit(ir.ConcatenateNode, tensors=parts, axis=dim, dtype=P.out.dtype)
+    return P.emit(ir.ConcatenateNode, tensors=parts, axis=dim)
 
 
 @REGISTRY.lower(aten.stack.default)
 def stack(P, tensors, dim):
     parts = [P.cast(t, P.out.dtype) for t in tensors]
-    return P.emit(ir.StackNode, tensors=parts, axis=dim, dtype=P.out.dtype)
+    return P.emit(ir.StackNode, tensors=parts, axis=dim)
 
 
 def _split(P, x, sizes, dim):
@@ -263,9 +263,7 @@ def constant_pad_nd(P, self, pad, value):
             if not isinstance(extent, int):
                 raise Unsupported("negative padding of a dynamic dimension is unsupported; slice it instead")
             stop = extent + min(after, 0)
-            shape = x.shape
             x = P.emit(ir.SliceNode, x=x, axis=axis, start=-min(before, 0), stop=stop)
-            x.shape = (*shape[:axis], stop + min(before, 0), *shape[axis + 1 :])
     widths = [max(v, 0) if isinstance(v, int) else v for pair in pairs for v in pair]
     if not any(widths):
         return x

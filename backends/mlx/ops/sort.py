@@ -42,15 +42,14 @@ def _sorted(P, x, dim, descending):
     dim %= x.ndim
     if descending:
         reversed_ = P.emit(ir.FlipNode, x=x, axes=[dim])
-        order = P.emit(ir.ArgsortNode, x=reversed_, axis=dim, dtype=torch.uint32)
+        order = P.emit(ir.ArgsortNode, x=reversed_, axis=dim)
         order = P.cast(P.emit(ir.FlipNode, x=order, axes=[dim]), torch.int64)
         last = P.size(x, dim)
         last = last - 1 if isinstance(last, int) else P.emit(ir.SubtractIntNode, a=last, b=1)
         index = P.emit(ir.SubtractNode, a=P.scalar(last, torch.int64), b=order)
     else:
-        order = P.emit(ir.ArgsortNode, x=x, axis=dim, dtype=torch.uint32)
+        order = P.emit(ir.ArgsortNode, x=x, axis=dim)
         index = P.cast(order, torch.int64)
-    index.shape = x.shape
     return [P.emit(ir.TakeAlongAxisNode, x=x, indices=index, axis=dim), index]
 
 
@@ -60,5 +59,5 @@ def _first(P, x, count, dim):
 
 @REGISTRY.lower(torch.ops.mlx.argpartition.default)
 def argpartition(P, x, kth, axis):
-    order = P.emit(ir.ArgPartitionNode, x=x, kth=kth, axis=axis, dtype=torch.uint32)
+    order = P.emit(ir.ArgPartitionNode, x=x, kth=kth, axis=axis)
     return P.cast(order, torch.int64)

@@ -64,7 +64,7 @@ def _embedding(P, node: Node) -> Match:
         for name in ("w", "scales", "biases"):
             if fields[name] is not None:
                 fields[name] = P.emit(ir.TakeNode, x=fields[name], index=index, axis=0)
-        return dequantize(P, weight, fields, tuple(last.meta["val"].shape))
+        return dequantize(P, weight, fields)
 
     return m.finish(node, lower)
 
