@@ -8,7 +8,7 @@ instructions, and records the node as their replacement: this runtime runs the n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -18,16 +18,13 @@ from ..serialization import ir
 from ..serialization.portability import CHECKS, DTYPES, MAX_STEP, STRIDED_VIEWS, Problem, problem_of
 from ..serialization.types import Shape
 from . import dtypes
-from .emitter import Emitted, Replacement
+from .emitter import Emitted, Emitter, Replacement
 from .registry import Unsupported
 from .slot_types import SlotTypes, fields_of
 from .slots import Space, TensorSlot, ValueSlot
 
-if TYPE_CHECKING:
-    from .program import ProgramBuilder
 
-
-def make_portable(builder: ProgramBuilder) -> list[tuple[Node | None, Problem]]:
+def make_portable(builder: Emitter) -> list[tuple[Node | None, Problem]]:
     """Replace the instructions of `builder` that are not portable, in place.
 
     Returns the differences that remain: for each, the FX node of the delegated graph that was lowered to the
@@ -86,7 +83,7 @@ class _Env(SlotTypes):
 
 
 class _Pass:
-    def __init__(self, builder: ProgramBuilder):
+    def __init__(self, builder: Emitter):
         self.builder = builder
         self.env = _Env(builder.types)
         self.outer = {id(e): r for r in builder.replacements for e in r.emitted}
@@ -183,19 +180,19 @@ def _renamed(value: Any, old: Any, new: Any) -> Any:
 # Raises Unsupported if there is no portable form.
 
 
-def _item(P, n, env):
+def _item(P: Emitter, n, env):
     if env.known_value(n.x) is not None and n.x.dtype.itemsize >= 4:
         raise Unsupported("the number exceeds int32")
     return P.emit(ir.ItemIntNode, x=P.cast(n.x, torch.int32), out=ValueSlot(n.out.kind))
 
 
-def _sizes(P, x: TensorSlot) -> list:
+def _sizes(P: Emitter, x: TensorSlot) -> list:
     if x.shape is None:
         raise Unsupported("the shape is unknown")
     return [P.size(x, axis) for axis in range(x.ndim)]
 
 
-def _safe_divisor(P, b: TensorSlot) -> TensorSlot:
+def _safe_divisor(P: Emitter, b: TensorSlot) -> TensorSlot:
     """Return `b` with 1 in place of 0 and -1, by which a processor may not be able to divide every integer."""
     if b.constant_value not in (None, 0, -1):
         return b
@@ -206,7 +203,7 @@ def _safe_divisor(P, b: TensorSlot) -> TensorSlot:
     return P.emit(ir.WhereNode, condition=is_unsafe, x=P.scalar(1, b.dtype), y=b)
 
 
-def _remainder(P, n, env):
+def _remainder(P: Emitter, n, env):
     """x % 1 and x % -1 are both 0."""
     return P.emit(ir.RemainderNode, a=n.a, b=_safe_divisor(P, n.b))
 
@@ -215,7 +212,7 @@ def _remainder(P, n, env):
 _JUST_BELOW_1 = 1 - 2.0**-20
 
 
-def _integer_quotient(P, n, env):
+def _integer_quotient(P: Emitter, n, env):
     """Divide integers by float32 estimates: each estimate leaves a rest that is 2^19 times smaller.
 
     With the exact remainder r of a / b, the last rest minus r is a small multiple of b, so that its rounded quotient is
@@ -245,7 +242,7 @@ def _integer_quotient(P, n, env):
     return last if quotient is None else binary(ir.AddNode, quotient, last)
 
 
-def _integer_power(P, n, env):
+def _integer_power(P: Emitter, n, env):
     """A negative exponent gives 0, unless the base is 1 or -1: then the sign of the exponent does not matter."""
     a, b = P.cast(n.a, n.out.dtype), P.cast(n.b, n.out.dtype)
     zero, one = P.scalar(0, a.dtype), P.scalar(1, a.dtype)
@@ -259,7 +256,7 @@ def _integer_power(P, n, env):
     return P.emit(ir.WhereNode, condition=vanishes, x=zero, y=P.cast(power, a.dtype))
 
 
-def _empty(P, shape: list, dtype: torch.dtype) -> TensorSlot:
+def _empty(P: Emitter, shape: list, dtype: torch.dtype) -> TensorSlot:
     """Return a tensor of static `shape`, of which a size is 0: no elements of a tensor of ones."""
     whole = P.emit(
         ir.FullNode, shape=[max(1, size) for size in shape], v=0, scalar_type=dtypes.scalar_type(dtype),
@@ -271,14 +268,14 @@ def _empty(P, shape: list, dtype: torch.dtype) -> TensorSlot:
     return part
 
 
-def _result_if_empty(P, n, env) -> TensorSlot | None:
+def _result_if_empty(P: Emitter, n, env) -> TensorSlot | None:
     """Return a tensor like the result if it certainly has no elements."""
     shape = n.out.shape
     is_empty = shape is not None and all(isinstance(e, int) for e in shape) and 0 in shape
     return _empty(P, list(shape), n.out.dtype) if is_empty else None
 
 
-def _full(P, n, env):
+def _full(P: Emitter, n, env):
     dtype = n.out.dtype
     shape = list(n.shape)
     if any(env.may_be_empty(size) for size in shape):
@@ -293,11 +290,11 @@ def _full(P, n, env):
     return _fill(P, shape, n.v, dtype)
 
 
-def _sum(P, a, b):
+def _sum(P: Emitter, a, b):
     return a + b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.AddIntNode, a=a, b=b)
 
 
-def _fill(P, shape: list, value, dtype: torch.dtype) -> TensorSlot:
+def _fill(P: Emitter, shape: list, value, dtype: torch.dtype) -> TensorSlot:
     """Return a tensor filled with `value`, also with an integer that is no float32, as which `FullNode` takes it."""
     scalar_type = dtypes.scalar_type(dtype)
     if dtype.is_floating_point or dtype == torch.bool or isinstance(value, ValueSlot) and value.kind is not int:
@@ -310,11 +307,11 @@ def _fill(P, shape: list, value, dtype: torch.dtype) -> TensorSlot:
     return P.emit(ir.BroadcastToNode, x=number, shape=shape) if shape else P.emit(ir.ReshapeNode, x=number, shape=[])
 
 
-def _full_like(P, n, env):
+def _full_like(P: Emitter, n, env):
     return _fill(P, _sizes(P, n.x), n.v, n.out.dtype)
 
 
-def _arange(P, n, env):
+def _arange(P: Emitter, n, env):
     if not all(isinstance(v, int) for v in (n.start, n.stop, n.step)):
         # One element more, and then all but the last, so that there is always one.
         stop = P.emit(ir.AddIntNode, a=n.stop, b=n.step)
@@ -331,7 +328,7 @@ def _arange(P, n, env):
     return P.emit(ir.AddNode, a=scaled, b=P.scalar(n.start, dtype))
 
 
-def _roll(P, n, env):
+def _roll(P: Emitter, n, env):
     if (empty := _result_if_empty(P, n, env)) is not None:
         return empty
     if not n.axes:
@@ -343,12 +340,12 @@ def _roll(P, n, env):
     return P.emit(ir.RollNode, x=n.x, shift=shift, axes=n.axes)
 
 
-def _flat_roll(P, n, env):
+def _flat_roll(P: Emitter, n, env):
     flat = P.emit(ir.RollNode, x=P.emit(ir.ReshapeNode, x=n.x, shape=[-1]), shift=n.shift, axes=[0])
     return P.emit(ir.ReshapeNode, x=flat, shape=_sizes(P, n.x))
 
 
-def _reshape(P, n, env):
+def _reshape(P: Emitter, n, env):
     """Reshape a tensor without elements: MLX cannot compute the size that -1 stands for, which is 0."""
     return P.emit(ir.ReshapeNode, x=n.x, shape=[0 if size == -1 else size for size in n.shape])
 
@@ -356,14 +353,14 @@ def _reshape(P, n, env):
 def _short_step(op: type[ir.Op]) -> Callable:
     """Return the form of nodes with a step that MLX cannot add to a size: every step beyond the size means the same."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name != "out"}
         return P.emit(op, **fields | {"step": max(-MAX_STEP, min(n.step, MAX_STEP))})
 
     return form
 
 
-def _if_empty(P, n, env):
+def _if_empty(P: Emitter, n, env):
     """The form of nodes that refuse a tensor without elements, although the result has none, either."""
     if (empty := _result_if_empty(P, n, env)) is None:
         raise Unsupported("a tensor without elements is refused")
@@ -373,7 +370,7 @@ def _if_empty(P, n, env):
 def _on_rows(op: type[ir.Op]) -> Callable:
     """Return the form of nodes that work on an axis: 0-d tensors become vectors of one element."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         if (empty := _result_if_empty(P, n, env)) is not None:
             return empty
         if env.shape(n.x) != ():
@@ -389,20 +386,20 @@ def _on_rows(op: type[ir.Op]) -> Callable:
 def _in_float32(op: type[ir.Op]) -> Callable:
     """Return the form of nodes that compute in half precision."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name not in ("x", "out")}
         return P.cast(P.emit(op, x=P.cast(n.x, torch.float32), **fields), n.out.dtype)
 
     return form
 
 
-def _cumsum(P, n, env):
+def _cumsum(P: Emitter, n, env):
     if env.dtype(n.x) in ("float16", "bfloat16") and env.shape(n.x) != () and 0 not in env.shape(n.x):
         return _in_float32(ir.CumsumNode)(P, n, env)
     return _on_rows(ir.CumsumNode)(P, n, env)
 
 
-def _logsumexp(P, n, env):
+def _logsumexp(P: Emitter, n, env):
     shape = env.shape(n.x)
     if 0 not in shape:
         return P.emit(ir.LogSumExpNode, x=n.x, axes=list(range(len(shape))), keepdims=n.keepdims)
@@ -410,7 +407,7 @@ def _logsumexp(P, n, env):
     return P.emit(ir.LogNode, x=total)
 
 
-def _addmm(P, n, env):
+def _addmm(P: Emitter, n, env):
     product = P.emit(ir.AddmmNode, mat1=n.mat1, mat2=n.mat2)
     return P.emit(ir.MultiplyNode, a=product, b=P.scalar(n.alpha, product.dtype))
 
@@ -418,7 +415,7 @@ def _addmm(P, n, env):
 def _updated_copy(op: type[ir.Op]) -> Callable:
     """Return the form of an update of a constant, or at indices that do not lie in memory as the node expects."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS}
         if op is ir.SliceUpdateNode:
             fields["step"] = min(n.step, MAX_STEP)
@@ -434,7 +431,7 @@ def _updated_copy(op: type[ir.Op]) -> Callable:
     return form
 
 
-def _scatter_add(P, n, env):
+def _scatter_add(P: Emitter, n, env):
     """Add the first elements of `updates`, as many as there are indices, to the first elements of `x`, as torch does."""
     if any(0 in env.shape(t) for t in (n.x, n.indices)):
         return P.emit(ir.IdCopyNode, x=n.x, out=TensorSlot(n.x.dtype, n.x.shape))
@@ -452,7 +449,7 @@ def _scatter_add(P, n, env):
     return _with_corner(P, n.x, total, sizes, axis)
 
 
-def _corner(P, x: TensorSlot, sizes: list) -> TensorSlot:
+def _corner(P: Emitter, x: TensorSlot, sizes: list) -> TensorSlot:
     """Return the first `sizes[i]` elements of each axis i, or all elements of an axis if the size is None."""
     for axis, size in enumerate(sizes):
         if size is not None and not (isinstance(size, int) and size == x.shape[axis]):
@@ -462,7 +459,7 @@ def _corner(P, x: TensorSlot, sizes: list) -> TensorSlot:
     return x
 
 
-def _with_corner(P, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int) -> TensorSlot:
+def _with_corner(P: Emitter, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int) -> TensorSlot:
     """Return `x` with `corner` at its beginning: its first `sizes[i]` elements on each axis i, except on `skipped`."""
     axes = [
         i for i, size in enumerate(sizes)
@@ -480,7 +477,7 @@ def _with_corner(P, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int
 def _conv3d_groups(op: type[ir.Op]) -> Callable:
     """Return the form of a convolution over three axes with several groups: a convolution for each of them."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         channels, outputs = env.shape(n.x)[-1], env.shape(n.w)[0]
         if n.groups == 1 or channels is None or outputs is None:
             raise Unsupported("the number of channels is unknown")
@@ -504,7 +501,7 @@ def _cropped_conv(op: type[ir.Op], axes: str) -> Callable:
     `axes` names the axes by the letters that end the names of their fields, and is empty for a single axis.
     """
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name != "out"}
         padding = {name: fields.pop(name) for name in [f"padding_{a}" for a in axes] or ["padding"]}
         out = P.emit(op, **fields, **dict.fromkeys(padding, 0))
@@ -516,7 +513,7 @@ def _cropped_conv(op: type[ir.Op], axes: str) -> Callable:
     return form
 
 
-def _conv_transpose3d(P, n, env):
+def _conv_transpose3d(P: Emitter, n, env):
     form = _conv3d_groups(n.op) if n.groups > 1 else _cropped_conv(n.op, "dhw")
     return form(P, n, env)
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..builder import dtypes
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..extents import expressions, is_same_shape
 from ..serialization import ir
@@ -16,7 +17,7 @@ aten = torch.ops.aten
 
 @REGISTRY.lower(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(
-    P, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+    P: Lowering, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     enable_gqa=False,
 ):
     if dropout_p:
@@ -61,7 +62,7 @@ def _scaled_query(query):
     return query * torch.rsqrt(torch.full((), query.shape[-1], dtype=torch.float32)).to(query.dtype)
 
 
-def _broadcast(P, axis, *tensors):
+def _broadcast(P: Lowering, axis, *tensors):
     """Broadcast the tensors along one axis, as torch does: an extent of 1 becomes the extent of the other tensors."""
     narrow = [t for t in tensors if expressions(t.shape)[axis] == 1]
     wide = next((t for t in tensors if t not in narrow), None)
@@ -73,7 +74,7 @@ def _broadcast(P, axis, *tensors):
     return [P.emit(ir.BroadcastToNode, x=t, shape=extents) if t in narrow else t for t in tensors]
 
 
-def _same_heads(P, axis, query, key, value):
+def _same_heads(P: Lowering, axis, query, key, value):
     """Return keys and values with the same number of heads.
 
     If the numbers differ, repeats each head for all query heads that share it.
@@ -89,13 +90,13 @@ def _same_heads(P, axis, query, key, value):
     return repeated(key), repeated(value)
 
 
-def _upper_left_mask(P, query, key):
+def _upper_left_mask(P: Lowering, query, key):
     """Emit the causal mask that torch uses: query i attends to the keys 0 … i."""
     queries, keys = P.size(query, query.ndim - 2), P.size(key, key.ndim - 2)
     return P.emit(ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool))
 
 
-def _zero_masked_queries(P, out, mask):
+def _zero_masked_queries(P: Lowering, out, mask):
     """Set to zero the result of each query whose keys are all masked, as torch does.
 
     MLX's result for such a query is the mean of the values, or NaN.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -14,24 +15,24 @@ aten = torch.ops.aten
 
 
 @REGISTRY.lower(aten.sort.default, aten.sort.stable)
-def sort(P, self, dim, descending, stable=None):
+def sort(P: Lowering, self, dim, descending, stable=None):
     return _sorted(P, self, dim, descending)
 
 
 @REGISTRY.lower(aten.argsort.default, aten.argsort.stable)
-def argsort(P, self, dim, descending, stable=None):
+def argsort(P: Lowering, self, dim, descending, stable=None):
     return _sorted(P, self, dim, descending)[1]
 
 
 @REGISTRY.lower(aten.topk.default)
-def topk(P, self, k, dim, largest, sorted):
+def topk(P: Lowering, self, k, dim, largest, sorted):
     if self.ndim == 0 and k != 1:
         raise Unsupported(f"k: got {k} for a 0-d input, expected 1")
     values, index = _sorted(P, self, dim, descending=largest)
     return [_first(P, x, k, dim % self.ndim) for x in (values, index)] if self.ndim else [values, index]
 
 
-def _sorted(P, x, dim, descending):
+def _sorted(P: Lowering, x, dim, descending):
     """Return the sorted values and their indices.
 
     A descending sort reverses the axis, sorts in ascending order and reverses the result. This keeps equal elements in
@@ -53,11 +54,11 @@ def _sorted(P, x, dim, descending):
     return [P.emit(ir.TakeAlongAxisNode, x=x, indices=index, axis=dim), index]
 
 
-def _first(P, x, count, dim):
+def _first(P: Lowering, x, count, dim):
     return P.emit(ir.SliceNode, x=x, axis=dim, start=0, stop=count)
 
 
 @REGISTRY.lower(torch.ops.mlx.argpartition.default)
-def argpartition(P, x, kth, axis):
+def argpartition(P: Lowering, x, kth, axis):
     order = P.emit(ir.ArgPartitionNode, x=x, kth=kth, axis=axis)
     return P.cast(order, torch.int64)
