@@ -12,9 +12,8 @@ from executorch_mlx.builder import order
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.liveness import lifetimes, recycle
 from executorch_mlx.builder.emitter import Emitted, Replacement
-from executorch_mlx.builder.interface import Interface
 from executorch_mlx.builder.program import ProgramBuilder
-from executorch_mlx.builder.slots import Space, TensorSlot
+from executorch_mlx.builder.slots import Interface, Space, TensorSlot
 from executorch_mlx.serialization import ir
 from loaded_method import LoadedMethod
 

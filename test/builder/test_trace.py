@@ -15,9 +15,14 @@ class Tangent(torch.nn.Module):
         return torch.tan(x)
 
 
-def dynamic_program():
+class Padding(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.pad(x, (0, 3), value=1.0)
+
+
+def dynamic_program(module=Tangent()):
     rows = torch.export.Dim("rows", min=2, max=64)
-    return torch.export.export(Tangent(), (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
+    return torch.export.export(module, (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
 
 
 def branches_on_its_size(x):
@@ -74,9 +79,9 @@ def test_padding_of_a_tensor_with_a_dynamic_dimension_is_traced():
         target = attrgetter(name)(torch.ops.aten)
         registry.add(target, REGISTRY.handler_for(target))
     registry.add(
-        torch.ops.aten.tan.default,
-        lambda P, self: P.trace(lambda x: torch.nn.functional.pad(torch.sin(x), (0, 3), value=1.0), self)[0],
+        torch.ops.aten.pad.default,
+        lambda P, self, pad, mode, value: P.trace(lambda x: Padding()(torch.sin(x)), self)[0],
     )
-    builder = ProgramBuilder(dynamic_program(), registry).build()
+    builder = ProgramBuilder(dynamic_program(Padding()), registry).build()
     ops = [emitted.op for emitted in builder.chains[0]]
     assert ops[0] == ir.SinNode and ops[-1] == ir.ConcatenateNode

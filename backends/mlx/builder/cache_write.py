@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from ..serialization import ir
+from .lowering import Lowering
 
 
-def write_cache(P, cache, update, begin, ring=None, row_begin=None):
+def write_cache(P: Lowering, cache, update, begin, ring=None, row_begin=None):
     """Emit a write of `update` [B, H, S, D] into `cache` [B, H, C, D] and return the slot of the written cache.
 
     - `begin`: the position of the first element of `update`.
@@ -37,14 +38,12 @@ def write_cache(P, cache, update, begin, ring=None, row_begin=None):
     return _write(P, written, target, tail, 0, wrapped, row_begin)
 
 
-def part_of_row(P, x, index):
+def part_of_row(P: Lowering, x, index):
     """Return x[:, :, index : index + 1], for x with 4 axes."""
-    part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
-    part.shape = (*x.shape[:2], 1, x.shape[3])
-    return part
+    return P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
 
 
-def write_rows(P, cache, update, places, ring=None):
+def write_rows(P: Lowering, cache, update, places, ring=None):
     """Emit a write of one position to each of several rows, and return the slot of the written cache.
 
     `update` is [B, H, rows, D]. `places` has the position and the `row_begin` of each row: see `write_cache`.
@@ -66,18 +65,18 @@ def write_rows(P, cache, update, places, ring=None):
     return P.emit_replaceable(ir.RowUpdateNode, {"dst": cache, "update": update, "starts": starts}, emit)
 
 
-def _write(P, cache, target, update, start, stop, row_begin=None):
+def _write(P: Lowering, cache, target, update, start, stop, row_begin=None):
     out = {} if target is None else {"out": target}
     if row_begin is not None:
         start, stop = add(P, row_begin, start), add(P, row_begin, stop)
     return P.emit(ir.SliceUpdateNode, dst=cache, update=update, axis=2, start=start, stop=stop, **out)
 
 
-def add(P, a, b):
+def add(P: Lowering, a, b):
     """Emit a + b, for integers on the host: Python numbers or value slots. Returns a value slot."""
     return P.emit(ir.AddIntNode, a=a, b=b)
 
 
-def subtract(P, a, b):
+def subtract(P: Lowering, a, b):
     """Emit a - b, for integers on the host: Python numbers or value slots. Returns a value slot."""
     return P.emit(ir.SubtractIntNode, a=a, b=b)

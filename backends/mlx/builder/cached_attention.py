@@ -13,6 +13,7 @@ import torch
 from ..serialization import ir
 from . import dtypes
 from .cache_write import add, part_of_row, subtract
+from .lowering import Lowering
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ScoreSettings:
 # -- rows -----------------------------------------------------------------------
 
 
-def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
+def places_of_rows(P: Lowering, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     """Return, for each row, the position of its first element in `x` [1, H, S, D] and `row_begin`.
 
     If there are several rows, row i has the element x[:, :, i]; otherwise all elements belong to the row. `row_begin`
@@ -53,23 +54,22 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     return list(zip(positions, row_begins, strict=True))
 
 
-def _elements(P, x):
+def _elements(P: Lowering, x):
     """Return the elements of `x` [N], as tensors of one element."""
     count = x.shape[0]
     return [x] if count == 1 else [P.emit(ir.TakeNode, x=x, index=index, axis=0) for index in range(count)]
 
 
-def _checked(P, numbers, bound):
+def _checked(P: Lowering, numbers, bound):
     """Return the elements of `numbers` [N] as host integers. At run time, an element outside [0, bound) is an error.
 
     Without the check, a position beyond the end of a row would be a position of the next row.
     """
     found = P.emit(ir.GatherNode, x=_range(P, 0, bound), indices=[numbers], axes=[0], slice_sizes=[1])
-    found.shape = (numbers.shape[0], 1)
     return [P.item(number) for number in _elements(P, found)]
 
 
-def _checked_begin(P, begin, length, capacity):
+def _checked_begin(P: Lowering, begin, length, capacity):
     """Return `begin`. At run time, it is an error if `begin + length` is greater than `capacity`."""
     if length == 1:
         return begin
@@ -78,7 +78,7 @@ def _checked_begin(P, begin, length, capacity):
     return subtract(P, P.item(last), distance)
 
 
-def _refused_beyond(P, position, capacity):
+def _refused_beyond(P: Lowering, position, capacity):
     """Return `position`. At run time, it is an error if the position is outside of a cache of `capacity` positions.
 
     Without the check, a write of one position beyond the end would write nothing, without an error. The error is a
@@ -106,7 +106,7 @@ class HeldKeys:
     mask: Any | None
 
 
-def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
+def attend_rows(P: Lowering, query, cache, start, row, rows, settings: ScoreSettings):
     """Return the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
     capacity = cache.length // rows
     places = places_of_rows(P, query, start, row, rows, capacity, settings.window is not None)
@@ -117,13 +117,13 @@ def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
 
     def emit():
         out = [_attention(P, part_of_row(P, query, i), cache, keys, settings) for i, keys in enumerate(held)]
-        return P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+        return P.emit(ir.ConcatenateNode, tensors=out, axis=2)
 
     node = cache.node_of_rows(query, held, settings.scale) if settings.is_fused else None
     return emit() if node is None else P.emit_replaceable(*node, emit)
 
 
-def _held_keys(P, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:
+def _held_keys(P: Lowering, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:
     """Return what `length` queries of `dtype` from position `begin` on attend to in the row at `row_begin`."""
     end = add(P, begin, length)
     count = end if settings.window is None else _minimum(P, end, capacity)
@@ -133,7 +133,7 @@ def _held_keys(P, length, dtype, begin, row_begin, capacity, settings: ScoreSett
     return HeldKeys(first, stop, count, mask)
 
 
-def _attention(P, query, cache, keys: HeldKeys, settings: ScoreSettings):
+def _attention(P: Lowering, query, cache, keys: HeldKeys, settings: ScoreSettings):
     """Return the attention of the queries of a row, `query` [1, H, S, D]."""
     if settings.is_fused:
         return cache.attend(P, query, keys.first, keys.stop, settings.scale, keys.mask)
@@ -146,7 +146,7 @@ def mask_fields(mask) -> dict[str, Any]:
     return {"causal": True} if mask is None else {"mask": mask}
 
 
-def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, dtype):
+def _attention_mask(P: Lowering, begin, end, num_held, capacity, settings: ScoreSettings, dtype):
     """Return the attention mask of the queries.
 
     Without slopes, the mask is bool [S, num_held]: whether a query attends to an index of the row. With slopes, it has
@@ -155,7 +155,7 @@ def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, 
     """
 
     def compare(op, a, b):
-        return P.emit(op, a=a, b=b, dtype=torch.bool)
+        return P.emit(op, a=a, b=b)
 
     def number(value):
         return P.scalar(value, torch.int32)
@@ -183,10 +183,10 @@ def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, 
     distance = P.cast(P.emit(ir.SubtractNode, a=key_at, b=query_at), torch.float32)
     slopes = P.emit(ir.ReshapeNode, x=P.cast(settings.slopes, torch.float32), shape=[-1, 1, 1])
     bias = P.cast(P.emit(ir.MultiplyNode, a=slopes, b=distance), dtype)
-    return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype), dtype=dtype)
+    return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype))
 
 
-def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSettings):
+def _composed_attention(P: Lowering, query, k, v, cache, num_held, mask, settings: ScoreSettings):
     """Return the attention as several instructions, because `SdpaNode` supports neither soft-capped scores nor sinks.
 
     The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
@@ -209,13 +209,13 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
     if softcap is not None:
         scores = P.emit(ir.MultiplyNode, a=P.emit(ir.TanhNode, x=scores), b=number(softcap))
     if settings.slopes is None:
-        scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf), dtype=query.dtype)
+        scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf))
     else:
         scores = P.emit(ir.AddNode, a=scores, b=mask)
     if settings.sinks is not None:
         sinks = reshape(P.cast(settings.sinks, query.dtype), 1, heads, 1, 1)
         sinks = P.emit(ir.BroadcastToNode, x=sinks, shape=[batch, heads, length, 1])
-        scores = P.emit(ir.ConcatenateNode, tensors=[scores, sinks], axis=3, dtype=query.dtype)
+        scores = P.emit(ir.ConcatenateNode, tensors=[scores, sinks], axis=3)
     weights = P.emit(ir.SoftmaxNode, x=scores, axis=-1, precise=True)
     if settings.sinks is not None:
         weights = P.emit(ir.SliceNode, x=weights, axis=3, start=0, stop=num_held)
@@ -226,13 +226,12 @@ def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSe
 # -- integers on the host -----------------------------------------------------
 
 
-def _minimum(P, value, bound):
+def _minimum(P: Lowering, value, bound):
     """Return min(value, bound) for value >= 0 and bound > 0. The IR has no instruction for the minimum of integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
     is_below = P.emit(ir.FloorDivideIntNode, a=1, b=add(P, quotient, 1))  # 1 if value < bound, else 0
     return add(P, bound, P.emit(ir.MultiplyIntNode, a=is_below, b=subtract(P, value, bound)))
 
 
-def _range(P, begin, end):
-    return P.emit(ir.ARangeNode, start=begin, stop=end, step=1, scalar_type=dtypes.scalar_type(torch.int32),
-                  dtype=torch.int32)
+def _range(P: Lowering, begin, end):
+    return P.emit(ir.ARangeNode, start=begin, stop=end, step=1, scalar_type=dtypes.scalar_type(torch.int32))

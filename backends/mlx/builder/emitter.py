@@ -13,6 +13,7 @@ from ..serialization import ir
 from . import dtypes
 from .peephole import can_represent, simplify
 from .registry import Unsupported
+from .slot_types import SlotTypes
 from .slots import Slot, Space, TensorSlot, ValueSlot
 
 
@@ -47,6 +48,7 @@ class Emitter:
         self.allow_extensions = allow_extensions
         self.chains: list[list[Emitted]] = [[]]
         self.replacements: list[Replacement] = []
+        self.types = SlotTypes()
         self._chain = self.chains[0]
         self._scalars: dict[tuple, TensorSlot] = {}
         # The result of each earlier instruction, with its `_expression` as key. There is one table for each chain that
@@ -55,12 +57,12 @@ class Emitter:
         self._results: list[dict[tuple, Slot]] = [{}]
         self._producers: dict[Slot, Emitted] = {}
 
-    def emit(self, op: type[ir.Op], *, dtype: torch.dtype | None = None, **fields: Any) -> Any:
+    def emit(self, op: type[ir.Op], **fields: Any) -> Any:
         """Append an instruction of type `op` to the current chain and return the slot of its result.
 
         `fields` are the fields of the instruction. The result is the slot `out`, or the slots `outs`, if `fields` has
-        them. Otherwise the result is a new slot. A new tensor slot has `dtype`, by default the dtype of the first
-        tensor operand.
+        them. Otherwise the result is a new slot, whose dtype and shape the rules in `serialization/type_rules.py`
+        compute.
 
         Appends nothing, and returns an existing slot, in two cases: an equal instruction was emitted earlier (its
         result is returned), or the instruction simplifies away (an operand is returned). Returns None for an
@@ -83,11 +85,7 @@ class Emitter:
             for results in self._results:
                 if expression in results:
                     return results[expression]
-        if types["out"] == "Vid":
-            out = ValueSlot(int)
-        else:
-            tensors = (v for v in fields.values() if isinstance(v, TensorSlot))
-            out = TensorSlot(dtype=next(tensors).dtype if dtype is None else dtype)
+        out = ValueSlot(int) if types["out"] == "Vid" else self.types.result(op, fields)
         emitted = Emitted(op, fields | {"out": out}, self._origin)
         self._chain.append(emitted)
         if expression is not None:
@@ -191,9 +189,7 @@ class Emitter:
         For a value slot an instruction is appended.
         """
         if isinstance(value, ValueSlot):
-            out = self.full([], value, dtype)
-            out.shape = ()
-            return out
+            return self.full([], value, dtype)
         key = (repr(value), dtype)  # as dictionary keys, 1, 1.0 and True are equal; as strings they differ
         if key not in self._scalars:
             tensor = torch.tensor(_wrapped(value, dtype), dtype=dtype)
@@ -215,7 +211,7 @@ class Emitter:
         if isinstance(value, int) and float(value) != value:  # the field of `FullNode` is a float64
             return self.emit(ir.BroadcastToNode, x=self.scalar(value, dtype), shape=shape)
         scalar_type = dtypes.scalar_type(dtype)
-        return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
+        return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type)
 
     def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
         """Return a slot with `x` converted to `dtype`: `x` itself if it has that dtype."""
@@ -226,10 +222,7 @@ class Emitter:
             if not dtype.is_floating_point or can_represent(dtype, x.dtype):
                 value = torch.tensor(value, dtype=x.dtype).to(dtype).item()
             return self.scalar(value, dtype)
-        out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
-        if out.shape is None:  # the slot may be that of an equal earlier instruction, whose shape is known
-            out.shape = x.shape
-        return out
+        return self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype))
 
     def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
         """Return the size of a dimension of `x`: an int if the size is static, else a value slot."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
@@ -13,27 +12,16 @@ from torch.fx import Node
 
 from ..extents import memory_order
 from ..serialization import ir
+from .lowering import Lowering
 from .registry import Unsupported
 from .slots import Slot, Space, TensorSlot, slot_for
-
-if TYPE_CHECKING:
-    from .program import ProgramBuilder
 
 # The key in the metadata of a placeholder, below "custom", of the name of the `.ptd` file that stores the tensor.
 # ExecuTorch's pass `delegate_external_constants_pass_unlifted` sets it.
 EXTERNAL_FILE = "delegate_constant_tag"
 
 
-@dataclass
-class Interface:
-    """The slots of an MLX program's inputs and outputs, in the order of the delegate call, and of its buffers."""
-
-    inputs: list[Slot] = field(default_factory=list)
-    outputs: list[Slot] = field(default_factory=list)
-    buffers: list[TensorSlot] = field(default_factory=list)
-
-
-def bind_inputs(P: ProgramBuilder) -> None:
+def bind_inputs(P: Lowering) -> None:
     """Record the value of every placeholder of the graph, and add the slots of inputs and buffers to `P.interface`."""
     signature = P.program.graph_signature
     mutated = {*signature.buffers_to_mutate.values(), *P.buffer_keys}
@@ -49,7 +37,7 @@ def bind_inputs(P: ProgramBuilder) -> None:
         P.set_value(node, value)
 
 
-def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
+def _user_input(P: Lowering, spec: InputSpec, node: Node) -> Any:
     if isinstance(spec.arg, ConstantArgument):
         return spec.arg.value
     slot = slot_for(node.meta["val"])
@@ -59,7 +47,7 @@ def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
     return slot
 
 
-def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bool) -> TensorSlot:
+def _stored_input(P: Lowering, spec: InputSpec, node: Node, is_mutated: bool) -> TensorSlot:
     """Return the slot of a parameter, buffer or constant.
 
     It is a buffer slot if the program or another method writes the tensor, else the slot of a constant or, for a
@@ -91,7 +79,7 @@ def _number_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | 
     return value if is_number else None
 
 
-def _read(P: ProgramBuilder, node: Node, name: str) -> torch.Tensor:
+def _read(P: Lowering, node: Node, name: str) -> torch.Tensor:
     """Return the tensor `name`, whose placeholder is `node`, and record its external file."""
     P.files_read.add((node.meta.get("custom") or {}).get(EXTERNAL_FILE))
     return stored_tensor(P.program, name)
@@ -105,7 +93,7 @@ def stored_tensor(program: ExportedProgram, name: str) -> torch.Tensor:
     raise KeyError(f"{name} is in neither the state dict nor the constants")
 
 
-def bind_outputs(P: ProgramBuilder) -> None:
+def bind_outputs(P: Lowering) -> None:
     """Add the outputs to `P.interface`, and emit a copy of each buffer's new value into the buffer.
 
     A buffer that was updated in place needs no copy.
@@ -131,7 +119,7 @@ def bind_outputs(P: ProgramBuilder) -> None:
             P.emit(ir.IdCopyNode, x=value, out=buffer)
 
 
-def _new_value(P: ProgramBuilder, buffer: TensorSlot, value: TensorSlot) -> TensorSlot:
+def _new_value(P: Lowering, buffer: TensorSlot, value: TensorSlot) -> TensorSlot:
     """Return a slot with the new value of `buffer` that no write of another buffer changes."""
     value = P.cast(value, buffer.dtype)
     if value.space != Space.BUFFER or value is buffer:
@@ -139,7 +127,7 @@ def _new_value(P: ProgramBuilder, buffer: TensorSlot, value: TensorSlot) -> Tens
     return P.emit(ir.IdCopyNode, x=value, out=TensorSlot(value.dtype, value.shape))
 
 
-def _output(P: ProgramBuilder, slot: Slot, val: Any) -> Slot:
+def _output(P: Lowering, slot: Slot, val: Any) -> Slot:
     """Return the slot of an output whose value is in `slot`. `val` is its fake value.
 
     A temporary becomes an output slot. A slot that is already an input, constant, buffer or output is copied.
@@ -154,7 +142,7 @@ def _output(P: ProgramBuilder, slot: Slot, val: Any) -> Slot:
     return slot
 
 
-def _in_order(P: ProgramBuilder, x: TensorSlot, order: tuple[int, ...]) -> TensorSlot:
+def _in_order(P: Lowering, x: TensorSlot, order: tuple[int, ...]) -> TensorSlot:
     """Return a new slot of the shape of `x` whose elements, in row-major order, are those of `x` in the order `order`.
 
     ExecuTorch's own MLX delegate copies the result of a program row-major, whatever the order of the output is.

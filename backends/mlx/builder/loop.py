@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..serialization import ir
+from .lowering import Lowering
 from .slots import TensorSlot
 
 
 def emit_loop(
-    P: Any, iteration: Callable, state: Sequence[TensorSlot], xs: Sequence[TensorSlot], *fixed: TensorSlot
+    P: Lowering, iteration: Callable, state: Sequence[TensorSlot], xs: Sequence[TensorSlot], *fixed: TensorSlot
 ) -> list[TensorSlot]:
     """Emit a loop over the first axis of the tensors `xs`, and return the slots of the final state.
 
@@ -22,7 +23,7 @@ def emit_loop(
 
 
 def emit_scan(
-    P: Any, body: Callable, init: Sequence[TensorSlot], xs: Sequence[TensorSlot],
+    P: Lowering, body: Callable, init: Sequence[TensorSlot], xs: Sequence[TensorSlot],
     outputs: Sequence[TensorSlot] = (), axis: int = 0,
 ) -> list[TensorSlot]:
     """Emit a loop over `axis` of the tensors `xs`, and return the slots of the final carry.
@@ -42,7 +43,7 @@ def emit_scan(
     return carry
 
 
-def assign(P: Any, values: Sequence[TensorSlot], slots: Sequence[TensorSlot]) -> None:
+def assign(P: Lowering, values: Sequence[TensorSlot], slots: Sequence[TensorSlot]) -> None:
     """Copy `values` into `slots`, all at once: a value may itself be one of `slots`, as in a body that swaps two."""
     overwritten = set(slots)
     values = [_copy(P, value) if value in overwritten else value for value in values]
@@ -50,5 +51,5 @@ def assign(P: Any, values: Sequence[TensorSlot], slots: Sequence[TensorSlot]) ->
         P.emit(ir.IdCopyNode, x=value, out=slot)
 
 
-def _copy(P: Any, x: TensorSlot) -> TensorSlot:
+def _copy(P: Lowering, x: TensorSlot) -> TensorSlot:
     return P.emit(ir.IdCopyNode, x=x, out=TensorSlot(x.dtype, x.shape))

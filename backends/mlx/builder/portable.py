@@ -8,8 +8,7 @@ instructions, and records the node as their replacement: this runtime runs the n
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -17,18 +16,15 @@ from torch.fx import Node
 from ..extents import is_empty, is_same_shape, may_be_empty
 from ..serialization import ir
 from ..serialization.portability import CHECKS, DTYPES, MAX_STEP, STRIDED_VIEWS, Problem, problem_of
-from ..serialization.type_rules import rule_of
-from ..serialization.types import Env, Shape, Type, Unknown
+from ..serialization.types import Shape
 from . import dtypes
-from .emitter import Emitted, Replacement
+from .emitter import Emitted, Emitter, Replacement
 from .registry import Unsupported
+from .slot_types import SlotTypes, fields_of
 from .slots import Space, TensorSlot, ValueSlot
 
-if TYPE_CHECKING:
-    from .program import ProgramBuilder
 
-
-def make_portable(builder: ProgramBuilder) -> list[tuple[Node | None, Problem]]:
+def make_portable(builder: Emitter) -> list[tuple[Node | None, Problem]]:
     """Replace the instructions of `builder` that are not portable, in place.
 
     Returns the differences that remain: for each, the FX node of the delegated graph that was lowered to the
@@ -42,29 +38,20 @@ def has_extensions(chains: list[list[Emitted]]) -> bool:
     return any(e.op.OP_TYPE >= ir.FIRST_EXTENSION for chain in chains for e in chain)
 
 
-class _SlotEnv(Env):
-    """The types of the slots of a builder. A slot without a shape gets the shape that the type rule computes."""
+class _Env(SlotTypes):
+    """The types of the slots of a builder, and what the checks of portability ask about them."""
 
-    def __init__(self):
-        super().__init__({}, {})
+    def __init__(self, types: SlotTypes):
+        super().__init__()
+        self.types = types.types
         self.producers: dict[Any, type[ir.Op]] = {}
 
     def shape(self, slot: TensorSlot) -> Shape:
-        if slot.shape is not None:
-            return tuple(e if isinstance(e, int) else None for e in slot.shape)
-        shape = self.types.get(slot, Type()).shape
-        if shape is None:
-            raise Unknown
-        return shape
-
-    def dtype(self, slot: TensorSlot) -> str:
-        return _name(slot.dtype)
+        """Return the shape of a tensor slot; its dynamic extents are None. Raises Unknown if the rank is unknown."""
+        return tuple(e if isinstance(e, int) else None for e in super().shape(slot))
 
     def value(self, x: Any) -> int | None:
         return x if isinstance(x, int) else None
-
-    def is_tensor(self, x: Any) -> bool:
-        return isinstance(x, TensorSlot)
 
     def is_constant(self, slot: TensorSlot) -> bool:
         return slot.space == Space.CONSTANT
@@ -90,34 +77,15 @@ class _SlotEnv(Env):
         return is_same_shape(rest_a, rest_b)
 
     def record(self, emitted: Emitted) -> None:
-        """Infer the shapes of the results of an instruction, as far as the builder does not know them."""
+        """Remember the node that computes the results of an instruction."""
         results = [v for f in emitted.op.FIELDS if f.output for v in _as_list(emitted.fields.get(f.name))]
         self.producers |= dict.fromkeys(results, emitted.op)
-        unknown = [slot for slot in results if isinstance(slot, TensorSlot) and slot.shape is None]
-        if unknown:
-            self.types |= zip(results, self._result_types(_view(emitted)))
-
-    def _result_types(self, n: Any) -> list[Type]:
-        """Return the types of the results of an instruction; [] if they are unknown."""
-        rule = rule_of(n.op)
-        try:
-            types = rule(n, self) if rule else []
-        except (Unknown, IndexError, ValueError, ArithmeticError):
-            types = []
-        return types if isinstance(types, list) else [types]
-
-    def result_shape(self, n: Any) -> Shape | None:
-        """Return the shape of the only result of an instruction, or None if it is unknown."""
-        if n.out.shape is not None:
-            return self.shape(n.out)
-        types = self._result_types(n)
-        return types[0].shape if types else None
 
 
 class _Pass:
-    def __init__(self, builder: ProgramBuilder):
+    def __init__(self, builder: Emitter):
         self.builder = builder
-        self.env = _SlotEnv()
+        self.env = _Env(builder.types)
         self.outer = {id(e): r for r in builder.replacements for e in r.emitted}
         self.remaining: list[tuple[Node | None, Problem]] = []
 
@@ -144,11 +112,11 @@ class _Pass:
     def _problem_of(self, emitted: Emitted) -> Problem | None:
         if emitted.op not in CHECKS and emitted.op.OP_TYPE < ir.FIRST_EXTENSION:
             return None
-        return problem_of(emitted.op, _view(emitted), self.env)
+        return problem_of(emitted.op, fields_of(emitted.op, emitted.fields), self.env)
 
     def _lower(self, form: Callable, emitted: Emitted) -> list[Emitted] | None:
         """Return the portable instructions for `emitted`, or None if there are none."""
-        builder, n = self.builder, _view(emitted)
+        builder, n = self.builder, fields_of(emitted.op, emitted.fields)
         with builder.detached_chain() as new:
             try:
                 out = form(builder, n, self.env)
@@ -188,18 +156,13 @@ def _operand_problem(emitted: Emitted) -> Problem | None:
     for value in emitted.fields.values():
         for slot in _as_list(value):
             if isinstance(slot, TensorSlot) and slot.space != Space.TEMP:
-                if _name(slot.dtype) not in DTYPES:
-                    return Problem("dtype", _name(slot.dtype))
+                if (name := str(slot.dtype).removeprefix("torch.")) not in DTYPES:
+                    return Problem("dtype", name)
                 if slot.space in (Space.INPUT, Space.BUFFER) and is_empty(slot.shape):
                     return Problem("empty")
                 if slot.space == Space.INPUT and slot.order is not None:
                     return Problem("input_order", str(list(slot.order)))
     return None
-
-
-def _view(emitted: Emitted) -> SimpleNamespace:
-    """Return the fields of an instruction as attributes, like those of an IR node. Absent fields have their default."""
-    return SimpleNamespace(op=emitted.op, **{f.name: emitted.fields.get(f.name, f.default) for f in emitted.op.FIELDS})
 
 
 def _as_list(value: Any) -> list:
@@ -212,39 +175,35 @@ def _renamed(value: Any, old: Any, new: Any) -> Any:
     return new if value is old else value
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 # -- the portable forms ------------------------------------------------------------
 # A form `f(P, n, env)` emits instructions and returns the slot of the result. `n` has the fields of the instruction.
 # Raises Unsupported if there is no portable form.
 
 
-def _item(P, n, env):
+def _item(P: Emitter, n, env):
     if env.known_value(n.x) is not None and n.x.dtype.itemsize >= 4:
         raise Unsupported("the number exceeds int32")
     return P.emit(ir.ItemIntNode, x=P.cast(n.x, torch.int32), out=ValueSlot(n.out.kind))
 
 
-def _sizes(P, x: TensorSlot) -> list:
+def _sizes(P: Emitter, x: TensorSlot) -> list:
     if x.shape is None:
         raise Unsupported("the shape is unknown")
     return [P.size(x, axis) for axis in range(x.ndim)]
 
 
-def _safe_divisor(P, b: TensorSlot) -> TensorSlot:
+def _safe_divisor(P: Emitter, b: TensorSlot) -> TensorSlot:
     """Return `b` with 1 in place of 0 and -1, by which a processor may not be able to divide every integer."""
     if b.constant_value not in (None, 0, -1):
         return b
-    is_unsafe = P.emit(ir.EqualNode, a=b, b=P.scalar(0, b.dtype), dtype=torch.bool)
+    is_unsafe = P.emit(ir.EqualNode, a=b, b=P.scalar(0, b.dtype))
     if b.dtype not in (torch.uint8, torch.uint32):
-        is_minus_one = P.emit(ir.EqualNode, a=b, b=P.scalar(-1, b.dtype), dtype=torch.bool)
-        is_unsafe = P.emit(ir.LogicalOrNode, a=is_unsafe, b=is_minus_one, dtype=torch.bool)
-    return P.emit(ir.WhereNode, condition=is_unsafe, x=P.scalar(1, b.dtype), y=b, dtype=b.dtype)
+        is_minus_one = P.emit(ir.EqualNode, a=b, b=P.scalar(-1, b.dtype))
+        is_unsafe = P.emit(ir.LogicalOrNode, a=is_unsafe, b=is_minus_one)
+    return P.emit(ir.WhereNode, condition=is_unsafe, x=P.scalar(1, b.dtype), y=b)
 
 
-def _remainder(P, n, env):
+def _remainder(P: Emitter, n, env):
     """x % 1 and x % -1 are both 0."""
     return P.emit(ir.RemainderNode, a=n.a, b=_safe_divisor(P, n.b))
 
@@ -253,7 +212,7 @@ def _remainder(P, n, env):
 _JUST_BELOW_1 = 1 - 2.0**-20
 
 
-def _integer_quotient(P, n, env):
+def _integer_quotient(P: Emitter, n, env):
     """Divide integers by float32 estimates: each estimate leaves a rest that is 2^19 times smaller.
 
     With the exact remainder r of a / b, the last rest minus r is a small multiple of b, so that its rounded quotient is
@@ -265,8 +224,8 @@ def _integer_quotient(P, n, env):
     def as_float(x):
         return P.cast(x, torch.float32)
 
-    def binary(op, x, y, dtype=None):
-        return P.emit(op, a=x, b=y, dtype=dtype)
+    def binary(op, x, y):
+        return P.emit(op, a=x, b=y)
 
     remainder = binary(ir.RemainderNode, a, _safe_divisor(P, b))
     divisor = as_float(b)
@@ -283,24 +242,24 @@ def _integer_quotient(P, n, env):
     return last if quotient is None else binary(ir.AddNode, quotient, last)
 
 
-def _integer_power(P, n, env):
+def _integer_power(P: Emitter, n, env):
     """A negative exponent gives 0, unless the base is 1 or -1: then the sign of the exponent does not matter."""
     a, b = P.cast(n.a, n.out.dtype), P.cast(n.b, n.out.dtype)
     zero, one = P.scalar(0, a.dtype), P.scalar(1, a.dtype)
-    is_negative = P.emit(ir.LessNode, a=b, b=zero, dtype=torch.bool)
-    is_large = P.emit(ir.NotEqualNode, a=P.emit(ir.AbsNode, x=a), b=one, dtype=torch.bool)
-    vanishes = P.emit(ir.LogicalAndNode, a=is_negative, b=is_large, dtype=torch.bool)
+    is_negative = P.emit(ir.LessNode, a=b, b=zero)
+    is_large = P.emit(ir.NotEqualNode, a=P.emit(ir.AbsNode, x=a), b=one)
+    vanishes = P.emit(ir.LogicalAndNode, a=is_negative, b=is_large)
     exponent = P.emit(ir.MaximumNode, a=P.emit(ir.AbsNode, x=b), b=zero)
-    exponent = P.emit(ir.WhereNode, condition=vanishes, x=zero, y=exponent, dtype=a.dtype)
+    exponent = P.emit(ir.WhereNode, condition=vanishes, x=zero, y=exponent)
     # MLX computes in int64, because the exponent is unsigned. The lower bits of the power are the same.
-    power = P.emit(ir.PowerNode, a=a, b=P.cast(exponent, torch.uint32), dtype=torch.int64)
-    return P.emit(ir.WhereNode, condition=vanishes, x=zero, y=P.cast(power, a.dtype), dtype=a.dtype)
+    power = P.emit(ir.PowerNode, a=a, b=P.cast(exponent, torch.uint32))
+    return P.emit(ir.WhereNode, condition=vanishes, x=zero, y=P.cast(power, a.dtype))
 
 
-def _empty(P, shape: list, dtype: torch.dtype) -> TensorSlot:
+def _empty(P: Emitter, shape: list, dtype: torch.dtype) -> TensorSlot:
     """Return a tensor of static `shape`, of which a size is 0: no elements of a tensor of ones."""
     whole = P.emit(
-        ir.FullNode, shape=[max(1, size) for size in shape], v=0, scalar_type=dtypes.scalar_type(dtype), dtype=dtype,
+        ir.FullNode, shape=[max(1, size) for size in shape], v=0, scalar_type=dtypes.scalar_type(dtype),
     )
     axis = shape.index(0)
     part = P.emit(ir.SliceNode, x=whole, axis=axis, start=0, stop=0)
@@ -309,14 +268,14 @@ def _empty(P, shape: list, dtype: torch.dtype) -> TensorSlot:
     return part
 
 
-def _result_if_empty(P, n, env) -> TensorSlot | None:
+def _result_if_empty(P: Emitter, n, env) -> TensorSlot | None:
     """Return a tensor like the result if it certainly has no elements."""
-    shape = env.result_shape(n)
-    is_empty = shape is not None and None not in shape and 0 in shape
+    shape = n.out.shape
+    is_empty = shape is not None and all(isinstance(e, int) for e in shape) and 0 in shape
     return _empty(P, list(shape), n.out.dtype) if is_empty else None
 
 
-def _full(P, n, env):
+def _full(P: Emitter, n, env):
     dtype = n.out.dtype
     shape = list(n.shape)
     if any(env.may_be_empty(size) for size in shape):
@@ -331,33 +290,32 @@ def _full(P, n, env):
     return _fill(P, shape, n.v, dtype)
 
 
-def _sum(P, a, b):
+def _sum(P: Emitter, a, b):
     return a + b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.AddIntNode, a=a, b=b)
 
 
-def _fill(P, shape: list, value, dtype: torch.dtype) -> TensorSlot:
+def _fill(P: Emitter, shape: list, value, dtype: torch.dtype) -> TensorSlot:
     """Return a tensor filled with `value`, also with an integer that is no float32, as which `FullNode` takes it."""
     scalar_type = dtypes.scalar_type(dtype)
     if dtype.is_floating_point or dtype == torch.bool or isinstance(value, ValueSlot) and value.kind is not int:
-        return P.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
+        return P.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type)
     if not isinstance(value, ValueSlot):
         number = P.scalar(int(value), dtype)
     else:
         stop = P.emit(ir.AddIntNode, a=value, b=1)
-        number = P.emit(ir.ARangeNode, start=value, stop=stop, step=1, scalar_type=scalar_type, dtype=dtype)
+        number = P.emit(ir.ARangeNode, start=value, stop=stop, step=1, scalar_type=scalar_type)
     return P.emit(ir.BroadcastToNode, x=number, shape=shape) if shape else P.emit(ir.ReshapeNode, x=number, shape=[])
 
 
-def _full_like(P, n, env):
+def _full_like(P: Emitter, n, env):
     return _fill(P, _sizes(P, n.x), n.v, n.out.dtype)
 
 
-def _arange(P, n, env):
+def _arange(P: Emitter, n, env):
     if not all(isinstance(v, int) for v in (n.start, n.stop, n.step)):
         # One element more, and then all but the last, so that there is always one.
         stop = P.emit(ir.AddIntNode, a=n.stop, b=n.step)
-        longer = P.emit(ir.ARangeNode, start=n.start, stop=stop, step=n.step, scalar_type=n.scalar_type,
-                        dtype=n.out.dtype)
+        longer = P.emit(ir.ARangeNode, start=n.start, stop=stop, step=n.step, scalar_type=n.scalar_type)
         return P.emit(ir.SliceNode, x=longer, axis=0, start=0, stop=n.stop)
     numbers = range(n.start, n.stop, n.step)
     dtype = n.out.dtype
@@ -365,12 +323,12 @@ def _arange(P, n, env):
         return _empty(P, [0], dtype)
     if dtype.is_floating_point:
         raise Unsupported("the range exceeds int32")
-    count = P.emit(ir.ARangeNode, start=0, stop=len(numbers), step=1, scalar_type=n.scalar_type, dtype=dtype)
+    count = P.emit(ir.ARangeNode, start=0, stop=len(numbers), step=1, scalar_type=n.scalar_type)
     scaled = P.emit(ir.MultiplyNode, a=count, b=P.scalar(n.step, dtype))
     return P.emit(ir.AddNode, a=scaled, b=P.scalar(n.start, dtype))
 
 
-def _roll(P, n, env):
+def _roll(P: Emitter, n, env):
     if (empty := _result_if_empty(P, n, env)) is not None:
         return empty
     if not n.axes:
@@ -382,12 +340,12 @@ def _roll(P, n, env):
     return P.emit(ir.RollNode, x=n.x, shift=shift, axes=n.axes)
 
 
-def _flat_roll(P, n, env):
+def _flat_roll(P: Emitter, n, env):
     flat = P.emit(ir.RollNode, x=P.emit(ir.ReshapeNode, x=n.x, shape=[-1]), shift=n.shift, axes=[0])
     return P.emit(ir.ReshapeNode, x=flat, shape=_sizes(P, n.x))
 
 
-def _reshape(P, n, env):
+def _reshape(P: Emitter, n, env):
     """Reshape a tensor without elements: MLX cannot compute the size that -1 stands for, which is 0."""
     return P.emit(ir.ReshapeNode, x=n.x, shape=[0 if size == -1 else size for size in n.shape])
 
@@ -395,14 +353,14 @@ def _reshape(P, n, env):
 def _short_step(op: type[ir.Op]) -> Callable:
     """Return the form of nodes with a step that MLX cannot add to a size: every step beyond the size means the same."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name != "out"}
         return P.emit(op, **fields | {"step": max(-MAX_STEP, min(n.step, MAX_STEP))})
 
     return form
 
 
-def _if_empty(P, n, env):
+def _if_empty(P: Emitter, n, env):
     """The form of nodes that refuse a tensor without elements, although the result has none, either."""
     if (empty := _result_if_empty(P, n, env)) is None:
         raise Unsupported("a tensor without elements is refused")
@@ -412,14 +370,14 @@ def _if_empty(P, n, env):
 def _on_rows(op: type[ir.Op]) -> Callable:
     """Return the form of nodes that work on an axis: 0-d tensors become vectors of one element."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         if (empty := _result_if_empty(P, n, env)) is not None:
             return empty
         if env.shape(n.x) != ():
             raise Unsupported("a tensor without elements is refused")
         row = P.emit(ir.ReshapeNode, x=n.x, shape=[1])
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name not in ("x", "out")}
-        result = P.emit(op, x=row, **fields, dtype=n.out.dtype)
+        result = P.emit(op, x=row, **fields)
         return P.emit(ir.ReshapeNode, x=result, shape=[])
 
     return form
@@ -428,20 +386,20 @@ def _on_rows(op: type[ir.Op]) -> Callable:
 def _in_float32(op: type[ir.Op]) -> Callable:
     """Return the form of nodes that compute in half precision."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name not in ("x", "out")}
         return P.cast(P.emit(op, x=P.cast(n.x, torch.float32), **fields), n.out.dtype)
 
     return form
 
 
-def _cumsum(P, n, env):
+def _cumsum(P: Emitter, n, env):
     if env.dtype(n.x) in ("float16", "bfloat16") and env.shape(n.x) != () and 0 not in env.shape(n.x):
         return _in_float32(ir.CumsumNode)(P, n, env)
     return _on_rows(ir.CumsumNode)(P, n, env)
 
 
-def _logsumexp(P, n, env):
+def _logsumexp(P: Emitter, n, env):
     shape = env.shape(n.x)
     if 0 not in shape:
         return P.emit(ir.LogSumExpNode, x=n.x, axes=list(range(len(shape))), keepdims=n.keepdims)
@@ -449,7 +407,7 @@ def _logsumexp(P, n, env):
     return P.emit(ir.LogNode, x=total)
 
 
-def _addmm(P, n, env):
+def _addmm(P: Emitter, n, env):
     product = P.emit(ir.AddmmNode, mat1=n.mat1, mat2=n.mat2)
     return P.emit(ir.MultiplyNode, a=product, b=P.scalar(n.alpha, product.dtype))
 
@@ -457,7 +415,7 @@ def _addmm(P, n, env):
 def _updated_copy(op: type[ir.Op]) -> Callable:
     """Return the form of an update of a constant, or at indices that do not lie in memory as the node expects."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS}
         if op is ir.SliceUpdateNode:
             fields["step"] = min(n.step, MAX_STEP)
@@ -473,7 +431,7 @@ def _updated_copy(op: type[ir.Op]) -> Callable:
     return form
 
 
-def _scatter_add(P, n, env):
+def _scatter_add(P: Emitter, n, env):
     """Add the first elements of `updates`, as many as there are indices, to the first elements of `x`, as torch does."""
     if any(0 in env.shape(t) for t in (n.x, n.indices)):
         return P.emit(ir.IdCopyNode, x=n.x, out=TensorSlot(n.x.dtype, n.x.shape))
@@ -491,18 +449,17 @@ def _scatter_add(P, n, env):
     return _with_corner(P, n.x, total, sizes, axis)
 
 
-def _corner(P, x: TensorSlot, sizes: list) -> TensorSlot:
+def _corner(P: Emitter, x: TensorSlot, sizes: list) -> TensorSlot:
     """Return the first `sizes[i]` elements of each axis i, or all elements of an axis if the size is None."""
     for axis, size in enumerate(sizes):
         if size is not None and not (isinstance(size, int) and size == x.shape[axis]):
-            part = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=size)
             extent = size if isinstance(size, int) else size.symbol
-            part.shape = (*x.shape[:axis], extent, *x.shape[axis + 1 :])
-            x = part
+            part = TensorSlot(x.dtype, (*x.shape[:axis], extent, *x.shape[axis + 1 :]))
+            x = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=size, out=part)
     return x
 
 
-def _with_corner(P, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int) -> TensorSlot:
+def _with_corner(P: Emitter, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int) -> TensorSlot:
     """Return `x` with `corner` at its beginning: its first `sizes[i]` elements on each axis i, except on `skipped`."""
     axes = [
         i for i, size in enumerate(sizes)
@@ -513,16 +470,14 @@ def _with_corner(P, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int
         wholes.append(_corner(P, wholes[-1], [sizes[i] if i == axis else None for i in range(x.ndim)]))
     for axis, whole in zip(reversed(axes), reversed(wholes[: len(axes)])):
         copy = P.emit(ir.IdCopyNode, x=whole, out=TensorSlot(whole.dtype, whole.shape))
-        out = P.emit(ir.SliceUpdateNode, dst=copy, update=corner, axis=axis, start=0, stop=sizes[axis])
-        out.shape = whole.shape
-        corner = out
+        corner = P.emit(ir.SliceUpdateNode, dst=copy, update=corner, axis=axis, start=0, stop=sizes[axis])
     return corner
 
 
 def _conv3d_groups(op: type[ir.Op]) -> Callable:
     """Return the form of a convolution over three axes with several groups: a convolution for each of them."""
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         channels, outputs = env.shape(n.x)[-1], env.shape(n.w)[0]
         if n.groups == 1 or channels is None or outputs is None:
             raise Unsupported("the number of channels is unknown")
@@ -546,7 +501,7 @@ def _cropped_conv(op: type[ir.Op], axes: str) -> Callable:
     `axes` names the axes by the letters that end the names of their fields, and is empty for a single axis.
     """
 
-    def form(P, n, env):
+    def form(P: Emitter, n, env):
         fields = {f.name: getattr(n, f.name) for f in op.FIELDS if f.name != "out"}
         padding = {name: fields.pop(name) for name in [f"padding_{a}" for a in axes] or ["padding"]}
         out = P.emit(op, **fields, **dict.fromkeys(padding, 0))
@@ -558,7 +513,7 @@ def _cropped_conv(op: type[ir.Op], axes: str) -> Callable:
     return form
 
 
-def _conv_transpose3d(P, n, env):
+def _conv_transpose3d(P: Emitter, n, env):
     form = _conv3d_groups(n.op) if n.groups > 1 else _cropped_conv(n.op, "dhw")
     return form(P, n, env)
 

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from ..custom_ops.packing import FLOAT_MODES, pack, unpack
 from ..serialization import ir
 from .dtypes import SCALAR_TYPES
+from .emitter import Emitter
 from .registry import Unsupported
 from .slots import Space, TensorSlot
 
@@ -200,7 +201,7 @@ def torch_dtype(dtype: torch.dtype | int) -> torch.dtype:
     return next((d for d, number in SCALAR_TYPES.items() if number == dtype), dtype)
 
 
-def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine | None:
+def read_int4(P: Emitter, qdata, scale, zero_point, group_size, output_dtype) -> Affine | None:
     """Describe the arguments of `torchao::dequantize_int4_tensor`. Returns None unless all tensors are constants.
 
     `qdata` [N, K / 2] holds two integers in [0, 15] per byte, the first in the low half. `scale` and `zero_point` are
@@ -222,7 +223,7 @@ def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine |
     return Affine(q, transposed(scale), transposed(zero_point), block, 0, 15, torch_dtype(output_dtype))
 
 
-def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> Microscaled | None:
+def read_nvfp4(P: Emitter, qdata, scale, per_tensor_scale, block_size, output_dtype) -> Microscaled | None:
     """Describe the arguments of `torchao::dequantize_nvfp4`. Returns None unless all tensors are constants.
 
     `qdata` holds two E2M1 elements per byte, and `scale` holds E4M3 scales.
@@ -233,7 +234,7 @@ def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> M
     return Microscaled(qdata, scale, per_tensor_scale, block_size, "nvfp4", dtype)
 
 
-def read_mx(P, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscaled | None:
+def read_mx(P: Emitter, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscaled | None:
     """Describe the arguments of `torchao::dequantize_mx`. Returns None unless all tensors are constants.
 
     `qdata` holds one element per byte, and `scale` holds E8M0 scales. MLX has no format for elements other than E4M3.
@@ -284,28 +285,20 @@ DEQUANTIZE = {
 }
 
 
-def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype) -> TensorSlot:
+def apply_factor(P: Emitter, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype) -> TensorSlot:
     """Multiply `y` by `factor` in float32, unless `factor` is None, and cast the result to `dtype`."""
     if factor is not None:
         y = P.emit(ir.MultiplyNode, a=P.cast(y, torch.float32), b=P.cast(factor, torch.float32))
     return P.cast(y, dtype)
 
 
-def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None, shape=None) -> TensorSlot:
-    """Return the dequantized weight.
-
-    By default, all matrix rows are dequantized, and the result has the shape of `P.out`, the value of the FX node that
-    is being lowered. To dequantize some of the rows, pass `fields`, the packed fields for these rows, and `shape`, the
-    shape of the result.
-    """
+def dequantize(P: Emitter, weight: Affine | Microscaled, fields: dict | None = None) -> TensorSlot:
+    """Return the dequantized weight: all matrix rows, or those of `fields`, the packed fields for some rows."""
     # MLX dequantizes to the dtype of the scales. If the scales are bytes, MLX dequantizes to bfloat16, which holds
     # every such value exactly. Other scales are float32 here: with half-precision scales, MLX would round q * scale to
     # half precision before it adds the bias.
     fields = weight.packed_fields(P, torch.float32) if fields is None else fields
-    dtype = torch.float32 if fields["mode"] == "affine" else torch.bfloat16
-    w = P.emit(ir.DequantizeNode, **fields, dtype=dtype)
-    w.shape = tuple(P.out.shape) if shape is None else shape
-    return apply_factor(P, w, weight.factor, weight.dtype)
+    return apply_factor(P, P.emit(ir.DequantizeNode, **fields), weight.factor, weight.dtype)
 
 
 def _are_constants(*slots: TensorSlot | None) -> bool:
@@ -340,7 +333,7 @@ def holds(dtype: torch.dtype, values: Callable[[], torch.Tensor], rtol: float = 
         return bool(torch.isclose(exact.to(dtype).to(exact.dtype), exact, rtol=rtol, atol=0).all())
 
 
-def packed_words(P, w: TensorSlot) -> TensorSlot:
+def packed_words(P: Emitter, w: TensorSlot) -> TensorSlot:
     """Return the packed matrix `w`, int32 or uint32, as uint32. Raises `Unsupported` if `w` is not a constant."""
     if w.space != Space.CONSTANT:
         raise Unsupported("packed weights computed at run time are unsupported; make w a parameter or buffer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -72,6 +72,16 @@ class ValueSlot:
 
 
 Slot = TensorSlot | ValueSlot
+
+
+@dataclass
+class Interface:
+    """The slots of an MLX program's inputs and outputs, in the order of the delegate call, and of its buffers."""
+
+    inputs: list[Slot] = field(default_factory=list)
+    outputs: list[Slot] = field(default_factory=list)
+    buffers: list[TensorSlot] = field(default_factory=list)
+
 
 # torch's symbolic numbers.
 SYMBOLIC = (torch.SymBool, torch.SymInt, torch.SymFloat)

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..builder import dtypes
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..extents import expressions, is_same_shape
 from ..serialization import ir
@@ -16,7 +17,7 @@ aten = torch.ops.aten
 
 @REGISTRY.lower(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(
-    P, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+    P: Lowering, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     enable_gqa=False,
 ):
     if dropout_p:
@@ -61,7 +62,7 @@ def _scaled_query(query):
     return query * torch.rsqrt(torch.full((), query.shape[-1], dtype=torch.float32)).to(query.dtype)
 
 
-def _broadcast(P, axis, *tensors):
+def _broadcast(P: Lowering, axis, *tensors):
     """Broadcast the tensors along one axis, as torch does: an extent of 1 becomes the extent of the other tensors."""
     narrow = [t for t in tensors if expressions(t.shape)[axis] == 1]
     wide = next((t for t in tensors if t not in narrow), None)
@@ -70,15 +71,10 @@ def _broadcast(P, axis, *tensors):
     extents = [-1] * wide.ndim
     extents[axis] = P.size(wide, axis)
 
-    def repeated(t):
-        result = P.emit(ir.BroadcastToNode, x=t, shape=extents, dtype=t.dtype)
-        result.shape = _with_extent(t.shape, axis, wide.shape[axis])
-        return result
-
-    return [repeated(t) if t in narrow else t for t in tensors]
+    return [P.emit(ir.BroadcastToNode, x=t, shape=extents) if t in narrow else t for t in tensors]
 
 
-def _same_heads(P, axis, query, key, value):
+def _same_heads(P: Lowering, axis, query, key, value):
     """Return keys and values with the same number of heads.
 
     If the numbers differ, repeats each head for all query heads that share it.
@@ -89,29 +85,18 @@ def _same_heads(P, axis, query, key, value):
         raise Unsupported("dynamic numbers of heads that differ for keys and values are unsupported")
 
     def repeated(t):
-        result = P.emit(ir.RepeatNode, x=t, repeats=query.shape[axis] // t.shape[axis], axis=axis)
-        result.shape = _with_extent(t.shape, axis, query.shape[axis])
-        return result
+        return P.emit(ir.RepeatNode, x=t, repeats=query.shape[axis] // t.shape[axis], axis=axis)
 
     return repeated(key), repeated(value)
 
 
-def _with_extent(shape, axis, extent):
-    """Return `shape` with another extent of one axis."""
-    return (*shape[:axis], extent, *shape[axis + 1 :])
-
-
-def _upper_left_mask(P, query, key):
+def _upper_left_mask(P: Lowering, query, key):
     """Emit the causal mask that torch uses: query i attends to the keys 0 … i."""
     queries, keys = P.size(query, query.ndim - 2), P.size(key, key.ndim - 2)
-    mask = P.emit(
-        ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool), dtype=torch.bool
-    )
-    mask.shape = (query.shape[-2], key.shape[-2])
-    return mask
+    return P.emit(ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool))
 
 
-def _zero_masked_queries(P, out, mask):
+def _zero_masked_queries(P: Lowering, out, mask):
     """Set to zero the result of each query whose keys are all masked, as torch does.
 
     MLX's result for such a query is the mean of the values, or NaN.
@@ -120,5 +105,5 @@ def _zero_masked_queries(P, out, mask):
         attends = P.emit(ir.AnyNode, x=mask, axes=[-1], keepdims=True)
     else:
         highest = P.emit(ir.MaxNode, x=mask, axes=[-1], keepdims=True)
-        attends = P.emit(ir.GreaterNode, a=highest, b=P.scalar(-math.inf, mask.dtype), dtype=torch.bool)
-    return P.emit(ir.WhereNode, condition=attends, x=out, y=P.scalar(0.0, out.dtype), dtype=out.dtype)
+        attends = P.emit(ir.GreaterNode, a=highest, b=P.scalar(-math.inf, mask.dtype))
+    return P.emit(ir.WhereNode, condition=attends, x=out, y=P.scalar(0.0, out.dtype))

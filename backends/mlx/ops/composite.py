@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from .. import custom_kernel_ops
+from ..builder.lowering import Lowering
 from ..builder.quantized_weights import packed_words
 from ..builder.registry import REGISTRY, tracing_handler
 from ..custom_kernel_ops.int8_activations import int8_quantized_matmul
@@ -32,14 +33,14 @@ _PARAMETER_DTYPES = {
 
 
 @REGISTRY.lower(sample)
-def lower_sample(P, logits, **parameters):
+def lower_sample(P: Lowering, logits, **parameters):
     if not P.allow_extensions:
         return _emit_portable(P, logits, parameters)
     fields = {name: None if x is None else P.cast(x, _PARAMETER_DTYPES[name]) for name, x in parameters.items()}
-    return P.emit(ir.SampleNode, logits=logits, **fields, dtype=torch.int64)
+    return P.emit(ir.SampleNode, logits=logits, **fields)
 
 
-def _emit_portable(P, logits, parameters):
+def _emit_portable(P: Lowering, logits, parameters):
     """Emit the torch code of `mlx::sample`. If possible, `SampleNode` replaces it in the runtime of this project."""
     trace = partial(_trace_sample, P, logits=logits, **parameters)
     given = {name: x for name, x in parameters.items() if x is not None}
@@ -52,9 +53,9 @@ _trace_mask_logits = tracing_handler(mask_logits, custom_kernel_ops.COMPOSITES[m
 
 
 @REGISTRY.lower(mask_logits)
-def lower_mask_logits(P, logits, allowed):
+def lower_mask_logits(P: Lowering, logits, allowed):
     if P.allow_extensions:
-        return P.emit(ir.MaskLogitsNode, logits=logits, allowed=allowed, dtype=torch.float32)
+        return P.emit(ir.MaskLogitsNode, logits=logits, allowed=allowed)
     trace = partial(_trace_mask_logits, P, logits=logits, allowed=allowed)
     return P.emit_replaceable(ir.MaskLogitsNode, {"logits": logits, "allowed": allowed}, trace)
 
@@ -65,7 +66,7 @@ _trace_int8_quantized_matmul = tracing_handler(
 
 
 @REGISTRY.lower(int8_quantized_matmul)
-def lower_int8_quantized_matmul(P, x, w, scales, biases, **packing):
+def lower_int8_quantized_matmul(P: Lowering, x, w, scales, biases, **packing):
     if not P.allow_extensions:
         return _trace_int8_quantized_matmul(P, x=x, w=w, scales=scales, biases=biases, **packing)
     return P.emit(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot, ValueSlot
 from ..serialization import ir
 
 
 @REGISTRY.lower(torch.ops.higher_order.cond)
-def cond(P, arguments):
+def cond(P: Lowering, arguments):
     """Lower each branch to a chain. Both chains write the same result slots, and the runtime runs one of them."""
     predicate, *branches, operands = arguments
     if isinstance(predicate, TensorSlot):

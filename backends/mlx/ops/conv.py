@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..extents import is_empty
@@ -25,7 +26,7 @@ _SUFFIXES = {1: ("",), 2: ("_h", "_w"), 3: ("_d", "_h", "_w")}
 
 @REGISTRY.lower(aten.convolution.default)
 def convolution(
-    P, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    P: Lowering, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
 ):
     rank = input.ndim - 2
     if rank not in CONV:
@@ -59,7 +60,7 @@ def convolution(
     return P.emit(ir.TransposeNode, x=out, perm=[0, rank + 1, *range(1, rank + 1)])
 
 
-def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
+def _conv_by_group(P: Lowering, op, x, w, channels: int, groups: int, fields: dict):
     """Emit one convolution for each group, because MLX has no grouped convolution over 3 axes."""
     filters = w.shape[0] // groups
     outs = [
@@ -71,7 +72,7 @@ def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
         )
         for i in range(groups)
     ]
-    return P.emit(ir.ConcatenateNode, tensors=outs, axis=4, dtype=x.dtype)
+    return P.emit(ir.ConcatenateNode, tensors=outs, axis=4)
 
 
 def _split_padding(padding: list[int], dilation: list[int], kernel) -> tuple[list[int], list[int]]:
@@ -89,7 +90,7 @@ def _one_per_axis(values: list[int], rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-def _channels_last(P, weight, transposed: bool, groups: int):
+def _channels_last(P: Lowering, weight, transposed: bool, groups: int):
     """Return the weight in MLX's layout [O, ..., C / groups]. A constant weight is rearranged at export."""
     layout = _transposed_layout if transposed else _layout
     if weight.space != Space.CONSTANT:

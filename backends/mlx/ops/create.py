@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..builder import dtypes
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import ValueSlot
 from ..serialization import ir
@@ -17,57 +18,55 @@ aten = torch.ops.aten
 
 
 @REGISTRY.lower(aten.full.default)
-def full(P, size, fill_value, dtype):
+def full(P: Lowering, size, fill_value, dtype):
     return P.full(size, fill_value, P.out.dtype)
 
 
 @REGISTRY.lower(aten.zeros.default, aten.empty.memory_format, torch.ops.dim_order_ops._empty_dim_order.default)
-def zeros(P, size, dtype):
+def zeros(P: Lowering, size, dtype):
     return P.full(size, 0, P.out.dtype)
 
 
 @REGISTRY.lower(aten.ones.default)
-def ones(P, size, dtype):
+def ones(P: Lowering, size, dtype):
     return P.full(size, 1, P.out.dtype)
 
 
 @REGISTRY.lower(aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default)
-def scalar_tensor(P, s, dtype):
+def scalar_tensor(P: Lowering, s, dtype):
     return P.scalar(s, P.out.dtype)
 
 
-def _full_like(P, x, value):
+def _full_like(P: Lowering, x, value):
     dtype = P.out.dtype
     if isinstance(value, int) and float(value) != value:  # the field of `FullLikeNode` is a float64
         return P.full([P.size(x, i) for i in range(x.ndim)], value, dtype)
     number = int(value) if isinstance(value, bool) else value
-    return P.emit(
-        ir.FullLikeNode, x=x, v=number, scalar_type=dtypes.scalar_type(dtype), dtype=dtype
-    )
+    return P.emit(ir.FullLikeNode, x=x, v=number, scalar_type=dtypes.scalar_type(dtype))
 
 
 @REGISTRY.lower(aten.full_like.default)
-def full_like(P, self, fill_value, dtype):
+def full_like(P: Lowering, self, fill_value, dtype):
     return _full_like(P, self, fill_value)
 
 
 @REGISTRY.lower(aten.zeros_like.default, aten.empty_like.default)
-def zeros_like(P, self, dtype):
+def zeros_like(P: Lowering, self, dtype):
     return _full_like(P, self, 0)
 
 
 @REGISTRY.lower(aten.ones_like.default)
-def ones_like(P, self, dtype):
+def ones_like(P: Lowering, self, dtype):
     return _full_like(P, self, 1)
 
 
 @REGISTRY.lower(aten.fill.Scalar)
-def fill(P, self, value):
+def fill(P: Lowering, self, value):
     return _full_like(P, self, value)
 
 
 @REGISTRY.lower(aten.arange.default, aten.arange.start, aten.arange.start_step)
-def arange(P, end, start=0, step=1, dtype=None):
+def arange(P: Lowering, end, start=0, step=1, dtype=None):
     numbers = (start, end, step)
     if any(isinstance(v, float) and not v.is_integer() for v in numbers):
         return _constant_arange(P, start, step)
@@ -81,17 +80,13 @@ def arange(P, end, start=0, step=1, dtype=None):
     offset = start if isinstance(start, int) and abs(start) > 2**53 else 0
     if offset:
         start, end = 0, end - offset if isinstance(end, int) else P.emit(ir.SubtractIntNode, a=end, b=offset)
-    result = P.emit(
-        ir.ARangeNode, start=start, stop=end, step=step,
-        scalar_type=dtypes.scalar_type(counted), dtype=counted,
-    )
-    result.shape = tuple(P.out.shape)
+    result = P.emit(ir.ARangeNode, start=start, stop=end, step=step, scalar_type=dtypes.scalar_type(counted))
     if offset:
         result = P.emit(ir.AddNode, a=result, b=P.scalar(offset, counted))
     return P.cast(result, out)
 
 
-def _constant_arange(P, start, step):
+def _constant_arange(P: Lowering, start, step):
     """Compute start + i * step as a constant, which requires a static number of elements.
 
     If the result has integers, torch truncates `start` and `step` first.
@@ -107,7 +102,7 @@ def _constant_arange(P, start, step):
 
 
 def _triangle_indices(function):
-    def lower(P, row, col, offset, dtype):
+    def lower(P: Lowering, row, col, offset, dtype):
         return P.constant("indices", function(row, col, offset, dtype=P.out.dtype))
 
     return lower
@@ -118,7 +113,7 @@ REGISTRY.add(aten.triu_indices.default, _triangle_indices(torch.triu_indices))
 
 
 def _frequencies(function, dynamic_form):
-    def lower(P, n, d, dtype):
+    def lower(P: Lowering, n, d, dtype):
         if not isinstance(n, int):
             raise Unsupported(f"a dynamic number of frequencies is unsupported; use {dynamic_form}")
         return P.constant("frequencies", function(n, d, dtype=P.out.dtype))
@@ -134,10 +129,10 @@ REGISTRY.add(aten.fft_rfftfreq.default, _frequencies(torch.fft.rfftfreq, "torch.
 
 
 @REGISTRY.lower(aten.tril.default)
-def tril(P, self, diagonal):
+def tril(P: Lowering, self, diagonal):
     return P.emit(ir.TrilNode, x=self, k=diagonal)
 
 
 @REGISTRY.lower(aten.triu.default)
-def triu(P, self, diagonal):
+def triu(P: Lowering, self, diagonal):
     return P.emit(ir.TriuNode, x=self, k=diagonal)

@@ -12,6 +12,7 @@ import operator
 import torch
 
 from ..builder import dtypes
+from ..builder.lowering import Lowering
 from ..builder.peephole import can_represent
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot, ValueSlot
@@ -95,23 +96,22 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     ]
 
 
-def _as_tensors(P, dtype: torch.dtype, *values):
+def _as_tensors(P: Lowering, dtype: torch.dtype, *values):
     """Return `values` as tensor slots of `dtype`: tensors are cast, and numbers become 0-d constants."""
     return [P.cast(v, dtype) if hasattr(v, "dtype") else P.scalar(v, dtype) for v in values]
 
 
 def _unary(op):
-    def lower(P, self):
+    def lower(P: Lowering, self):
         dtype = P.out.dtype
         # An operator such as exp promotes integers to floating point.
-        x = P.cast(self, dtype) if dtype.is_floating_point else self
-        return P.emit(op, x=x, dtype=dtype)
+        return P.emit(op, x=P.cast(self, dtype) if dtype.is_floating_point else self)
 
     return lower
 
 
 def _binary(op):
-    def lower(P, **arguments):
+    def lower(P: Lowering, **arguments):
         a, b = _as_tensors(P, P.out.dtype, *arguments.values())
         return P.emit(op, a=a, b=b)
 
@@ -119,17 +119,17 @@ def _binary(op):
 
 
 def _compare(op):
-    def lower(P, **arguments):
+    def lower(P: Lowering, **arguments):
         a, b = _as_tensors(P, dtypes.promote(*arguments.values()), *arguments.values())
-        return P.emit(op, a=a, b=b, dtype=torch.bool)
+        return P.emit(op, a=a, b=b)
 
     return lower
 
 
 def _logical(op):
-    def lower(P, **arguments):
+    def lower(P: Lowering, **arguments):
         a, b = (P.cast(v, torch.bool) for v in arguments.values())
-        return P.emit(op, a=a, b=b, dtype=torch.bool)
+        return P.emit(op, a=a, b=b)
 
     return lower
 
@@ -142,26 +142,26 @@ for _table, _handler in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logi
 
 
 @REGISTRY.lower(aten.erf.default)
-def erf(P, self):
+def erf(P: Lowering, self):
     """Lower to `ErfNode`, but return 0 itself for 0: MLX's CPU kernel changes its sign."""
     x = P.cast(self, P.out.dtype)
 
     def emit():
-        is_zero = P.emit(ir.EqualNode, a=x, b=P.scalar(0, x.dtype), dtype=torch.bool)
-        return P.emit(ir.WhereNode, condition=is_zero, x=x, y=P.emit(ir.ErfNode, x=x), dtype=x.dtype)
+        is_zero = P.emit(ir.EqualNode, a=x, b=P.scalar(0, x.dtype))
+        return P.emit(ir.WhereNode, condition=is_zero, x=x, y=P.emit(ir.ErfNode, x=x))
 
     return P.emit_replaceable(ir.ErfNode, {"x": x}, emit)
 
 
 @REGISTRY.lower(aten.round.decimals)
-def round_decimals(P, self, decimals):
+def round_decimals(P: Lowering, self, decimals):
     # The product with a power of ten may overflow in float16, and is rounded in half precision. torch uses float32.
     is_half = self.dtype in dtypes.HALVES
     x = P.cast(self, torch.float32) if is_half else self
     return P.cast(P.emit(ir.RoundNode, x=x, decimals=decimals), self.dtype)
 
 
-def _scaled(P, x, alpha, dtype):
+def _scaled(P: Lowering, x, alpha, dtype):
     if alpha == 1:
         return x
     a, b = _as_tensors(P, dtype, x, alpha)
@@ -169,7 +169,7 @@ def _scaled(P, x, alpha, dtype):
 
 
 @REGISTRY.lower(*overloads("add"))
-def add(P, self, other, alpha):
+def add(P: Lowering, self, other, alpha):
     dtype = P.out.dtype
     a, b = _as_tensors(P, dtype, self, _scaled(P, other, alpha, dtype))
     # torch adds bools with a logical or.
@@ -177,24 +177,24 @@ def add(P, self, other, alpha):
 
 
 @REGISTRY.lower(*overloads("sub"))
-def sub(P, self, other, alpha):
+def sub(P: Lowering, self, other, alpha):
     dtype = P.out.dtype
     a, b = _as_tensors(P, dtype, self, _scaled(P, other, alpha, dtype))
     return P.emit(ir.SubtractNode, a=a, b=b)
 
 
 @REGISTRY.lower(*overloads("rsub"))
-def rsub(P, self, other, alpha):
+def rsub(P: Lowering, self, other, alpha):
     return sub(P, other, self, alpha)
 
 
 @REGISTRY.lower(*overloads("mul"))
-def mul(P, self, other):
+def mul(P: Lowering, self, other):
     return _in_float32_if_needed(P, ir.MultiplyNode, self, other)
 
 
 @REGISTRY.lower(*overloads("div"))
-def div(P, self, other, rounding_mode=None):
+def div(P: Lowering, self, other, rounding_mode=None):
     dtype = P.out.dtype
     if rounding_mode == "floor":
         return floor_divide(P, self, other)
@@ -209,7 +209,7 @@ def div(P, self, other, rounding_mode=None):
 
 
 @REGISTRY.lower(*overloads("floor_divide"))
-def floor_divide(P, self, other):
+def floor_divide(P: Lowering, self, other):
     dtype = P.out.dtype
     if dtype.is_floating_point:
         (a,) = _as_tensors(P, dtype, self)  # torch rounds a dividend to the dtype, but no divisor
@@ -219,7 +219,7 @@ def floor_divide(P, self, other):
     return P.emit(ir.FloorDivideNode, a=a, b=b)
 
 
-def _in_float32_if_needed(P, op, self, other):
+def _in_float32_if_needed(P: Lowering, op, self, other):
     """Emit a product or quotient, in float32 if the result has half precision but an operand is a scalar beyond it.
 
     In torch, such an operand is not rounded to the dtype of the result.
@@ -290,7 +290,7 @@ _ROOTS = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNode]}
 
 
 @REGISTRY.lower(*overloads("pow"))
-def pow(P, self, exponent):
+def pow(P: Lowering, self, exponent):
     a, b = _as_tensors(P, P.out.dtype, self, exponent)
     is_number = isinstance(exponent, (int, float)) and a.dtype.is_floating_point
     if is_number and exponent == 3:
@@ -304,7 +304,7 @@ def pow(P, self, exponent):
 
 
 @REGISTRY.lower(*overloads("fmod"))
-def fmod(P, self, other):
+def fmod(P: Lowering, self, other):
     a, b = _as_tensors(P, P.out.dtype, self, other)
     return P.trace(_fmod, a, b)[0]
 
@@ -320,7 +320,7 @@ def _fmod(a, b):
 
 
 @REGISTRY.lower(aten.hypot.default)
-def hypot(P, self, other):
+def hypot(P: Lowering, self, other):
     return P.trace(_hypot, *_as_tensors(P, P.out.dtype, self, other))[0]
 
 
@@ -334,19 +334,19 @@ def _hypot(a, b):
 
 
 @REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-def where(P, condition, self, other):
+def where(P: Lowering, condition, self, other):
     x, y = _as_tensors(P, P.out.dtype, self, other)
-    return P.emit(ir.WhereNode, condition=P.cast(condition, torch.bool), x=x, y=y, dtype=x.dtype)
+    return P.emit(ir.WhereNode, condition=P.cast(condition, torch.bool), x=x, y=y)
 
 
 @REGISTRY.lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(P, self, mask, value):
+def masked_fill(P: Lowering, self, mask, value):
     (x,) = _as_tensors(P, P.out.dtype, value)
-    return P.emit(ir.WhereNode, condition=mask, x=x, y=self, dtype=P.out.dtype)
+    return P.emit(ir.WhereNode, condition=mask, x=x, y=self)
 
 
 @REGISTRY.lower(aten.clamp.default, aten.clamp.Tensor)
-def clamp(P, self, min=None, max=None):
+def clamp(P: Lowering, self, min=None, max=None):
     dtype = P.out.dtype
     bounds = {"a_min": min, "a_max": max}
     bounds = {k: _as_tensors(P, dtype, v)[0] for k, v in bounds.items() if v is not None}
@@ -354,36 +354,36 @@ def clamp(P, self, min=None, max=None):
 
 
 @REGISTRY.lower(aten.relu.default)
-def relu(P, self):
+def relu(P: Lowering, self):
     return P.emit(ir.MaximumNode, a=self, b=P.scalar(0, self.dtype))
 
 
 @REGISTRY.lower(aten.gelu.default)
-def gelu(P, self, approximate):
+def gelu(P: Lowering, self, approximate):
     return P.emit(ir.GeluNode, x=self, approximate=approximate)
 
 
 @REGISTRY.lower(aten.square.default)
-def square(P, self):
+def square(P: Lowering, self):
     return P.emit(ir.SquareNode, x=P.cast(self, P.out.dtype))
 
 
 @REGISTRY.lower(aten.isnan.default)
-def isnan(P, self):
-    return P.emit(ir.NotEqualNode, a=self, b=self, dtype=torch.bool)
+def isnan(P: Lowering, self):
+    return P.emit(ir.NotEqualNode, a=self, b=self)
 
 
 @REGISTRY.lower(aten.isinf.default)
-def isinf(P, self):
+def isinf(P: Lowering, self):
     if not self.dtype.is_floating_point:
         return P.cast(P.emit(ir.FullLikeNode, x=self, v=0), torch.bool)
     infinity = P.scalar(float("inf"), self.dtype)
     magnitude = P.emit(ir.AbsNode, x=self)
-    return P.emit(ir.EqualNode, a=magnitude, b=infinity, dtype=torch.bool)
+    return P.emit(ir.EqualNode, a=magnitude, b=infinity)
 
 
 @REGISTRY.lower(aten._to_copy.default, torch.ops.dim_order_ops._to_dim_order_copy.default)
-def to_copy(P, self, dtype):
+def to_copy(P: Lowering, self, dtype):
     dtype = dtype or self.dtype
     # ExecuTorch inserts casts of the Python numbers that it makes tensors of. torch does not round these numbers.
     is_number = P.node.args[0].name.startswith("_lifted_tensor_constant")
@@ -393,7 +393,7 @@ def to_copy(P, self, dtype):
 
 
 @REGISTRY.lower(aten.softmax.int, aten._softmax.default)
-def softmax(P, self, dim, dtype=None, half_to_float=False):
+def softmax(P: Lowering, self, dim, dtype=None, half_to_float=False):
     x = P.cast(self, P.out.dtype)
     if x.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
@@ -402,7 +402,7 @@ def softmax(P, self, dim, dtype=None, half_to_float=False):
 
 
 @REGISTRY.lower(aten.log_softmax.int, aten._log_softmax.default)
-def log_softmax(P, self, dim, dtype=None, half_to_float=False):
+def log_softmax(P: Lowering, self, dim, dtype=None, half_to_float=False):
     x = P.cast(P.cast(self, P.out.dtype), torch.float32)
     if x.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
@@ -417,5 +417,5 @@ def log_softmax(P, self, dim, dtype=None, half_to_float=False):
 
 
 @REGISTRY.lower(operator.getitem)
-def getitem(P, a, b):
+def getitem(P: Lowering, a, b):
     return a[b]

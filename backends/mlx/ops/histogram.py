@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
@@ -36,13 +37,13 @@ def _check(x):
 
 
 @REGISTRY.lower(aten.histc.default)
-def histc(P, self, bins, min, max):
+def histc(P: Lowering, self, bins, min, max):
     _check(self)
     return P.trace(lambda x: _counts(x, bins, *_outer_edges(x, min, max)), self)[0]
 
 
 @REGISTRY.lower(aten.histogram.bin_ct)
-def histogram(P, self, bins, range, weight, density):
+def histogram(P: Lowering, self, bins, range, weight, density):
     _check(self)
     if weight is not None or density:
         raise Unsupported("weight and density are unsupported; divide the counts, or use scatter_add")

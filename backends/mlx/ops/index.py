@@ -12,7 +12,9 @@ import functools
 import torch
 
 from ..builder.flat_index import flat_index
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import TensorSlot
 from ..extents import is_same_shape
 from ..serialization import ir
 
@@ -20,12 +22,12 @@ aten = torch.ops.aten
 
 
 @REGISTRY.lower(aten.embedding.default)
-def embedding(P, weight, indices, padding_idx, scale_grad_by_freq, sparse):
+def embedding(P: Lowering, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     return P.emit(ir.TakeNode, x=weight, index=indices, axis=0)
 
 
 @REGISTRY.lower(aten.index_select.default)
-def index_select(P, self, dim, index):
+def index_select(P: Lowering, self, dim, index):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     if index.ndim == 0:  # torch keeps the axis, as for an index of shape [1]
@@ -34,7 +36,7 @@ def index_select(P, self, dim, index):
 
 
 @REGISTRY.lower(aten.gather.default)
-def gather(P, self, dim, index, sparse_grad):
+def gather(P: Lowering, self, dim, index, sparse_grad):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     dim %= self.ndim
@@ -43,14 +45,13 @@ def gather(P, self, dim, index, sparse_grad):
     # `self`. MLX requires equal extents along these axes, so `self` is sliced.
     for axis in range(self.ndim):
         if axis != dim and not is_same_shape([x.shape[axis]], [index.shape[axis]]):
-            shape = (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :])
-            x = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=P.size(index, axis))
-            x.shape = shape
+            part = TensorSlot(x.dtype, (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :]))
+            x = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=P.size(index, axis), out=part)
     return P.emit(ir.TakeAlongAxisNode, x=x, indices=index, axis=dim)
 
 
 @REGISTRY.lower(aten.index.Tensor)
-def index(P, self, indices):
+def index(P: Lowering, self, indices):
     used = [(axis, i) for axis, i in enumerate(indices) if i is not None]
     if any(i.dtype == torch.bool for _, i in used):
         raise Unsupported("a bool mask as index gives a result whose shape depends on the data; use torch.where")
@@ -60,9 +61,7 @@ def index(P, self, indices):
     if axes != list(range(axes[0], axes[0] + len(axes))):
         # For axes that are not adjacent, torch moves the axes of the index to the front.
         perm = axes + [a for a in range(self.ndim) if a not in axes]
-        shape = tuple(self.shape[a] for a in perm)
         self, axes = P.emit(ir.TransposeNode, x=self, perm=perm), list(range(len(axes)))
-        self.shape = shape
     (flat,) = P.trace(flat_index, self, axes, [i for _, i in used])
     shape = [P.size(self, a) for a in range(self.ndim)]
     indexed = slice(axes[0], axes[-1] + 1)
@@ -71,13 +70,13 @@ def index(P, self, indices):
     return P.emit(ir.TakeNode, x=P.emit(ir.ReshapeNode, x=self, shape=shape), index=flat, axis=axes[0])
 
 
-def _times(P, a, b):
+def _times(P: Lowering, a, b):
     """Return the product of two sizes."""
     return a * b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.MultiplyIntNode, a=a, b=b)
 
 
 @REGISTRY.lower(aten.index_copy.default)
-def index_copy(P, self, dim, index, source):
+def index_copy(P: Lowering, self, dim, index, source):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     return P.emit(
@@ -91,7 +90,7 @@ def index_copy(P, self, dim, index, source):
 
 
 @REGISTRY.lower(aten.slice_scatter.default)
-def slice_scatter(P, self, src, dim, start, end, step):
+def slice_scatter(P: Lowering, self, src, dim, start, end, step):
     dim %= self.ndim
     extent = P.size(self, dim)
     start = 0 if start is None else start
@@ -103,7 +102,7 @@ def slice_scatter(P, self, src, dim, start, end, step):
 
 
 @REGISTRY.lower(aten.select_scatter.default)
-def select_scatter(P, self, src, dim, index):
+def select_scatter(P: Lowering, self, src, dim, index):
     dim %= self.ndim
     if not isinstance(index, int) or not isinstance(self.shape[dim], int):
         raise Unsupported("a dynamic index or extent is unsupported; use index_copy with an index tensor")
@@ -115,7 +114,7 @@ def select_scatter(P, self, src, dim, index):
     )
 
 
-def _in_place(P, buffer) -> dict:
+def _in_place(P: Lowering, buffer) -> dict:
     """Return the field `out` for an update of `buffer` in place, or no field if the update may not be in place."""
     target = P.in_place_target(buffer)
     return {} if target is None else {"out": target}

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..builder.loop import emit_loop
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY
 
 aten = torch.ops.aten
@@ -30,7 +31,7 @@ def _magnitudes(dtype):
 
 
 @REGISTRY.lower(aten.gcd.default)
-def gcd(P, self, other):
+def gcd(P: Lowering, self, other):
     dtype = P.out.dtype
     # Consecutive Fibonacci numbers need the most steps, and they grow by the golden ratio.
     steps = math.ceil(torch.iinfo(dtype).bits / math.log2((1 + math.sqrt(5)) / 2))
@@ -40,7 +41,7 @@ def gcd(P, self, other):
 
 
 @REGISTRY.lower(aten.lcm.default)
-def lcm(P, self, other):
+def lcm(P: Lowering, self, other):
     return P.trace(_least_common_multiple, self, other, gcd(P, self, other))[0]
 
 

@@ -16,12 +16,13 @@ import torch
 
 from ..builder.cache_write import write_cache, write_rows
 from ..builder.cached_attention import ScoreSettings, attend_rows, mask_fields, places_of_rows
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
 
 @REGISTRY.lower(torch.ops.mlx.cache_update.default)
-def cache_update(P, cache, update, start, ring=False, row=None, rows=1):
+def cache_update(P: Lowering, cache, update, start, ring=False, row=None, rows=1):
     capacity = cache.shape[2] // rows
     places = places_of_rows(P, update, start, row, rows, capacity, ring)
     ring_length = capacity if ring else None
@@ -63,15 +64,15 @@ class FloatCache:
     def value_size(self):
         return self.values.shape[3]
 
-    def read(self, P, query, first, stop):
+    def read(self, P: Lowering, query, first, stop):
         return [P.cast(x, query.dtype) for x in self._slices(P, first, stop)]
 
-    def attend(self, P, query, first, stop, scale, mask):
+    def attend(self, P: Lowering, query, first, stop, scale, mask):
         # For float32 queries, the node reads keys and values of half precision as they are.
         k, v = self._slices(P, first, stop) if query.dtype == torch.float32 else self.read(P, query, first, stop)
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
 
-    def _slices(self, P, first, stop):
+    def _slices(self, P: Lowering, first, stop):
         return [P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in (self.keys, self.values)]
 
     def node_of_rows(self, query, held, scale):
@@ -86,13 +87,13 @@ class FloatCache:
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
 def cached_attention(
-    P, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None,
-    slopes=None,
+    P: Lowering, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False,
+    sinks=None, slopes=None,
 ):
     settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
     return attend_rows(P, query, FloatCache(keys, values), start, row, rows, settings)
 
 
 @REGISTRY.lower(torch.ops.mlx.read_state.default)
-def read_state(P, buffer):
+def read_state(P: Lowering, buffer):
     return buffer

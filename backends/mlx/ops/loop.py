@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from ..builder.loop import assign, emit_scan
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot, ValueSlot
 from ..serialization import ir
 
 
 @REGISTRY.lower(torch.ops.higher_order.scan)
-def scan(P, arguments):
+def scan(P: Lowering, arguments):
     """Lower a loop over the first axis of the tensors `xs`.
 
     Returns the slots of the final carry, then the slots of the stacked outputs. Before the loop, the initial carry is
@@ -24,13 +25,13 @@ def scan(P, arguments):
 
 
 @REGISTRY.lower(torch.ops.higher_order.map_impl)
-def map_(P, arguments):
+def map_(P: Lowering, arguments):
     """Lower a loop without a carry over the first axis of `xs`. Returns the slots of the stacked outputs."""
     body, xs, additional = arguments
     return _scan(P, body, [], xs, additional)
 
 
-def _scan(P, body, init, xs, additional):
+def _scan(P: Lowering, body, init, xs, additional):
     if any(isinstance(a, ValueSlot) for a in (*init, *xs)):
         raise Unsupported("a Python number as carry or input is unsupported; use a tensor")
     init = [P.cast(value, out.dtype) for value, out in zip(init, P.out)]
@@ -40,7 +41,7 @@ def _scan(P, body, init, xs, additional):
 
 
 @REGISTRY.lower(torch.ops.higher_order.while_loop)
-def while_loop(P, arguments):
+def while_loop(P: Lowering, arguments):
     """Lower a while loop to a chain for the condition and a chain for the body. Returns the slots of the carry."""
     condition, body, init, additional = arguments
     if not all(isinstance(a, TensorSlot) for a in init):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..extents import bounds
 
@@ -39,7 +40,7 @@ def _check_extent(extent) -> None:
 
 
 @REGISTRY.lower(aten.median.default)
-def median(P, self):
+def median(P: Lowering, self):
     if self.ndim == 0:
         return self
     for extent in self.shape:
@@ -48,7 +49,7 @@ def median(P, self):
 
 
 @REGISTRY.lower(aten.median.dim)
-def median_dim(P, self, dim, keepdim):
+def median_dim(P: Lowering, self, dim, keepdim):
     if self.ndim == 0:
         return [self, P.full([], 0, torch.int64)]
     _check_extent(self.shape[dim])
@@ -83,7 +84,7 @@ def _mode(x, dim: int, keepdim: bool):
 
 
 @REGISTRY.lower(aten.nanmedian.default)
-def nanmedian(P, self):
+def nanmedian(P: Lowering, self):
     if not self.dtype.is_floating_point:
         return median(P, self)
     may_be_empty = any(bounds(extent)[0] == 0 for extent in self.shape)
@@ -98,7 +99,7 @@ def nanmedian(P, self):
 
 
 @REGISTRY.lower(aten.nanmedian.dim)
-def nanmedian_dim(P, self, dim, keepdim):
+def nanmedian_dim(P: Lowering, self, dim, keepdim):
     if not self.dtype.is_floating_point:
         return median_dim(P, self, dim, keepdim)
     if self.ndim == 0:
@@ -107,7 +108,7 @@ def nanmedian_dim(P, self, dim, keepdim):
 
 
 @REGISTRY.lower(aten.mode.default)
-def mode(P, self, dim, keepdim):
+def mode(P: Lowering, self, dim, keepdim):
     if self.ndim == 0:
         return [self, P.full([], 0, torch.int64)]
     return P.trace(_mode, self, dim % self.ndim, keepdim)

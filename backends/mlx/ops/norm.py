@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -20,7 +21,7 @@ def _check_one_axis(normalized_shape) -> None:
 
 
 @REGISTRY.lower(aten.rms_norm.default)
-def rms_norm(P, input, normalized_shape, weight=None, eps=None):
+def rms_norm(P: Lowering, input, normalized_shape, weight=None, eps=None):
     _check_one_axis(normalized_shape)
     # torch computes half precision in float32, and its default is the epsilon of that dtype.
     eps = torch.finfo(torch.float32).eps if eps is None else eps
@@ -28,7 +29,7 @@ def rms_norm(P, input, normalized_shape, weight=None, eps=None):
 
 
 @REGISTRY.lower(aten.layer_norm.default)
-def layer_norm(P, input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+def layer_norm(P: Lowering, input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     _check_one_axis(normalized_shape)
     if weight is not None and bias is None:
         # torch adds 0 where there is no bias, which turns -0 into 0. A division by the result depends on the sign.
@@ -50,7 +51,7 @@ def _batch_norm(x, weight, bias, mean, variance, eps):
 
 
 @REGISTRY.lower(aten._native_batch_norm_legit_no_training.default)
-def batch_norm(P, input, weight, bias, running_mean, running_var, momentum, eps):
+def batch_norm(P: Lowering, input, weight, bias, running_mean, running_var, momentum, eps):
     (out,) = P.trace(_batch_norm, input, weight, bias, running_mean, running_var, eps)
     # The other results are the saved statistics, which serve training. In inference, torch returns them empty.
     return [P.cast(out, input.dtype), *(P.full([0], 0, v.dtype) for v in P.out[1:])]
@@ -68,7 +69,7 @@ def _group_norm(x, weight, bias, channels, group, eps):
 
 
 @REGISTRY.lower(aten.native_group_norm.default)
-def group_norm(P, input, weight, bias, N, C, HxW, group, eps):
+def group_norm(P: Lowering, input, weight, bias, N, C, HxW, group, eps):
     return P.trace(_group_norm, input, weight, bias, C, group, eps)
 
 
@@ -91,7 +92,7 @@ def _vector_norm(x, ord, axes, keepdim, dtype):
 
 
 @REGISTRY.lower(aten.linalg_vector_norm.default)
-def linalg_vector_norm(P, self, ord, dim=None, keepdim=False, dtype=None):
+def linalg_vector_norm(P: Lowering, self, ord, dim=None, keepdim=False, dtype=None):
     axes = list(range(self.ndim)) if dim is None else dim
     return P.trace(_vector_norm, self, ord, axes, keepdim, P.out.dtype)[0]
 
@@ -104,5 +105,5 @@ def _cdist(x1, x2, p):
 
 
 @REGISTRY.lower(aten._cdist_forward.default)
-def cdist_forward(P, x1, x2, p, compute_mode=None):
+def cdist_forward(P: Lowering, x1, x2, p, compute_mode=None):
     return P.trace(_cdist, x1, x2, p)[0]

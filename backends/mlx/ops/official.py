@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from executorch.extension.llm.cache import update_and_attend as _  # noqa: F401  (defines kvcache)
 
+from ..builder.lowering import Lowering
 from ..custom_ops import official
 from ..builder import dtypes
 from ..builder.cache_write import add, write_cache
@@ -21,7 +22,7 @@ from ..serialization import ir
 
 
 @REGISTRY.lower(torch.ops.higher_order.auto_functionalized_v2)
-def auto_functionalized(P, arguments, _all_bases, **fields):
+def auto_functionalized(P: Lowering, arguments, _all_bases, **fields):
     """Lower a call of an operator that modifies its operands, in the form that export gives such a call.
 
     Returns the results of the operator, then the new values of the operands that the operator modifies.
@@ -41,7 +42,7 @@ def auto_functionalized(P, arguments, _all_bases, **fields):
 
 
 @REGISTRY.lower(official.custom_sdpa)
-def custom_sdpa(P, query, key, value, start_pos, attn_mask, dropout_p, is_causal, scale):
+def custom_sdpa(P: Lowering, query, key, value, start_pos, attn_mask, dropout_p, is_causal, scale):
     if dropout_p != 0:
         raise Unsupported(f"dropout_p: got {dropout_p}, expected 0")
     end = add(P, start_pos, P.size(query, 2))
@@ -52,7 +53,7 @@ def custom_sdpa(P, query, key, value, start_pos, attn_mask, dropout_p, is_causal
 
 
 @REGISTRY.lower(official.rope)
-def rope(P, x, dims, pos, traditional, base, scale, freqs):
+def rope(P: Lowering, x, dims, pos, traditional, base, scale, freqs):
     if freqs is not None and freqs.ndim > 1:
         return P.trace(official.rotate, x, dims, 0, traditional, freqs=freqs)[0]
     offset = P.scalar(pos, torch.int32) if isinstance(pos, int) else pos
@@ -63,7 +64,7 @@ def rope(P, x, dims, pos, traditional, base, scale, freqs):
 
 
 @REGISTRY.lower(official.gather_mm)
-def gather_mm(P, a, b, rhs_indices, lhs_indices, sorted_indices):
+def gather_mm(P: Lowering, a, b, rhs_indices, lhs_indices, sorted_indices):
     return P.emit(
         ir.GatherMmNode, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices,
         **_sorted_flag(P, sorted_indices),
@@ -72,7 +73,7 @@ def gather_mm(P, a, b, rhs_indices, lhs_indices, sorted_indices):
 
 @REGISTRY.lower(official.gather_qmm)
 def gather_qmm(
-    P, x, w, scales, biases, rhs_indices, lhs_indices, transpose, group_size, bits, mode,
+    P: Lowering, x, w, scales, biases, rhs_indices, lhs_indices, transpose, group_size, bits, mode,
     sorted_indices,
 ):
     # `biases` may be biases or, with an integer dtype, zero points. The program always stores biases.
@@ -101,25 +102,25 @@ def gather_qmm(
     return P.cast(product, x.dtype)
 
 
-def _sorted_flag(P, flag):
+def _sorted_flag(P: Lowering, flag):
     """Return the field `sorted_indices_flag` of an instruction, or no field if `flag` is None."""
     return {} if flag is None else {"sorted_indices_flag": P.item(flag)}
 
 
 @REGISTRY.lower(official.moe_gather_inputs)
-def moe_gather_inputs(P, x, expert_indices, top_k, sort_cutoff):
+def moe_gather_inputs(P: Lowering, x, expert_indices, top_k, sort_cutoff):
     return P.trace(official.gathered_inputs, x, expert_indices, top_k, sort_cutoff)
 
 
 @REGISTRY.lower(official.moe_scatter_outputs)
-def moe_scatter_outputs(P, down, sort_experts, inv_order, top_k):
+def moe_scatter_outputs(P: Lowering, down, sort_experts, inv_order, top_k):
     return P.trace(official.scattered_outputs, down, sort_experts, inv_order, top_k)[0]
 
 
 @REGISTRY.lower(torch.ops.kvcache.update_and_attend.default)
-def update_and_attend(P, q, k, v, position, layer_id, scale, out_dtype):
+def update_and_attend(P: Lowering, q, k, v, position, layer_id, scale, out_dtype):
     """Lower an attention layer whose KV cache belongs to the runtime. Each `layer_id` has its own cache."""
     return P.emit(
         ir.UpdateAndAttendNode, q=q, k=k, v=v, position=position, layer_id=layer_id, scale=scale,
-        out_dtype=dtypes.scalar_type(out_dtype), dtype=out_dtype,
+        out_dtype=dtypes.scalar_type(out_dtype),
     )

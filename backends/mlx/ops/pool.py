@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot
 from ..extents import is_empty
@@ -136,7 +137,7 @@ def _one_per_axis(values: list[int], rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-def _extents(P, x, rank: int) -> list[tuple[int, int]]:
+def _extents(P: Lowering, x, rank: int) -> list[tuple[int, int]]:
     """Return the extent before and the extent after pooling, for each pooled axis. These are the last `rank` axes."""
     out = P.out[0] if isinstance(P.out, (list, tuple)) else P.out
     return list(zip(x.shape[-rank:], out.shape[-rank:]))
@@ -160,7 +161,7 @@ class PooledAxis:
     table: TensorSlot | None = None
 
 
-def _pooled_axes(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis]:
+def _pooled_axes(P: Lowering, axes: list[Pooling], extents, substitute) -> list[PooledAxis]:
     """Return the windows of each axis.
 
     `substitute(window, extent)` gives the index that is read in place of an index outside the axis.
@@ -177,7 +178,7 @@ def _pooled_axes(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis
     return result
 
 
-def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | None:
+def _table(P: Lowering, windows: list[range], extent: int, substitute) -> TensorSlot | None:
     """Return `PooledAxis.table`. The substitute fills up the windows that are shorter than the longest one."""
     widest = max((len(w) for w in windows), default=0)
     indices = []
@@ -237,7 +238,7 @@ def _first_inside(window: range, extent: int) -> int:
     return next(i for i in window if 0 <= i < extent)
 
 
-def _lower_max(P, x, axes: list[Pooling]):
+def _lower_max(P: Lowering, x, axes: list[Pooling]):
     if is_empty(x.shape):
         raise Unsupported("an empty input is unsupported")
     pooled_axes = _pooled_axes(P, axes, _extents(P, x, len(axes)), _first_inside)
@@ -245,7 +246,7 @@ def _lower_max(P, x, axes: list[Pooling]):
 
 
 def _max_pool_over(rank: int):
-    def lower(P, self, kernel_size, stride, padding, dilation, ceil_mode):
+    def lower(P: Lowering, self, kernel_size, stride, padding, dilation, ceil_mode):
         return _lower_max(P, self, _strided_axes(self, rank, kernel_size, stride, padding, dilation, ceil_mode))
 
     return lower
@@ -262,7 +263,7 @@ def _adaptive_axes(output_size) -> list[Pooling]:
 
 
 @REGISTRY.lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
-def adaptive_max_pool(P, self, output_size):
+def adaptive_max_pool(P: Lowering, self, output_size):
     return _lower_max(P, self, _adaptive_axes(output_size))
 
 
@@ -291,7 +292,7 @@ def _avg_pool(x, tables, pooled_axes, divisors, divisor_override):
     return (total / (product if divisor_override is None else divisor_override)).to(x.dtype)
 
 
-def _lower_avg(P, x, axes: list[Pooling], divisor_override: int | None = None):
+def _lower_avg(P: Lowering, x, axes: list[Pooling], divisor_override: int | None = None):
     if not x.dtype.is_floating_point:
         raise Unsupported(f"input: got {x.dtype}, expected a floating-point dtype; cast it first")
     extents = _extents(P, x, len(axes))
@@ -300,7 +301,7 @@ def _lower_avg(P, x, axes: list[Pooling], divisor_override: int | None = None):
     return P.trace(_avg_pool, x, [a.table for a in pooled_axes], pooled_axes, divisors, divisor_override)[0]
 
 
-def _divisors(P, axis: Pooling, extent, count) -> int | TensorSlot | None:
+def _divisors(P: Lowering, axis: Pooling, extent, count) -> int | TensorSlot | None:
     """Return the divisors of the windows of an axis.
 
     The result is an int if all windows have the same divisor, else a constant [count]. It is None if the extent is
@@ -336,5 +337,5 @@ REGISTRY.add(aten.avg_pool3d.default, _avg_pool_over(3))
     aten._adaptive_avg_pool2d.default,
     aten._adaptive_avg_pool3d.default,
 )
-def adaptive_avg_pool(P, self, output_size):
+def adaptive_avg_pool(P: Lowering, self, output_size):
     return _lower_avg(P, self, _adaptive_axes(output_size))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
+from ..builder.lowering import Lowering
 from ..custom_ops import quantized
 from ..builder.peephole import can_represent
 from ..builder.quantized_weights import (
@@ -34,19 +35,19 @@ aten = torch.ops.aten
 
 
 @REGISTRY.lower(quantized.quantized_matmul)
-def quantized_matmul(P, x, w, scales, biases, **packing):
+def quantized_matmul(P: Lowering, x, w, scales, biases, **packing):
     operands = _operands(P, x, w, scales, biases)
     return P.cast(P.emit(ir.QuantizedMatmulNode, **operands, transpose=True, **packing), x.dtype)
 
 
 @REGISTRY.lower(quantized.gathered_quantized_matmul)
-def gathered_quantized_matmul(P, x, index, w, scales, biases, **packing):
+def gathered_quantized_matmul(P: Lowering, x, index, w, scales, biases, **packing):
     operands = _operands(P, x, w, scales, biases)
     return P.cast(P.emit(ir.GatherQmmNode, **operands, rhs_indices=index, transpose=True, **packing), x.dtype)
 
 
 @REGISTRY.lower(quantized.quantized_embedding)
-def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
+def quantized_embedding(P: Lowering, indices, w, scales, biases, dtype, **packing):
     index = indices if indices.ndim else P.emit(ir.ExpandDimsNode, x=indices, axis=0)
     w, scales, biases = (
         None if t is None else P.emit(ir.TakeNode, x=t, index=index, axis=0)
@@ -58,14 +59,12 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
         # With half-precision scales, MLX would round q * scale before it adds the bias. The scales and biases are cast
         # after the rows are looked up, so that a tied output projection can use the same constants.
         scales, biases = P.cast(scales, torch.float32), P.cast(biases, torch.float32)
-    float_dtype = torch.float32 if scales.dtype.is_floating_point else torch.bfloat16
-    y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, dtype=float_dtype, **packing)
+    y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, **packing)
     y = y if indices.ndim else P.emit(ir.SqueezeNode, x=y, dims=[0])
-    y.shape = tuple(P.out.shape)
     return P.cast(y, dtype)
 
 
-def _operands(P, x, w, scales, biases):
+def _operands(P: Lowering, x, w, scales, biases):
     """Return the fields `x`, `w`, `scales` and `biases` of a product, whose result has the dtype of `x`.
 
     Floating-point scales and biases are cast to the dtype of `x`. If that would round them, `x` becomes float32
@@ -85,7 +84,7 @@ def _can_cast(t, dtype):
     return can_represent(dtype, t.dtype) or (t.space == Space.CONSTANT and holds(dtype, t.data))
 
 
-def _cast_constant(P, t, dtype):
+def _cast_constant(P: Lowering, t, dtype):
     """Return `t` itself if `dtype` is float32, else the constant `t` as `dtype`, which is cast at serialization."""
     if dtype in (torch.float32, t.dtype):
         return t
@@ -93,7 +92,7 @@ def _cast_constant(P, t, dtype):
 
 
 @REGISTRY.lower(torch.ops.torchao.dequantize_affine.default)
-def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **integer_range):
+def dequantize_affine(P: Lowering, input, block_size, scale, zero_point, output_dtype, **integer_range):
     weight = read_affine(P, input, block_size, scale, zero_point, output_dtype=output_dtype, **integer_range)
     if weight is not None and weight.can_pack:
         return dequantize(P, weight)
@@ -124,7 +123,7 @@ def _dequantize_constant(read):
     returns None if the arguments do not fit this description.
     """
 
-    def lower(P, **arguments):
+    def lower(P: Lowering, **arguments):
         weight = read(P, **arguments)
         if weight is None or not weight.can_pack:
             raise Unsupported("the weight is not a constant, or MLX has no packing for its block size and element type")
@@ -147,17 +146,17 @@ for _target in (torch.ops.torchao.choose_qparams_affine.default, torch.ops.torch
 
 
 @REGISTRY.lower(*(f"quantized_decomposed.quantize_per_tensor.{kind}" for kind in ("default", "tensor")))
-def quantize_per_tensor(P, input, scale, zero_point, quant_min, quant_max, dtype):
+def quantize_per_tensor(P: Lowering, input, scale, zero_point, quant_min, quant_max, dtype):
     return P.trace(_quantize, input, scale, zero_point, None, quant_min, quant_max, dtype)[0]
 
 
 @REGISTRY.lower("quantized_decomposed.quantize_per_channel.default")
-def quantize_per_channel(P, input, scales, zero_points, axis, quant_min, quant_max, dtype):
+def quantize_per_channel(P: Lowering, input, scales, zero_points, axis, quant_min, quant_max, dtype):
     return P.trace(_quantize, input, scales, zero_points, axis, quant_min, quant_max, dtype)[0]
 
 
 @REGISTRY.lower(*(f"quantized_decomposed.dequantize_per_tensor.{kind}" for kind in ("default", "tensor")))
-def dequantize_per_tensor(P, input, scale, zero_point, out_dtype, **ignored):
+def dequantize_per_tensor(P: Lowering, input, scale, zero_point, out_dtype, **ignored):
     if not hasattr(scale, "dtype"):
         weight = read_per_tensor(P, input, scale, zero_point, out_dtype=out_dtype, **ignored)
         if weight is not None and weight.can_pack:
@@ -166,7 +165,7 @@ def dequantize_per_tensor(P, input, scale, zero_point, out_dtype, **ignored):
 
 
 @REGISTRY.lower("quantized_decomposed.dequantize_per_channel.default")
-def dequantize_per_channel(P, input, scales, zero_points, axis, out_dtype, **ignored):
+def dequantize_per_channel(P: Lowering, input, scales, zero_points, axis, out_dtype, **ignored):
     weight = read_per_channel(P, input, scales, zero_points, axis, out_dtype=out_dtype, **ignored)
     if weight is not None and weight.can_pack:
         return dequantize(P, weight)
@@ -215,7 +214,7 @@ _EXACT_PRODUCTS = 8192
 
 
 @REGISTRY.lower(aten._int_mm.default)
-def int_mm(P, self, mat2):
+def int_mm(P: Lowering, self, mat2):
     """Lower an integer product to two float32 products: one with the lower and one with the upper four bits of `self`.
 
     A sum of more than `_EXACT_PRODUCTS` products is divided into sums that are exact.

@@ -16,6 +16,7 @@ import torch
 
 from ..builder import dtypes
 from ..builder.cached_attention import ScoreSettings, attend_rows, mask_fields
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
@@ -24,7 +25,7 @@ _MAX_GROUPS = 1024  # of an entry, in the nodes
 
 
 @REGISTRY.lower(quantize_entries)
-def lower_quantize_entries(P, xs, group_size, bits, rotate, dtype):
+def lower_quantize_entries(P: Lowering, xs, group_size, bits, rotate, dtype):
     format = EntryFormat(group_size, bits, rotate)
     trace = partial(P.trace, quantize, xs, format, dtype)
     groups = sum(format.groups(x.shape[-1]) for x in xs)
@@ -40,7 +41,7 @@ def lower_quantize_entries(P, xs, group_size, bits, rotate, dtype):
 
 @REGISTRY.lower(quantized_attention)
 def lower_quantized_attention(
-    P, query, entries, scales, start, scale, value_offset, value_size, group_size, bits, rotate, window=None,
+    P: Lowering, query, entries, scales, start, scale, value_offset, value_size, group_size, bits, rotate, window=None,
     softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None,
 ):  # fmt: skip
     cache = _QuantizedCache(entries, scales, value_offset, value_size, EntryFormat(group_size, bits, rotate))
@@ -66,12 +67,12 @@ class _QuantizedCache:
     def heads(self):
         return self.entries.shape[1]
 
-    def read(self, P, query, first, stop):
+    def read(self, P: Lowering, query, first, stop):
         # The first group of a key and its size, then those of a value.
         parts = ((0, query.shape[3]), (self.value_offset // self.format.group_size, self.value_size))
         return [self._dequantize(P, first, stop, group, width, query.dtype) for group, width in parts]
 
-    def attend(self, P, query, first, stop, scale, mask):
+    def attend(self, P: Lowering, query, first, stop, scale, mask):
         def emit():
             k, v = self.read(P, query, first, stop)
             return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
@@ -90,7 +91,7 @@ class _QuantizedCache:
     def node_of_rows(self, query, held, scale):
         return None
 
-    def _dequantize(self, P, first, stop, group, width, dtype):
+    def _dequantize(self, P: Lowering, first, stop, group, width, dtype):
         """Return `width` numbers of each entry in [first, stop), as `dtype` [1, G, stop - first, width].
 
         The numbers begin at the group with the index `group`.
@@ -109,7 +110,7 @@ class _QuantizedCache:
         if format.bits == 4:  # of two numbers in a byte, the second one is in the high bits
             low, high = (P.emit(ir.BitwiseAndNode, a=q, b=P.scalar(bits, torch.uint8)) for bits in (15, 240))
             high = P.emit(ir.MultiplyNode, a=P.cast(high, torch.float32), b=P.scalar(1 / 16, torch.float32))
-            q = P.emit(ir.StackNode, tensors=[P.cast(low, torch.float32), high], axis=-1, dtype=torch.float32)
+            q = P.emit(ir.StackNode, tensors=[P.cast(low, torch.float32), high], axis=-1)
         q = P.cast(reshape(q, groups, format.group_size), torch.float32)
         scale, bias = (
             P.cast(reshape(sliced(self.scales, i, i + groups), groups, 1), torch.float32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported, tracing_handler
 from ..builder.slots import ValueSlot
 from ..random import distributions
@@ -18,14 +19,8 @@ aten = torch.ops.aten
 
 
 @REGISTRY.lower(torch.ops.mlx.random_bits.default)
-def random_bits(P, shape, seed=None, width=4):
-    return P.emit(
-        ir.RandomBitsNode,
-        shape=shape,
-        seed=None if seed is None else P.item(seed),
-        width=width,
-        dtype=P.out.dtype,
-    )
+def random_bits(P: Lowering, shape, seed=None, width=4):
+    return P.emit(ir.RandomBitsNode, shape=shape, seed=None if seed is None else P.item(seed), width=width)
 
 
 def _check_generator(generator):
@@ -46,7 +41,7 @@ def _check_range(low, high):
 def _handler(target, function):
     trace = tracing_handler(target, function)
 
-    def lower(P, *, generator=None, **arguments):
+    def lower(P: Lowering, *, generator=None, **arguments):
         _check_generator(generator)
         if any(isinstance(argument, ValueSlot) for argument in arguments.values()):
             raise Unsupported("a number that is known only at run time is unsupported; make it static at export")
@@ -64,40 +59,38 @@ for _target, _function in FROM_TENSORS.items():
 # -- operators with the shape of the result as an argument --------------------------
 
 
-def _emit_words(P, size, first=()):
+def _emit_words(P: Lowering, size, first=()):
     """Emit random words `[*first, *size]`, for a result of the shape `size`, which may hold value slots."""
-    words = P.emit(ir.RandomBitsNode, shape=[*first, *size], dtype=torch.uint32)
-    words.shape = (*first, *P.out.shape)
-    return words
+    return P.emit(ir.RandomBitsNode, shape=[*first, *size])
 
 
 @REGISTRY.lower(aten.rand.default, aten.rand.generator)
-def rand(P, size, dtype, generator=None):
+def rand(P: Lowering, size, dtype, generator=None):
     _check_generator(generator)
     return P.trace(distributions.uniform, _emit_words(P, size), P.out.dtype)[0]
 
 
 @REGISTRY.lower(aten.randn.default, aten.randn.generator)
-def randn(P, size, dtype, generator=None):
+def randn(P: Lowering, size, dtype, generator=None):
     _check_generator(generator)
     return P.trace(distributions.normal, _emit_words(P, size, first=[2]), P.out.dtype)[0]
 
 
 @REGISTRY.lower(aten.normal.float_float)
-def normal_float_float(P, mean, std, size, dtype, generator):
+def normal_float_float(P: Lowering, mean, std, size, dtype, generator):
     _check_generator(generator)
     words = _emit_words(P, size, first=[2])
     return P.trace(lambda words: distributions.normal(words, P.out.dtype) * std + mean, words)[0]
 
 
 @REGISTRY.lower(aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator)
-def randint(P, high, size, dtype, low=0, generator=None):
+def randint(P: Lowering, high, size, dtype, low=0, generator=None):
     _check_generator(generator)
     _check_range(low, high)
     return P.trace(distributions.integers, _emit_words(P, size), low, high, P.out.dtype)[0]
 
 
 @REGISTRY.lower(aten.randperm.default, aten.randperm.generator)
-def randperm(P, n, dtype, generator=None):
+def randperm(P: Lowering, n, dtype, generator=None):
     _check_generator(generator)
     return P.trace(distributions.permutation, _emit_words(P, [n]), P.out.dtype)[0]

@@ -16,6 +16,7 @@ import torch
 
 from ..builder.cache_write import add, subtract
 from ..builder.loop import emit_scan
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, tracing_handler
 from ..builder.slots import TensorSlot
 from ..custom_kernel_ops.layer_state import read_layer_state, read_layer_state_definition
@@ -44,12 +45,12 @@ def _lowering(choose_rule, node=None):
     `choose_rule` returns the `Rule` for the operands of a call. `node` computes the same results, or is None.
     """
 
-    def lower(P, **arguments):
+    def lower(P: Lowering, **arguments):
         operands = {name: P.cast(x, torch.float32) for name, x in arguments.items()}
         emit = partial(emit_loops, P, list(operands.values()))
         return emit() if node is None else P.emit_replaceable(node, operands, emit)
 
-    def emit_loops(P, operands):
+    def emit_loops(P: Lowering, operands):
         *tensors, state = operands
         rule = choose_rule(tensors)
         # The last operands have no axis of tokens.
@@ -75,11 +76,11 @@ def _lowering(choose_rule, node=None):
     return lower
 
 
-def _by_token(P, rule: Rule, state, tensors, fixed=()):
+def _by_token(P: Lowering, rule: Rule, state, tensors, fixed=()):
     return _scan(P, rule.token, rule.axis, state, tensors, fixed)
 
 
-def _by_block(P, rule: Rule, state, tensors, length):
+def _by_block(P: Lowering, rule: Rule, state, tensors, length):
     """Emit a loop over blocks of tokens. Returns the outputs, and the last state.
 
     The tokens [B, H, S, ...] become blocks [B, H, count, size, ...]. Zeros fill up the last block.
@@ -90,17 +91,17 @@ def _by_block(P, rule: Rule, state, tensors, length):
     blocks = []
     for x in tensors:
         zeros = P.full([*x.shape[:2], missing, *x.shape[3:]], 0.0, x.dtype)
-        filled = P.emit(ir.ConcatenateNode, tensors=[x, zeros], axis=2, dtype=x.dtype)
-        block = P.emit(ir.ReshapeNode, x=filled, shape=[*x.shape[:2], count, size, *x.shape[3:]])
-        block.shape = (*x.shape[:2], -1, size, *x.shape[3:])
-        blocks.append(block)
+        filled = P.emit(ir.ConcatenateNode, tensors=[x, zeros], axis=2)
+        block = TensorSlot(x.dtype, (*x.shape[:2], -1, size, *x.shape[3:]))  # -1: the loop runs over this axis
+        shape = [*x.shape[:2], count, size, *x.shape[3:]]
+        blocks.append(P.emit(ir.ReshapeNode, x=filled, shape=shape, out=block))
     out, state = _scan(P, rule.block, 2, state, blocks, ())
     batch, heads, _, width = P.out[0].shape
     out = P.emit(ir.ReshapeNode, x=out, shape=[batch, heads, P.emit(ir.MultiplyIntNode, a=count, b=size), width])
     return [P.emit(ir.SliceNode, x=out, axis=2, start=0, stop=length), state]
 
 
-def _scan(P, step, axis, state, tensors, fixed):
+def _scan(P: Lowering, step, axis, state, tensors, fixed):
     """Emit the loop over `axis` of the tensors. Returns the stacked outputs, and the last state."""
 
     def body(carry, slices):
@@ -118,7 +119,7 @@ _trace_read = tracing_handler(read_layer_state, read_layer_state_definition)
 
 
 @REGISTRY.lower(read_layer_state)
-def lower_read_layer_state(P, states, start, row=None, rows=1):
+def lower_read_layer_state(P: Lowering, states, start, row=None, rows=1):
     trace = partial(_trace_read, P, states=states, start=start, row=row, rows=rows)
     if start.dtype != torch.int64 or (row is not None and row.dtype != torch.int64):
         return trace()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -33,7 +34,7 @@ def axes_of(x, dim) -> list[int]:
 
 
 def _reduce(op):
-    def lower(P, self, dim=None, keepdim=False, dtype=None):
+    def lower(P: Lowering, self, dim=None, keepdim=False, dtype=None):
         if P.out.dtype == torch.bool and op not in (ir.MaxNode, ir.MinNode):
             raise Unsupported("a result of dtype bool is unsupported; use torch.any or torch.all")
         # torch computes in the dtype of the result, which is int64 for sums of integers and bools. An extremum of bools
@@ -42,7 +43,7 @@ def _reduce(op):
         is_narrow = op in (ir.SumNode, ir.ProdNode) and not out.is_floating_point and out.itemsize < 4
         dtype = torch.int32 if is_narrow else out
         x = self if out == torch.bool else P.cast(self, dtype)
-        return P.cast(P.emit(op, x=x, axes=axes_of(x, dim), keepdims=keepdim, dtype=dtype), out)
+        return P.cast(P.emit(op, x=x, axes=axes_of(x, dim), keepdims=keepdim), out)
 
     return lower
 
@@ -52,10 +53,10 @@ for _name, (_op, _overloads) in REDUCE.items():
 
 
 def _any_or_all(op):
-    def lower(P, self, dim=None, keepdim=False):
+    def lower(P: Lowering, self, dim=None, keepdim=False):
         if dim == []:  # torch reduces no axis, although an empty list means all axes to other reductions
             return P.cast(P.cast(self, torch.bool), P.out.dtype)
-        result = P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim, dtype=torch.bool)
+        result = P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim)
         return P.cast(result, P.out.dtype)  # torch's result is uint8 for uint8, else bool
 
     return lower
@@ -71,7 +72,7 @@ REGISTRY.add(aten.min.default, _reduce(ir.MinNode))
 
 
 def _variance(op):
-    def lower(P, self, dim=None, correction=1, keepdim=False, unbiased=True):
+    def lower(P: Lowering, self, dim=None, correction=1, keepdim=False, unbiased=True):
         ddof = int(unbiased) if correction is None else correction
         if ddof != int(ddof):
             raise Unsupported(f"correction: got {ddof}, expected a whole number")
@@ -83,7 +84,7 @@ def _variance(op):
 def _variance_by_flag(op):
     """Return a handler for the overloads that have the flag `unbiased` in place of `correction`."""
 
-    def lower(P, self, unbiased, dim=None, keepdim=False):
+    def lower(P: Lowering, self, unbiased, dim=None, keepdim=False):
         return P.emit(op, x=self, axes=axes_of(self, dim), keepdims=keepdim, ddof=int(unbiased))
 
     return lower
@@ -97,7 +98,7 @@ for _packet, _op in ((aten.var, ir.VarNode), (aten.std, ir.StdNode)):
 def _with_mean(op):
     variance = _variance(op)
 
-    def lower(P, self, dim=None, correction=1, keepdim=False):
+    def lower(P: Lowering, self, dim=None, correction=1, keepdim=False):
         mean = P.emit(ir.MeanNode, x=self, axes=axes_of(self, dim), keepdims=keepdim)
         return [variance(P, self, dim, correction, keepdim), mean]
 
@@ -109,15 +110,15 @@ REGISTRY.add(aten.std_mean.correction, _with_mean(ir.StdNode))
 
 
 def _arg_reduce(op):
-    def lower(P, self, dim=None, keepdim=False):
+    def lower(P: Lowering, self, dim=None, keepdim=False):
         x = self
         if dim is None:
             x, dim = P.emit(ir.ReshapeNode, x=self, shape=[-1]), 0
             if keepdim and self.ndim != 1:
-                index = P.emit(op, x=x, axis=dim, keepdims=True, dtype=torch.uint32)
+                index = P.emit(op, x=x, axis=dim, keepdims=True)
                 index = P.emit(ir.ReshapeNode, x=index, shape=[1] * self.ndim)
                 return P.cast(index, P.out.dtype)
-        index = P.emit(op, x=x, axis=dim, keepdims=keepdim, dtype=torch.uint32)
+        index = P.emit(op, x=x, axis=dim, keepdims=keepdim)
         return P.cast(index, P.out.dtype)
 
     return lower
@@ -130,9 +131,9 @@ REGISTRY.add(aten.argmin.default, _arg_reduce(ir.ArgminNode))
 def _extremum(op, arg_op):
     """Return a handler for max or min along a dimension. The results are the values and their indices."""
 
-    def lower(P, self, dim, keepdim=False):
+    def lower(P: Lowering, self, dim, keepdim=False):
         values = P.emit(op, x=self, axes=[dim] if self.ndim else [], keepdims=keepdim)
-        index = P.emit(arg_op, x=self, axis=dim, keepdims=keepdim, dtype=torch.uint32)
+        index = P.emit(arg_op, x=self, axis=dim, keepdims=keepdim)
         return [values, P.cast(index, torch.int64)]
 
     return lower
@@ -143,6 +144,6 @@ REGISTRY.add(aten.min.dim, _extremum(ir.MinNode, ir.ArgminNode))
 
 
 @REGISTRY.lower(aten.cumsum.default)
-def cumsum(P, self, dim, dtype=None):
+def cumsum(P: Lowering, self, dim, dtype=None):
     x = P.cast(self, P.out.dtype)
     return x if x.ndim == 0 else P.emit(ir.CumsumNode, x=x, axis=dim)

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
@@ -232,7 +233,7 @@ def _matrix(target, extent, size, align_corners, scale):
 
 
 def _resampling(target):
-    def lower(P, self, output_size, align_corners, scales_h=None, scales_w=None):
+    def lower(P: Lowering, self, output_size, align_corners, scales_h=None, scales_w=None):
         height, width = self.shape[-2:]
         rows = _matrix(target, height, output_size[0], align_corners, scales_h).to(self.dtype)
         columns = _matrix(target, width, output_size[1], align_corners, scales_w).to(self.dtype)

@@ -126,9 +126,7 @@ def _transposed(P, matrix):
         return P.constant(
             f"{matrix.name}_transposed", lambda: matrix.data().T.contiguous(), matrix.shape[::-1], matrix.dtype
         )
-    out = P.emit(ir.TransposeNode, x=matrix, perm=[1, 0])
-    out.shape = matrix.shape[::-1]
-    return out
+    return P.emit(ir.TransposeNode, x=matrix, perm=[1, 0])
 
 
 def _weights(P, params, has_biases):
@@ -177,8 +175,8 @@ def _lower_layers(P, x, initial, params, has_biases, num_layers, bidirectional, 
             output, final = _scan(P, x, state, weights, cell, 1 if batch_first else 0, direction == 1)
             outputs.append(output)
             finals.append(final)
-        x = P.emit(ir.ConcatenateNode, tensors=outputs, axis=2, dtype=x.dtype) if bidirectional else outputs[0]
-    states = [P.emit(ir.StackNode, tensors=list(s), axis=0, dtype=x.dtype) for s in zip(*finals, strict=True)]
+        x = P.emit(ir.ConcatenateNode, tensors=outputs, axis=2) if bidirectional else outputs[0]
+    states = [P.emit(ir.StackNode, tensors=list(s), axis=0) for s in zip(*finals, strict=True)]
     return x, states
 
 

@@ -10,6 +10,7 @@ import operator
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported, aten_target
 from ..builder.slots import ValueSlot
 from ..serialization import ir
@@ -26,7 +27,7 @@ ARITHMETIC = {
 
 
 def _arithmetic(op):
-    def lower(P, a, b):
+    def lower(P: Lowering, a, b):
         return P.emit(op, a=_checked(a, int), b=_checked(b, int))
 
     return lower
@@ -48,12 +49,12 @@ for _target in (operator.truediv, torch.sym_float):
 
 
 @REGISTRY.lower(operator.neg)
-def negative(P, a):
+def negative(P: Lowering, a):
     return _arithmetic(ir.SubtractIntNode)(P, 0, a)
 
 
 @REGISTRY.lower(operator.pow)
-def power(P, a, b):
+def power(P: Lowering, a, b):
     """Lower a power with a Python number as exponent to products."""
     if not isinstance(b, int) or not 0 < b <= 64:
         raise Unsupported("a power of a size is supported only if the exponent is a Python number from 1 to 64")
@@ -66,12 +67,12 @@ def power(P, a, b):
 
 
 @REGISTRY.lower(aten.sym_size.int)
-def sym_size(P, self, dim):
+def sym_size(P: Lowering, self, dim):
     return P.size(self, dim)
 
 
 @REGISTRY.lower(aten.sym_numel.default)
-def sym_numel(P, self):
+def sym_numel(P: Lowering, self):
     extents = [P.size(self, i) for i in range(self.ndim)]
     total = math.prod(e for e in extents if isinstance(e, int))
     for extent in (e for e in extents if not isinstance(e, int)):
@@ -80,13 +81,13 @@ def sym_numel(P, self):
 
 
 @REGISTRY.lower(aten._local_scalar_dense.default, aten.item.default)
-def local_scalar_dense(P, self):
+def local_scalar_dense(P: Lowering, self):
     if self.dtype.is_floating_point:
         raise Unsupported("item() of a floating-point tensor is unsupported; keep the value as a 0-d tensor")
     return P.item(self)
 
 
-def _no_instruction(P, **_):
+def _no_instruction(P: Lowering, **_):
     return None
 
 
@@ -115,14 +116,14 @@ COMPARE = {
 def _compare(op):
     """Compare as 0-d tensors, because the IR has no comparison of host integers."""
 
-    def compare(P, a, b):
+    def compare(P: Lowering, a, b):
         x, y = (P.scalar(_checked(v, int), torch.int64) for v in (a, b))
-        return P.emit(ir.ItemIntNode, x=P.emit(op, a=x, b=y, dtype=torch.bool), out=ValueSlot(bool))
+        return P.emit(ir.ItemIntNode, x=P.emit(op, a=x, b=y), out=ValueSlot(bool))
 
     return compare
 
 
-def _larger(P, a, b):
+def _larger(P: Lowering, a, b):
     """Return the maximum: a, plus b - a if b is greater."""
     is_greater = _compare(ir.GreaterNode)(P, b, a)
     difference = P.emit(ir.SubtractIntNode, a=b, b=a)
@@ -130,35 +131,35 @@ def _larger(P, a, b):
 
 
 @REGISTRY.lower(torch.sym_max)
-def sym_max(P, a, b):
+def sym_max(P: Lowering, a, b):
     return _larger(P, a, b)
 
 
 @REGISTRY.lower(torch.sym_min)
-def sym_min(P, a, b):
+def sym_min(P: Lowering, a, b):
     return P.emit(ir.SubtractIntNode, a=P.emit(ir.AddIntNode, a=a, b=b), b=_larger(P, a, b))
 
 
-def _not(P, a):
+def _not(P: Lowering, a):
     return _bool(P, ir.SubtractIntNode, 1, _checked(a, bool))
 
 
-def _and(P, a, b):
+def _and(P: Lowering, a, b):
     return _bool(P, ir.MultiplyIntNode, _checked(a, bool), _checked(b, bool))
 
 
-def _or(P, a, b):
+def _or(P: Lowering, a, b):
     return _not(P, _and(P, _not(P, a), _not(P, b)))
 
 
-def _bool(P, op, a, b):
+def _bool(P: Lowering, op, a, b):
     return P.emit(op, a=a, b=b, out=ValueSlot(bool))
 
 
 def _condition(handler):
     """Return a handler of a condition: `handler`, but without an instruction for a condition that is only asserted."""
 
-    def lower(P, **operands):
+    def lower(P: Lowering, **operands):
         return None if _is_only_asserted(P.node) else handler(P, **operands)
 
     return lower

@@ -11,6 +11,7 @@ import math
 import torch
 
 from ..builder.flat_index import flat_element_index, flat_index
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..extents import is_empty, is_same_shape
 from ..serialization import ir
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 
 
 @REGISTRY.lower(aten.index_put.default)
-def index_put(P, self, indices, values, accumulate):
+def index_put(P: Lowering, self, indices, values, accumulate):
     axes = [axis for axis, i in enumerate(indices) if i is not None]
     used = [indices[axis] for axis in axes]
     if not used:
@@ -34,7 +35,7 @@ def index_put(P, self, indices, values, accumulate):
     return P.trace(_index_put, self, axes, used, values, accumulate)[0]
 
 
-def _put_slices(P, x, axis, index, values):
+def _put_slices(P: Lowering, x, axis, index, values):
     update = P.cast(values, x.dtype)
     if not is_same_shape(update.shape, [*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]]):
         extents = [P.size(x, i) for i in range(x.ndim)]
@@ -47,7 +48,7 @@ def _put_slices(P, x, axis, index, values):
     )
 
 
-def _masked_put(P, x, axes, masks, values, accumulate):
+def _masked_put(P: Lowering, x, axes, masks, values, accumulate):
     """Lower `index_put` with a mask over the leading axes, which writes a single value where the mask is set."""
     if len(masks) != 1 or axes != [0] or masks[0].dtype != torch.bool:
         raise Unsupported("a mask combined with other indices is unsupported; use one bool mask or torch.where")
@@ -90,7 +91,7 @@ def _index_put(x, axes, indices, values, accumulate):
 
 
 @REGISTRY.lower(aten.scatter.src, aten.scatter.value)
-def scatter(P, self, dim, index, src=None, value=None):
+def scatter(P: Lowering, self, dim, index, src=None, value=None):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     if is_empty(index.shape):
@@ -110,7 +111,7 @@ def _scatter(x, dim, index, src):
 
 
 @REGISTRY.lower(aten.masked_scatter.default)
-def masked_scatter(P, self, mask, source):
+def masked_scatter(P: Lowering, self, mask, source):
     return P.trace(_masked_scatter, self, mask, source)[0]
 
 
@@ -130,7 +131,7 @@ def _masked_scatter(x, mask, source):
 
 @REGISTRY.lower(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
-    P, weight, indices, offsets, scale_grad_by_freq, mode, sparse,
+    P: Lowering, weight, indices, offsets, scale_grad_by_freq, mode, sparse,
     per_sample_weights, include_last_offset, padding_idx,
 ):
     """Lower the first result, the pooled embeddings. The three other results, which serve the gradient, are None.

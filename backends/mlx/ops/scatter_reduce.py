@@ -12,6 +12,7 @@ import math
 import torch
 
 from ..builder.flat_index import flat_element_index
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.scan import inclusive_scan
 from ..extents import bounds, is_empty, is_same_shape
@@ -24,7 +25,7 @@ COMBINE = {"prod": torch.mul, "amax": torch.maximum, "amin": torch.minimum}
 
 
 @REGISTRY.lower(aten.scatter_add.default)
-def scatter_add(P, self, dim, index, src):
+def scatter_add(P: Lowering, self, dim, index, src):
     if self.ndim == 0:
         return P.trace(_scatter_add_0d, self, index, src)[0]
     x, updates = self, P.cast(src, self.dtype)
@@ -45,7 +46,7 @@ def _leading_part(src, index):
 
 
 @REGISTRY.lower(aten.scatter_reduce.two)
-def scatter_reduce(P, self, dim, index, src, reduce, include_self):
+def scatter_reduce(P: Lowering, self, dim, index, src, reduce, include_self):
     if is_empty(index.shape):
         return self
     if reduce in SUMS:
@@ -57,15 +58,14 @@ def scatter_reduce(P, self, dim, index, src, reduce, include_self):
 
 
 @REGISTRY.lower(aten.scatter.reduce, aten.scatter.value_reduce)
-def scatter(P, self, dim, index, reduce, src=None, value=None):
+def scatter(P: Lowering, self, dim, index, reduce, src=None, value=None):
     if src is None:
         src = P.full([P.size(index, axis) for axis in range(index.ndim)], value, self.dtype)
-        src.shape = index.shape
     return scatter_reduce(P, self, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce], True)
 
 
 @REGISTRY.lower(aten.index_reduce.default)
-def index_reduce(P, self, dim, index, source, reduce, include_self):
+def index_reduce(P: Lowering, self, dim, index, source, reduce, include_self):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     (elementwise,) = P.trace(_expand_index, index, source, dim % self.ndim)
@@ -73,7 +73,7 @@ def index_reduce(P, self, dim, index, source, reduce, include_self):
 
 
 @REGISTRY.lower(aten.index_add.default)
-def index_add(P, self, dim, index, source, alpha):
+def index_add(P: Lowering, self, dim, index, source, alpha):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     return P.trace(_index_add, self, dim % self.ndim, index, source, alpha)[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import ValueSlot
 from ..extents import expressions, is_same_shape
@@ -17,7 +18,7 @@ aten = torch.ops.aten
 dim_order_ops = torch.ops.dim_order_ops
 
 
-def result_shape(P, requested=None) -> list:
+def result_shape(P: Lowering, requested=None) -> list:
     """Return the shape of the result as a field of an instruction.
 
     A static extent is an int. A dynamic extent, at index i, is `requested[i]`: a value slot, or -1, which MLX infers.
@@ -32,7 +33,7 @@ def result_shape(P, requested=None) -> list:
     return shape
 
 
-def _identity(P, self):
+def _identity(P: Lowering, self):
     return self
 
 
@@ -52,26 +53,26 @@ REGISTRY.add(
 
 
 @REGISTRY.lower(aten.dropout.default)
-def dropout(P, input, p, train):
+def dropout(P: Lowering, input, p, train):
     if train and p > 0:
         raise Unsupported("training mode is unsupported; call model.eval() before export")
     return input
 
 
 @REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default, aten.reshape.default)
-def view(P, self, size=None, shape=None):
+def view(P: Lowering, self, size=None, shape=None):
     if is_same_shape(P.out.shape, self.shape):
         return self
     return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, shape if size is None else size))
 
 
 @REGISTRY.lower(aten.flatten.using_ints)
-def flatten(P, self, start_dim, end_dim):
+def flatten(P: Lowering, self, start_dim, end_dim):
     return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P))
 
 
 @REGISTRY.lower(aten.unflatten.int)
-def unflatten(P, self, dim, sizes):
+def unflatten(P: Lowering, self, dim, sizes):
     dim %= self.ndim
     requested = [P.size(self, i) for i in range(self.ndim)]
     requested[dim : dim + 1] = sizes
@@ -79,12 +80,12 @@ def unflatten(P, self, dim, sizes):
 
 
 @REGISTRY.lower(aten.permute.default, aten.permute_copy.default)
-def permute(P, self, dims):
+def permute(P: Lowering, self, dims):
     return P.emit(ir.TransposeNode, x=self, perm=[d % max(self.ndim, 1) for d in dims])
 
 
 @REGISTRY.lower(aten.transpose.int, aten.transpose_copy.int)
-def transpose(P, self, dim0, dim1):
+def transpose(P: Lowering, self, dim0, dim1):
     perm = list(range(self.ndim))
     if perm:
         perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
@@ -92,12 +93,12 @@ def transpose(P, self, dim0, dim1):
 
 
 @REGISTRY.lower(aten.t.default, aten.t_copy.default)
-def t(P, self):
+def t(P: Lowering, self):
     return P.emit(ir.TransposeNode, x=self, perm=list(range(self.ndim))[::-1])
 
 
 @REGISTRY.lower(aten.unsqueeze.default, aten.unsqueeze_copy.default)
-def unsqueeze(P, self, dim):
+def unsqueeze(P: Lowering, self, dim):
     return P.emit(ir.ExpandDimsNode, x=self, axis=dim)
 
 
@@ -109,7 +110,7 @@ def unsqueeze(P, self, dim):
     aten.squeeze_copy.dim,
     aten.squeeze_copy.dims,
 )
-def squeeze(P, self, dim=None):
+def squeeze(P: Lowering, self, dim=None):
     dims = range(self.ndim) if dim is None else dim if isinstance(dim, list) else [dim]
     ones = [d % self.ndim for d in dims if self.ndim and expressions(self.shape)[d] == 1]
     # In the IR an empty list means every axis of extent 1.
@@ -117,7 +118,7 @@ def squeeze(P, self, dim=None):
 
 
 @REGISTRY.lower(aten.expand.default, aten.expand_copy.default)
-def expand(P, self, size, implicit=False):
+def expand(P: Lowering, self, size, implicit=False):
     if is_same_shape(P.out.shape, self.shape):
         return self
     lead = len(size) - self.ndim
@@ -129,7 +130,7 @@ def expand(P, self, size, implicit=False):
 
 
 @REGISTRY.lower(aten.slice.Tensor, aten.slice_copy.Tensor)
-def slice_(P, self, dim, start, end, step):
+def slice_(P: Lowering, self, dim, start, end, step):
     extent = self.shape[dim]
     start = 0 if start is None else start
     end = 2**63 - 1 if end is None else end
@@ -151,36 +152,36 @@ def _clamped(index, extent: int):
 
 
 @REGISTRY.lower(aten.narrow.default)
-def narrow(P, self, dim, start, length):
+def narrow(P: Lowering, self, dim, start, length):
     if isinstance(start, int) and start < 0:
         start = _sum(P, P.size(self, dim), start)
     return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=_sum(P, start, length))
 
 
-def _sum(P, a, b):
+def _sum(P: Lowering, a, b):
     return a + b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.AddIntNode, a=a, b=b)
 
 
 @REGISTRY.lower(aten.select.int, aten.select_copy.int)
-def select(P, self, dim, index):
+def select(P: Lowering, self, dim, index):
     return P.emit(ir.TakeNode, x=self, index=index, axis=dim % self.ndim)
 
 
 @REGISTRY.lower(aten.cat.default)
-def cat(P, tensors, dim):
+def cat(P: Lowering, tensors, dim):
     # torch ignores empty 1-d tensors in a concatenation of any rank.
     kept = [t for t in tensors if not is_same_shape(t.shape, [0]) or P.out.ndim == 1]
     parts = [P.cast(t, P.out.dtype) for t in kept]
-    return P.emit(ir.ConcatenateNode, tensors=parts, axis=dim, dtype=P.out.dtype)
+    return P.emit(ir.ConcatenateNode, tensors=parts, axis=dim)
 
 
 @REGISTRY.lower(aten.stack.default)
-def stack(P, tensors, dim):
+def stack(P: Lowering, tensors, dim):
     parts = [P.cast(t, P.out.dtype) for t in tensors]
-    return P.emit(ir.StackNode, tensors=parts, axis=dim, dtype=P.out.dtype)
+    return P.emit(ir.StackNode, tensors=parts, axis=dim)
 
 
-def _split(P, x, sizes, dim):
+def _split(P: Lowering, x, sizes, dim):
     outs = [P.fresh(v) for v in P.out]
     if len(outs) == 1:
         return [x]
@@ -191,21 +192,21 @@ def _split(P, x, sizes, dim):
 @REGISTRY.lower(
     aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes
 )
-def split_with_sizes(P, self, split_sizes=None, split_size=None, dim=0):
+def split_with_sizes(P: Lowering, self, split_sizes=None, split_size=None, dim=0):
     return _split(P, self, split_sizes or split_size, dim)
 
 
 @REGISTRY.lower(aten.split.Tensor, aten.split_copy.Tensor)
-def split(P, self, split_size, dim):
+def split(P: Lowering, self, split_size, dim):
     return _split(P, self, _static_sizes(P, dim), dim)
 
 
 @REGISTRY.lower(aten.chunk.default)
-def chunk(P, self, chunks, dim):
+def chunk(P: Lowering, self, chunks, dim):
     return _split(P, self, _static_sizes(P, dim), dim)
 
 
-def _static_sizes(P, dim) -> list[int]:
+def _static_sizes(P: Lowering, dim) -> list[int]:
     """Return the size of each part of a split. Raises `Unsupported` if a size is dynamic."""
     sizes = [v.shape[dim] for v in P.out]
     if not all(isinstance(s, int) for s in sizes):
@@ -214,22 +215,22 @@ def _static_sizes(P, dim) -> list[int]:
 
 
 @REGISTRY.lower(aten.unbind.int, aten.unbind_copy.int)
-def unbind(P, self, dim):
+def unbind(P: Lowering, self, dim):
     return [P.emit(ir.TakeNode, x=self, index=i, axis=dim % self.ndim) for i in range(len(P.out))]
 
 
 @REGISTRY.lower(aten.repeat.default)
-def repeat(P, self, repeats):
+def repeat(P: Lowering, self, repeats):
     return P.emit(ir.TileNode, x=self, reps=repeats)
 
 
 @REGISTRY.lower(aten.tile.default)
-def tile(P, self, dims):
+def tile(P: Lowering, self, dims):
     return P.emit(ir.TileNode, x=self, reps=[1] * (self.ndim - len(dims)) + dims)
 
 
 @REGISTRY.lower(aten.repeat_interleave.self_int)
-def repeat_interleave(P, self, repeats, dim=None, output_size=None):
+def repeat_interleave(P: Lowering, self, repeats, dim=None, output_size=None):
     if dim is None:
         self, dim = P.emit(ir.ReshapeNode, x=self, shape=[-1]), 0
         return P.emit(ir.RepeatNode, x=self, repeats=repeats, axis=0)
@@ -237,12 +238,12 @@ def repeat_interleave(P, self, repeats, dim=None, output_size=None):
 
 
 @REGISTRY.lower(aten.flip.default)
-def flip(P, self, dims):
+def flip(P: Lowering, self, dims):
     return P.emit(ir.FlipNode, x=self, axes=[d % self.ndim for d in dims]) if dims and self.ndim else self
 
 
 @REGISTRY.lower(aten.roll.default)
-def roll(P, self, shifts, dims):
+def roll(P: Lowering, self, shifts, dims):
     if dims:
         return P.emit(ir.RollNode, x=self, shift=shifts, axes=[d % self.ndim for d in dims])
     flat = P.emit(ir.ReshapeNode, x=self, shape=[-1])
@@ -251,7 +252,7 @@ def roll(P, self, shifts, dims):
 
 
 @REGISTRY.lower(aten.constant_pad_nd.default)
-def constant_pad_nd(P, self, pad, value):
+def constant_pad_nd(P: Lowering, self, pad, value):
     # `pad` is a list of widths before and after each dimension. torch lists the dimensions from the last to the first,
     # MLX from the first to the last. A negative width crops the dimension.
     pairs = [pad[i : i + 2] for i in range(0, len(pad), 2)][::-1]
@@ -263,9 +264,7 @@ def constant_pad_nd(P, self, pad, value):
             if not isinstance(extent, int):
                 raise Unsupported("negative padding of a dynamic dimension is unsupported; slice it instead")
             stop = extent + min(after, 0)
-            shape = x.shape
             x = P.emit(ir.SliceNode, x=x, axis=axis, start=-min(before, 0), stop=stop)
-            x.shape = (*shape[:axis], stop + min(before, 0), *shape[axis + 1 :])
     widths = [max(v, 0) if isinstance(v, int) else v for pair in pairs for v in pair]
     if not any(widths):
         return x
@@ -281,14 +280,14 @@ def constant_pad_nd(P, self, pad, value):
 
 
 @REGISTRY.lower(aten.movedim.int)
-def movedim(P, self, source, destination):
+def movedim(P: Lowering, self, source, destination):
     perm = [d for d in range(self.ndim) if d != source % self.ndim]
     perm.insert(destination % self.ndim, source % self.ndim)
     return P.emit(ir.TransposeNode, x=self, perm=perm)
 
 
 @REGISTRY.lower(aten.copy.default)
-def copy(P, self, src):
+def copy(P: Lowering, self, src):
     source = P.cast(src, self.dtype)
     if is_same_shape(src.shape, self.shape):
         return source

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..builder.loop import emit_loop
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ def _checked_size(matrix) -> int:
     return size
 
 
-def _row_masks(P, size):
+def _row_masks(P: Lowering, size):
     """Return, for each row k, the one-hot mask of k and the mask of the rows below k: two tensors [size, size]."""
     eye = torch.eye(size, dtype=torch.bool)
     return [P.constant("rows", eye), P.constant("rows_below", torch.ones(size, size, dtype=torch.bool).triu(1))]
@@ -87,7 +88,7 @@ def _slogdet_step(rows, sign, logarithm, here, below):
     return [rows, sign * torch.sign(pivot) * exchange, logarithm + torch.log(pivot.abs())]
 
 
-def _solve(P, matrix, right):
+def _solve(P: Lowering, matrix, right):
     size = _checked_size(matrix)
     (rows,) = P.trace(_augmented, matrix, right)
     (rows,) = emit_loop(P, _solve_step, [rows], _row_masks(P, size))
@@ -99,18 +100,18 @@ def _augmented(matrix, right):
     return torch.cat([matrix.expand(*batch, *matrix.shape[-2:]), right.expand(*batch, *right.shape[-2:])], -1)
 
 
-def _one_per_matrix(P, matrix, value):
+def _one_per_matrix(P: Lowering, matrix, value):
     return P.trace(lambda m: torch.full(m.shape[:-2], value), matrix)[0]
 
 
 @REGISTRY.lower(aten.linalg_inv.default, aten.inverse.default)
-def inverse(P, A=None, self=None):
+def inverse(P: Lowering, A=None, self=None):
     matrix = self if A is None else A
     return _solve(P, matrix, P.constant("eye", torch.eye(_checked_size(matrix))))
 
 
 @REGISTRY.lower(aten.linalg_solve.default)
-def solve(P, A, B, left):
+def solve(P: Lowering, A, B, left):
     is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and tuple(B.shape) == tuple(A.shape[:-1]))
     if is_vector:
         return P.trace(lambda x: x.squeeze(-1), _solve(P, A, P.trace(lambda b: b.unsqueeze(-1), B)[0]))[0]
@@ -120,20 +121,20 @@ def solve(P, A, B, left):
 
 
 @REGISTRY.lower(aten.linalg_det.default, aten.det.default)
-def det(P, A=None, self=None):
+def det(P: Lowering, A=None, self=None):
     matrix = self if A is None else A
     return emit_loop(P, _det_step, [matrix, _one_per_matrix(P, matrix, 1.0)], _row_masks(P, _checked_size(matrix)))[1]
 
 
 @REGISTRY.lower(aten.linalg_slogdet.default, aten.slogdet.default)
-def slogdet(P, A=None, self=None):
+def slogdet(P: Lowering, A=None, self=None):
     matrix = self if A is None else A
     start = [matrix, _one_per_matrix(P, matrix, 1.0), _one_per_matrix(P, matrix, 0.0)]
     return emit_loop(P, _slogdet_step, start, _row_masks(P, _checked_size(matrix)))[1:]
 
 
 @REGISTRY.lower(aten.logdet.default)
-def logdet(P, self):
+def logdet(P: Lowering, self):
     return P.trace(_signed_logarithm, *slogdet(P, self))[0]
 
 
@@ -144,7 +145,7 @@ def _signed_logarithm(sign, logarithm):
 # -- triangular matrices --------------------------------------------------------
 
 
-def _substitute(P, matrix, right, upper, unit=False):
+def _substitute(P: Lowering, matrix, right, upper, unit=False):
     """Solve a triangular system row by row: from the last row on if `upper`, else from the first."""
     size = _checked_size(matrix)
     rows = torch.eye(size, dtype=torch.bool)
@@ -162,12 +163,12 @@ def _substitute(P, matrix, right, upper, unit=False):
     return emit_loop(P, step, [start], [order], matrix, right)[0]
 
 
-def _transposed(P, matrix):
+def _transposed(P: Lowering, matrix):
     return P.trace(lambda m: m.mT, matrix)[0]
 
 
 @REGISTRY.lower(aten.linalg_solve_triangular.default)
-def linalg_solve_triangular(P, self, B, upper, left, unitriangular):
+def linalg_solve_triangular(P: Lowering, self, B, upper, left, unitriangular):
     if left:
         return _substitute(P, self, B, upper, unitriangular)
     matrix, right = (_transposed(P, x) for x in (self, B))
@@ -175,20 +176,20 @@ def linalg_solve_triangular(P, self, B, upper, left, unitriangular):
 
 
 @REGISTRY.lower(aten.triangular_solve.default)
-def triangular_solve(P, self, A, upper, transpose, unitriangular):
+def triangular_solve(P: Lowering, self, A, upper, transpose, unitriangular):
     matrix, is_upper = (_transposed(P, A), not upper) if transpose else (A, upper)
     (copy,) = P.trace(lambda a: a.clone(), A)
     return [_substitute(P, matrix, self, is_upper, unitriangular), copy]
 
 
 @REGISTRY.lower(aten.cholesky_solve.default)
-def cholesky_solve(P, self, input2, upper):
+def cholesky_solve(P: Lowering, self, input2, upper):
     lower = _transposed(P, input2) if upper else input2
     return _substitute(P, _transposed(P, lower), _substitute(P, lower, self, False), True)
 
 
 @REGISTRY.lower(aten.cholesky_inverse.default)
-def cholesky_inverse(P, self, upper):
+def cholesky_inverse(P: Lowering, self, upper):
     return cholesky_solve(P, P.constant("eye", torch.eye(_checked_size(self))), self, upper)
 
 
@@ -202,7 +203,7 @@ def _cholesky_step(factor, here, below, matrix):
 
 
 @REGISTRY.lower(aten.linalg_cholesky.default, aten.cholesky.default)
-def cholesky(P, self, upper):
+def cholesky(P: Lowering, self, upper):
     start = P.trace(torch.zeros_like, self)[0]
     if upper:
         # torch reads only the triangle that it returns.

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
@@ -190,7 +191,7 @@ for _target, _function in DECOMPOSITIONS.items():
 
 
 @REGISTRY.lower(aten.polygamma.default)
-def polygamma(P, n, self):
+def polygamma(P: Lowering, n, self):
     if n not in (0, 1):
         raise Unsupported(f"order {n} is unsupported; only 0 (digamma) and 1 (trigamma) are")
     return P.trace(_in_float32(_trigamma if n else _digamma), self)[0]

@@ -8,6 +8,7 @@ import operator
 import torch
 from torch.fx import Node
 
+from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported, aten_target
 from ..serialization import ir
 
@@ -15,7 +16,7 @@ aten = torch.ops.aten
 
 
 @REGISTRY.lower(aten.diagonal.default, aten.diagonal_copy.default)
-def diagonal(P, self, offset, dim1, dim2):
+def diagonal(P: Lowering, self, offset, dim1, dim2):
     if not all(isinstance(self.shape[d], int) for d in (dim1, dim2)):
         raise Unsupported("the diagonal of a dynamic dimension is unsupported")
     return P.trace(_diagonal, self, offset, dim1, dim2)[0]
@@ -32,7 +33,7 @@ def _diagonal(x, offset, dim1, dim2):
 
 
 @REGISTRY.lower(aten.as_strided.default, aten.as_strided_copy.default)
-def as_strided(P, self, size, stride, storage_offset):
+def as_strided(P: Lowering, self, size, stride, storage_offset):
     """Lower `as_strided` of an operand that is not a view.
 
     `size` and `stride` index the storage that underlies the operand. If the operand is a view, or a part of a tensor,
@@ -64,7 +65,7 @@ def _is_view(node: Node) -> bool:
 
 
 @REGISTRY.lower(aten.unfold.default, aten.unfold_copy.default)
-def unfold(P, self, dimension, size, step):
+def unfold(P: Lowering, self, dimension, size, step):
     if self.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     return P.trace(_unfold, self, dimension % self.ndim, size, step)[0]

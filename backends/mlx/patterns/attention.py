@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from ..builder.lowering import Lowering
 from ..builder.matcher import UNSQUEEZES, Match, Matcher, NoMatch, attempt, extents, is_call
 from ..builder.bind import bind_arguments
 from ..builder.registry import REGISTRY
@@ -31,7 +32,7 @@ def _repeated(m: Matcher, node: Node) -> Node:
     return x
 
 
-def _grouped_attention(P, node: Node) -> Match:
+def _grouped_attention(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
     query, key, value = m.call(node, _SDPA).args[:3]
     grouped = {key: _repeated(m, key), value: _repeated(m, value)}
@@ -41,7 +42,7 @@ def _grouped_attention(P, node: Node) -> Match:
     if extents(query)[1] == 1 or any(n in grouped for n in (query, *node.args[3:], *node.kwargs.values())):
         raise NoMatch
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         arguments = bind_arguments(last, lambda n: P.value(grouped.get(n, n)))
         return P.registry.handler_for(last.target)(P, **arguments | {"enable_gqa": True})
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..builder.lowering import Lowering
 from ..builder.matcher import Match, Matcher, NoMatch, attempt, extents, is_call, tensor
 from ..builder.registry import REGISTRY
 from ..serialization import ir
@@ -64,7 +65,7 @@ def _close(number: float, expected: float, dtype: torch.dtype) -> bool:
     return math.isclose(number, expected, rel_tol=4 * torch.finfo(dtype).eps)
 
 
-def _gelu(P, node: Node) -> Match:
+def _gelu(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
     if not is_call(node, *_MUL) or not tensor(node).is_floating_point():
         raise NoMatch

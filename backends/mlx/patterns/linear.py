@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from ..builder.lowering import Lowering
 from ..builder.matcher import CASTS, Match, Matcher, NoMatch, attempt, extents, is_call, tensor
 from ..builder.registry import REGISTRY
 from ..serialization import ir
@@ -14,7 +15,7 @@ from ..serialization import ir
 _VIEW = ("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default")
 
 
-def _linear(P, node: Node) -> Match:
+def _linear(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
     product = m.call(node, *_VIEW).args[0]
     if is_call(product, "aten.addmm.default"):
@@ -32,7 +33,7 @@ def _linear(P, node: Node) -> Match:
     if bias is not None and tensor(bias).ndim > 1:  # such a bias has the shape of the matrix product, not of the result
         raise NoMatch
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         added = None if bias is None else P.value(bias)
         return P.emit(ir.AddmmNode, mat1=P.value(x), mat2=P.value(weight), bias=added)
 

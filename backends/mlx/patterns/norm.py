@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
+from ..builder.lowering import Lowering
 from ..builder.matcher import Match, Matcher, NoMatch, attempt, extents, is_call, is_last_axis, tensor
 from ..builder.peephole import can_represent
 from ..builder.registry import REGISTRY
@@ -54,7 +55,7 @@ def _require_square(m: Matcher, node, x) -> None:
         raise NoMatch
 
 
-def _rms_norm(P, node: Node) -> Match:
+def _rms_norm(P: Lowering, node: Node) -> Match:
     out = tensor(node).dtype
     m = Matcher(P)
     weight = None
@@ -67,7 +68,7 @@ def _rms_norm(P, node: Node) -> Match:
     x = _before_cast(m, source, out)
     _check_result(node, x, weight)
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         w = None if weight is None else P.value(weight)
         return P.emit(ir.RMSNormNode, x=P.value(x), weight=w, eps=eps)
 
@@ -175,7 +176,7 @@ def _standardized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
     raise NoMatch
 
 
-def _layer_norm(P, node: Node) -> Match:
+def _layer_norm(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
     bias = weight = None
     rest = node
@@ -187,7 +188,7 @@ def _layer_norm(P, node: Node) -> Match:
     x = _before_cast(m, source, tensor(node).dtype)
     _check_result(node, x, weight, bias)
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         w, b = (None if n is None else P.value(n) for n in (weight, bias))
         return P.emit(ir.LayerNormNode, x=P.value(x), weight=w, bias=b, eps=eps)
 

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..builder.bind import bind_arguments
+from ..builder.lowering import Lowering
 from ..builder.matcher import CASTS, Match, Matcher, NoMatch, attempt, is_call, tensor
 from ..builder.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..builder.registry import REGISTRY, aten_target
@@ -25,7 +26,7 @@ from ..serialization import ir
 _TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t_copy", "t"))
 
 
-def _weight(P, node: Node) -> Affine | Microscaled:
+def _weight(P: Lowering, node: Node) -> Affine | Microscaled:
     """Return a description of the quantized constant that `node` dequantizes.
 
     Raises NoMatch if `node` is no dequantization of a constant, or if MLX has no packing for the constant. `node` does
@@ -40,36 +41,36 @@ def _weight(P, node: Node) -> Affine | Microscaled:
     return weight
 
 
-def _linear(P, node: Node) -> Match:
+def _linear(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
     x, weight, bias = m.arguments(node, ["aten.linear.default"], "input", "weight", "bias")
     weight = _weight(P, weight)
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         return _product(P, P.value(x), weight, None if bias is None else P.value(bias))
 
     return m.finish(node, lower)
 
 
-def _embedding(P, node: Node) -> Match:
+def _embedding(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
     weight, indices = m.call(node, "aten.embedding.default").args[:2]
     weight = _weight(P, weight)
     if tensor(indices).ndim == 0:
         raise NoMatch  # MLX dequantizes matrices only
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         index = P.value(indices)
         fields = weight.packed_fields(P, torch.float32)
         for name in ("w", "scales", "biases"):
             if fields[name] is not None:
                 fields[name] = P.emit(ir.TakeNode, x=fields[name], index=index, axis=0)
-        return dequantize(P, weight, fields, tuple(last.meta["val"].shape))
+        return dequantize(P, weight, fields)
 
     return m.finish(node, lower)
 
 
-def _int8_product(P, node: Node) -> Match:
+def _int8_product(P: Lowering, node: Node) -> Match:
     """Match x @ cast(transpose(q)) with a constant int8 matrix q.
 
     torchao multiplies the result of this product by the scales, in nodes outside the match.
@@ -96,7 +97,7 @@ def _int8_product(P, node: Node) -> Match:
 _BYTE_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _byte_floats(P, node: Node) -> Match:
+def _byte_floats(P: Lowering, node: Node) -> Match:
     """Match cast(transpose(w)) or cast(w) with a constant w of 8-bit floats, for which MLX has no dtype.
 
     torchao multiplies the result by the scales, in nodes outside the match.
@@ -113,7 +114,7 @@ def _byte_floats(P, node: Node) -> Match:
         w = value.data().detach().to(dtype)
         return w if transposed is None else transposed.target(w, *transposed.args[1:])
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         return P.constant(f"{value.name}.{node.name}", converted, tensor(node).shape, dtype)
 
     return m.finish(node, lower, hidden=_BYTE_FLOATS)
@@ -122,7 +123,7 @@ def _byte_floats(P, node: Node) -> Match:
 _CHOICES = tuple(f"quantized_decomposed.choose_qparams{kind}.tensor" for kind in ("", "_symmetric"))
 
 
-def _dynamic_rounding(P, node: Node) -> Match:
+def _dynamic_rounding(P: Lowering, node: Node) -> Match:
     """Match how PT2E rounds x to integers and back, with the scale and zero point that choose_qparams finds for x."""
     m = Matcher(P)
     names = "input", "scale", "zero_point", "quant_min", "quant_max", "dtype"
@@ -142,7 +143,7 @@ def _dynamic_rounding(P, node: Node) -> Match:
     *bounds, smallest_scale, dtype = choice.args[1:]
     middle = None if is_call(choice, _CHOICES[0]) else 128 if dtype == torch.uint8 else 0
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         limits = *bounds, smallest_scale, middle, low, high
         return P.trace(_round_dynamically, P.value(x), *limits, out_dtype or torch.float32)[0]
 
@@ -166,7 +167,7 @@ def _round_dynamically(x, lowest, highest, smallest_scale, middle, low, high, dt
     return ((q - zero) * scale).to(dtype)
 
 
-def _product(P, x, weight, bias):
+def _product(P: Lowering, x, weight, bias):
     dtype = weight.product_dtype(x.dtype)
     y = P.emit(ir.QuantizedMatmulNode, x=P.cast(x, dtype), **weight.packed_fields(P, dtype), transpose=True)
     y = apply_factor(P, y, weight.factor, x.dtype)

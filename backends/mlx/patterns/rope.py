@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
+from ..builder.lowering import Lowering
 from ..builder.matcher import (
     CASTS,
     UNSQUEEZES,
@@ -71,7 +72,7 @@ class _Follower:
     rotated tensor.
     """
 
-    def __init__(self, P, out: torch.dtype):
+    def __init__(self, P: Lowering, out: torch.dtype):
         self.P = P
         self.out = out
 
@@ -230,12 +231,12 @@ def _order_for_rope(x: Node, axis: int, consecutive: bool) -> list[int]:
     return [axis, *(a for a in order[:-1] if a not in (axis, single[0])), single[0], order[-1]]
 
 
-def _rope(P, node: Node) -> Match:
+def _rope(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
     return _finish(m, node, _rotation(m, node))
 
 
-def _partial_rope(P, node: Node) -> Match:
+def _partial_rope(P: Lowering, node: Node) -> Match:
     """Match cat(rotated x[..., :dims], x[..., dims:])."""
     m = Matcher(P)
     parts, axis = m.arguments(node, _CAT, "tensors", "dim")
@@ -255,7 +256,7 @@ def _finish(m: Matcher, node: Node, rotation: _Rotation) -> Match:
     """Return the match of a rotation, whose result is `node`."""
     x, order, angles = rotation
 
-    def lower(P, last):
+    def lower(P: Lowering, last):
         frequencies, count = P.value(angles.inv_freq), tensor(angles.inv_freq).numel()
         # MLX divides the positions by `freqs`.
         freqs = P.constant(

@@ -119,7 +119,7 @@ def expand_dims(n, env):
 def squeeze(n, env):
     shape = env.shape(n.x)
     axes = {d % len(shape) for d in n.dims} if n.dims else set(range(len(shape)))
-    if any(shape[i] is None for i in axes):
+    if not all(isinstance(shape[i], int) for i in axes):
         raise Unknown
     removed = {i for i in axes if shape[i] == 1}
     return Type(tuple(d for i, d in enumerate(shape) if i not in removed), env.dtype(n.x))
@@ -195,7 +195,7 @@ def slice_(n, env):
         raise Unknown
     length, start, stop = shape[axis], env.value(n.start), env.value(n.stop)
     extent = None
-    if None not in (length, start, stop):
+    if all(isinstance(v, int) for v in (length, start, stop)):
         extent = len(range(length)[start : stop : n.step])
     return Type(_with_extent(shape, axis, extent), env.dtype(n.x))
 
@@ -229,7 +229,9 @@ def gather(n, env):
 
 def arange(n, env):
     bounds = [env.value(x) for x in (n.start, n.stop, n.step)]
-    count = None if None in bounds or bounds[2] == 0 else len(range(*bounds))
+    count = len(range(*bounds)) if all(isinstance(v, int) for v in bounds) and bounds[2] != 0 else None
+    if bounds[0] == 0 and bounds[2] == 1:
+        count = bounds[1] if count is None else count
     return Type((count,), "int32" if n.scalar_type is None else dtype_name(n.scalar_type))
 
 

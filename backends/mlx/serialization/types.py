@@ -5,6 +5,7 @@ An extent that is known only at run time is None. An unknown shape or dtype is N
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -19,6 +20,10 @@ DTYPES = {
 }  # fmt: skip
 ITEMSIZE = dict(DTYPES.values())
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
+_PROMOTION_ORDER = [
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32",
+    "float64",
+]  # fmt: skip
 
 Shape = tuple[int | None, ...]
 
@@ -105,13 +110,22 @@ def dtype_name(scalar_type: int) -> str | None:
 
 
 def promote(*dtypes: str | None) -> str | None:
-    """Return the dtype to which operands of `dtypes` are promoted, or None if it is unknown.
+    """Return the dtype to which MLX promotes operands of `dtypes`, or None if a dtype is unknown."""
+    return None if None in dtypes else functools.reduce(_promote_two, dtypes)
 
-    If all are bool, the result is bool. If all except bools are the same dtype, the result is this dtype. If there are
-    several dtypes besides bool, the result is unknown.
-    """
-    dtypes_but_bool = set(dtypes) - {"bool"} or {"bool"}
-    return dtypes_but_bool.pop() if len(dtypes_but_bool) == 1 else None
+
+def _promote_two(a: str, b: str) -> str:
+    if a == b:
+        return a
+    a, b = sorted((a, b), key=_PROMOTION_ORDER.index)
+    if b in FLOATS:
+        return "float32" if (a, b) == ("float16", "bfloat16") else b
+    if a == "bool" or a.startswith("u") == b.startswith("u"):
+        return b
+    # A signed and an unsigned integer become a signed one that holds both, and float32 if there is none.
+    signed, unsigned = (b, a) if a.startswith("u") else (a, b)
+    bits = max(8 * ITEMSIZE[signed], 16 * ITEMSIZE[unsigned])
+    return f"int{bits}" if bits <= 64 else "float32"
 
 
 def at_least_float(dtype: str | None) -> str | None:
@@ -124,8 +138,9 @@ def broadcast(*shapes: Shape) -> Shape:
     result = []
     for i in range(1, max(map(len, shapes)) + 1):
         dims = {s[-i] for s in shapes if len(s) >= i} - {1}
-        known = dims - {None}
-        if len(known) > 1:
+        numbers = {d for d in dims if isinstance(d, int)}
+        if len(numbers) > 1:
             raise Unknown
-        result.append(known.pop() if known else None if dims else 1)
+        # Of two dynamic extents that differ, one may be 1.
+        result.append(numbers.pop() if numbers else dims.pop() if len(dims) == 1 else None if dims else 1)
     return tuple(reversed(result))
