@@ -14,7 +14,7 @@ RULES = {
     "serialization": set(),
     "custom_ops": set(),
     "extents": set(),
-    "workarounds": {"extents"},
+    "workarounds": {"custom_ops", "extents"},
     "legalize": {"extents"},
     "loader": {"programs"},
     "programs": {"loader", "workarounds"},
@@ -42,7 +42,9 @@ RULES = {
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
-    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "state", "verification"},
+    "__init__": {
+        "loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "state", "verification", "workarounds",
+    },
 }
 
 
