@@ -1,6 +1,6 @@
 """Draws tokens as ExecuTorch's own MLX delegate does, and compares them with eager torch.
 
-    python test/official_draws.py               # 1,000 seeds in each of 6 settings: about ten minutes
+    python test/official_draws.py               # 1,000 seeds in each of 6 settings: about five minutes on an idle core
     python test/official_draws.py --seeds 50
 
 The interpreter of test/interpreter runs an exported `mlx::sample`. All seeds fit in int32, which that delegate reads.

@@ -488,10 +488,11 @@ def test_failed_call_ends_its_request_only(tmp_path, capfd):
     from executorch_mlx import MLXPartitioner
 
     def rule(self, tokens, input_pos, **_):
-        self.seen[1:2] = tokens[0, -1:].to(torch.float32)
+        self.seen.copy_(torch.ops.mlx.cache_update(self.seen, tokens[:, None, :, None], input_pos))
         return programs.summed(self, tokens, input_pos) % 100 + self.table[tokens[0, -1:]]
 
-    state = programs.summed_state(16) | {"seen": torch.zeros(4), "table": torch.zeros(200, dtype=torch.int64)}
+    state = programs.summed_state(16) | {"table": torch.zeros(200, dtype=torch.int64)}
+    state["seen"] = torch.zeros(1, 1, 16, 1, dtype=torch.int64)
     path = programs.export(tmp_path / "failing.pte", rule, state=state, partitioner=MLXPartitioner())
     with api.Engine(path) as engine:
         expected = engine.generate([5, 6], max_new_tokens=6)

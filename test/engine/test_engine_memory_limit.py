@@ -120,12 +120,12 @@ def test_chunk_beyond_the_memory_limit_does_not_end_another_answer(tmp_path_fact
     options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0, max_new_tokens=40)
     later = []
     with api.Engine(path, reuse_prompts=False) as engine:
-        expected = engine.generate(LONG[:30], **options), engine.generate(LONG + LONG[:50], **options)
+        expected = engine.generate(LONG[:30], **options), engine.generate(LONG * 3, **options)
 
         def limit(request):
             if len(request.events) == 3:
-                memory.set_memory_limit(memory.get_active_memory() + 300_000)
-                later.append(engine.submit(LONG + LONG[:50], **options))
+                memory.set_memory_limit(memory.get_active_memory() + 150_000)
+                later.append(engine.submit(LONG * 3, **options))
 
         before = memory.set_memory_limit(None)
         capfd.readouterr()

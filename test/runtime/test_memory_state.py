@@ -73,7 +73,6 @@ def test_failed_call_leaves_buffers_as_they_were_or_undefined(limit, update, wai
                 if "undefined now" in error:
                     expected = torch.zeros(8, 64)
                     reset()
-                assert "undefined now" in error or not waits
         if step % 2:
             memory.set_memory_limit(None)
         expected[2 if update == "row" else slice(None)] += 2

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -323,7 +324,11 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_language_model(*engine->programs->program, "load_prefix");
     check_not_forked();
     RowReader reader(*engine->programs->program, path); // before a row is given up for it
+    std::optional<uint64_t> resets;
     engine->scheduler->run({}, [&](Row& row) {
+      const uint64_t now = engine->scheduler->resets();
+      check(resets.value_or(now) == now, EXECUTORCH_MLX_FAILED, "prefix: another call has failed and reset the row");
+      resets = now;
       const bool has_more = reader.read_next(row);
       if (!has_more && length != nullptr) {
         *length = static_cast<int64_t>(row.ids.size());

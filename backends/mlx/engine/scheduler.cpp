@@ -245,6 +245,7 @@ int64_t Scheduler::advance_prompt(double seconds) {
       if (!request->work(*request->row)) {
         end(request, EXECUTORCH_MLX_LENGTH);
       }
+      recover(); // the work may have gone on after a failed call
     } else if (request->work || chunk.size() < rest.size()) {
       const uint64_t resets = resets_;
       finish_pending();
@@ -364,8 +365,7 @@ void Scheduler::step() {
 }
 
 // If a failed call has left the buffers of the program undefined, resets them. All rows are empty then: requests read
-// their prompts and answers again, and draw the same tokens. Work that has changed its row cannot be repeated, and ends
-// with an error. If there is no memory for the buffers, all requests that run end with this error.
+// their prompts and answers again, and draw the same tokens. If there is no memory for the buffers, all requests that run end with this error.
 void Scheduler::recover() {
   if (!program_.is_undefined()) {
     return;
@@ -373,10 +373,9 @@ void Scheduler::recover() {
   pending_.clear(); // the requests draw these tokens again
   advanced_.reset();
   ++resets_;
-  for (const auto& request : Requests(running_)) {
-    const bool has_begun = request->work && request->row->ids.size() >= request->ids.size();
-    if (has_begun) {
-      fail(request, EXECUTORCH_MLX_FAILED, "engine: another call has failed, and the state of all rows was reset");
+  for (const auto& request : running_) {
+    if (request->work && request->row->ids.size() > request->ids.size()) {
+      request->ids = request->row->ids; // with the tokens that the work has added
     }
     request->is_decoding = false;
   }

@@ -58,6 +58,10 @@ class Scheduler {
   std::thread::id thread_id() const {
     return thread_id_;
   }
+  // How often the program was reset after failed calls. To be called on the thread.
+  uint64_t resets() const {
+    return resets_;
+  }
   bool is_on_thread() const {
     return std::this_thread::get_id() == thread_id_;
   }

@@ -13,7 +13,7 @@ from transformers.modeling_layers import MtpModel
 
 from ...preprocess import NotPortable
 from ...workarounds.program_caches import forget_programs
-from ..export_options import TEXT, ExportOptions, HeadConfig
+from ..export_options import OPTIONS, TEXT, ExportOptions, HeadConfig
 from .check import check_program
 from .checkpoints.adapter import merge_adapter
 from .checkpoints.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ from .quantization.kv_caches import KVQuantization, half_precision, quantize_cac
 from .reference import Reference
 from .serialize import serialize
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {name: getattr(torch, name) for name in OPTIONS["dtype"].choices}
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
 WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "call/in_place.h"
+#include "checks.h"
 #include "dtype.h"
 #include "memory/host_memory.h"
 #include "memory/limit.h"
@@ -20,6 +21,15 @@ bool is_read_only_by_kernels(const mx::array& x) {
 
 bool is_pending(const std::optional<mx::array>& x) {
   return x && x->status() == mx::array::Status::unscheduled;
+}
+
+// The array that x updates, if x is a pending update of slices of another array, and so on.
+const mx::array& array_before_updates(const mx::array& x) {
+  const mx::array* base = &x;
+  while (is_lazy(*base, "SliceUpdate")) {
+    base = &base->inputs()[0];
+  }
+  return *base;
 }
 
 // Calls visit(before, now) for the keys and the values of a layer.
@@ -136,9 +146,9 @@ void State::drop_references_to_pending() {
 
 std::vector<std::uintptr_t> State::overwritable() const {
   std::vector<std::uintptr_t> ids;
-  const auto add = [&](const std::optional<mx::array>& before, const std::optional<mx::array>& now) {
-    if (before && is_pending(now)) {
-      ids.push_back(before->id());
+  const auto add = [&](const std::optional<mx::array>&, const std::optional<mx::array>& now) {
+    if (is_pending(now)) {
+      ids.push_back(array_before_updates(*now).id());
     }
   };
   for (uint32_t i = 0; i < buffers_before_.size(); ++i) {

@@ -137,7 +137,7 @@ class State {
   bool owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const;
   // Drops the references of begin() to arrays that an evaluation is about to update.
   void drop_references_to_pending();
-  // The ids of these arrays.
+  // The ids of the evaluated arrays that it updates.
   std::vector<std::uintptr_t> overwritable() const;
   void return_buffers() noexcept;
 
