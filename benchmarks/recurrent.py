@@ -46,11 +46,12 @@ def export(model, x):
     import torch
     from executorch.exir import to_edge_transform_and_lower
 
-    from executorch_mlx import MLXPartitioner
+    from executorch_mlx import MLXPartitioner, dynamic_steps
 
     start = time.perf_counter()
     length = torch.export.Dim("length", min=1, max=1 << 16)
-    exported = torch.export.export(model, (x,), dynamic_shapes=({1: length},))
+    with dynamic_steps():
+        exported = torch.export.export(model, (x,), dynamic_shapes=({1: length},))
     partitioner = MLXPartitioner()
     manager = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     if partitioner.explain().refused:

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx import MLXPartitioner, Runtime, dynamic_steps
 from resemblyzer import VoiceEncoder, preprocess_wav, wav_to_mel_spectrogram
 from scipy.signal import lfilter
 
@@ -57,7 +57,8 @@ def main() -> None:
     encoder = VoiceEncoder("cpu", verbose=False).eval()
     frames = torch.export.Dim("frames", min=1, max=6000)
     start = time.perf_counter()
-    exported = torch.export.export(encoder, (torch.randn(1, 160, 40),), dynamic_shapes=({1: frames},))
+    with dynamic_steps():
+        exported = torch.export.export(encoder, (torch.randn(1, 160, 40),), dynamic_shapes=({1: frames},))
     partitioner = MLXPartitioner()
     manager = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     buffer = manager.to_executorch().buffer

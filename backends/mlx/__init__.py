@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from .programs import Runtime
     from .state import reset
     from .verification import verify
+    from .workarounds.dynamic_steps import dynamic_steps
 
 __all__ = [
-    "LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory", "reset", "verify"
+    "LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "dynamic_steps", "load_delegate", "memory",
+    "reset", "verify"
 ]  # fmt: skip
 
 _MODULES = {
@@ -28,6 +30,7 @@ _MODULES = {
     "MLXBackend": "preprocess",
     "MLXPartitioner": "partitioner",
     "SamplingHead": "llm",
+    "dynamic_steps": "workarounds.dynamic_steps",
     "load_delegate": "loader",
     "reset": "state",
     "verify": "verification",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import (
@@ -12,8 +11,6 @@ from executorch.exir.backend.backend_details import (
     PreprocessResult,
 )
 from executorch.exir.backend.compile_spec_schema import CompileSpec
-from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import ops as _  # noqa: F401  (fills the registry)
 from .buffers import KEPT, SharedBuffers
@@ -23,6 +20,7 @@ from .builder.program import ProgramBuilder
 from .serialization import ir
 from .serialization.pack import pack_payload
 from .serialization.portability import Finding, program_findings, shared_buffers
+from .workarounds.delegate_results import record_results
 
 CONSTANT_ALIGNMENT = 16  # bytes
 PROGRAM_MARK = "mlx:program"  # the key of an entry by which the runtime recognizes the methods of a program
@@ -123,28 +121,9 @@ def _compile(
         store.add_named_data(PROGRAM_MARK, b"\0")
     elif buffer_keys:
         store.add_named_data(STATE_MARK, b"\0")
-    _add_no_guards(edge_program, builder.shape_env)
+    record_results(edge_program)
     result = PreprocessResult(
         processed_bytes=pack_payload(program.graph),
         data_store_output=store.get_named_data_store_output(),
     )
     return result, program.graph
-
-
-def _add_no_guards(program: ExportedProgram, shape_env: ShapeEnv | None) -> None:
-    """Let runs of `program` over fake tensors restrict no dynamic size.
-
-    `to_executorch` runs the graph of a delegate over fake tensors, and torch then selects a kernel for each
-    convolution. The selection depends on whether the batch is less than 16. The guard of this condition would become
-    the largest batch of the method.
-    """
-    if shape_env is None:
-        return
-    new_module = program.module
-
-    def unguarded_module(*args: Any, **kwargs: Any) -> GraphModule:
-        module = new_module(*args, **kwargs)
-        module.forward = shape_env.suppress_guards()(module.forward)
-        return module
-
-    program.module = unguarded_module

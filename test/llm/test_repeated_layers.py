@@ -6,7 +6,7 @@ import transformers as hf
 from executorch_mlx.llm.export import methods
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export_options import HeadConfig
-from executorch_mlx.llm.export.tracing.repeated_layers import Unrepeatable, expand, trace_repeated
+from executorch_mlx.workarounds.repeated_layers import Unrepeatable, expand, trace_repeated
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 COMMON = dict(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, dynamic_steps
 from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.read import read_payload
@@ -75,7 +75,7 @@ def lower(row: OpRow) -> Lowered:
 
 def _lower(module: torch.nn.Module, row: OpRow):
     inputs = row.inputs(0)
-    with torch.no_grad():
+    with torch.no_grad(), dynamic_steps():
         program = torch.export.export(module, inputs, dynamic_shapes=row.dynamic_shapes())
     partitioner = MLXPartitioner(allow_extensions=row.allow_extensions)
     # The composite of a `traced` op row takes a list of tensors. ExecuTorch's verifier of the edge dialect mistakes the

@@ -28,6 +28,7 @@ WITHOUT_OP_ROW = {
     "aten.sym_constrain_range.default": "an assertion",
     "aten.sym_constrain_range_for_size.default": "an assertion",
     "torch.sym_not": "part of a condition; the op row of operator.gt contains it",
+    **{f"mlx.{n}.default": "takes the place of that of torch" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     "mlx.token_logprobs.default": "a composite; test/custom_kernel_ops compares it with eager torch",
     "mlx.top_logprobs.default": "a composite; test/custom_kernel_ops compares it with eager torch",
     "mlx.gated_delta_rule.default": "a loop; test_recurrence.py compares it with its formula",

@@ -1,8 +1,13 @@
 """LSTM, GRU and RNN: layers and cells."""
 
+from contextlib import nullcontext
+
+import pytest
 import torch
+from executorch_mlx import MLXPartitioner, dynamic_steps
 from oprows import Dyn, f32, floats, pytest_function, row
 from torch import nn
+from torch._dynamo.exc import UserError
 
 SCAN = {"nodes": ["ScanNode"], "loose": 3, "loose_half": 4}
 SCAN_F32 = {"dtypes": (f32,), **SCAN}
@@ -55,10 +60,29 @@ ROWS = [
 test_op_row = pytest_function(ROWS)
 
 
-def test_torch_still_decomposes_a_layer():
-    """`ops/rnn.py` replaces torch's rule for the shapes of a layer. The layer's decomposition stays the same."""
-    program = torch.export.export(nn.GRU(6, 4).eval(), (torch.zeros(5, 2, 6),))
-    targets = {str(n.target) for n in program.run_decompositions().graph.nodes}
+@pytest.mark.parametrize("rule", [nullcontext, dynamic_steps])
+def test_torch_still_decomposes_a_layer(rule):
+    with rule():
+        program = torch.export.export(nn.GRU(6, 4).eval(), (torch.zeros(5, 2, 6),))
+        decomposed = program.run_decompositions()
+    targets = {str(n.target) for n in decomposed.graph.nodes}
     assert "aten.gru.input" not in targets and "aten.addmm.default" in targets
     x = torch.randn(5, 2, 6)
-    torch.testing.assert_close(program.run_decompositions().module()(x), program.module()(x))
+    torch.testing.assert_close(decomposed.module()(x), program.module()(x))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_number_of_steps_is_dynamic_in_the_context_only(layer):
+    shapes, example = ({0: torch.export.Dim("steps")},), (torch.zeros(5, 2, 6),)
+    with dynamic_steps():
+        program = torch.export.export(layer(6, 4).eval(), example, dynamic_shapes=shapes)
+    assert program.module()(torch.zeros(9, 2, 6))[0].shape == (9, 2, 4)
+    with pytest.raises(UserError, match="specialized"):
+        torch.export.export(layer(6, 4).eval(), example, dynamic_shapes=shapes)
+
+
+def test_layer_that_is_not_delegated_stays_that_of_torch():
+    layer = nn.LSTM(6, 4, num_layers=2, dropout=0.5)
+    partitioner = MLXPartitioner()
+    program = partitioner.transform_for_pre_decomposition(torch.export.export(layer, (torch.zeros(5, 2, 6),)))
+    assert "aten.lstm.input" in {str(n.target) for n in program.graph.nodes}

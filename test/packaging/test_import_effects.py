@@ -48,6 +48,78 @@ def test_import_changes_no_global_state():
     assert run(PRINT_CHANGED_STATE) == "[]\n"
 
 
+# Compares the attributes of all modules and classes of the libraries, and the tables and operators that exports use.
+# A child process finds out which of their modules this package imports.
+PRINT_PATCHED_NAMES = """
+import os, pkgutil, sys
+from importlib import import_module
+
+LIBRARIES = ("torch", "torchao", "executorch", "transformers")
+
+def import_ours():
+    import executorch_mlx
+    for found in pkgutil.walk_packages(executorch_mlx.__path__, "executorch_mlx."):
+        if not found.name.startswith(("executorch_mlx.ray", "executorch_mlx.serialization.generate")):
+            import_module(found.name)
+
+def theirs():
+    names = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
+    return [name for name in names if sys.modules[name] is not None]
+
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.close(reader)
+    import_ours()
+    with open(writer, "w") as file:
+        file.write("\\n".join(theirs()))
+    os._exit(0)
+os.close(writer)
+with open(reader) as file:
+    names = file.read().split()
+assert "torch.export" in names and "transformers.cache_utils" in names, names
+for name in names:
+    import_module(name)
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils import _pytree
+
+def own(name, value):
+    return getattr(value, "__module__", None) == name and isinstance(value, type)
+
+def attributes():
+    found = {}
+    for name in theirs():
+        module = sys.modules[name]
+        for key, value in list(vars(module).items()):
+            found[name, key] = value
+            if own(name, value):
+                found.update(((name, key, inner), v) for inner, v in vars(value).items())
+    for key, overload in list(overloads()):
+        found.update(((key, str(k)), v) for k, v in overload.py_kernels.items())
+    for table in (decomposition_table, *vars(_pytree).values()):
+        if isinstance(table, dict):
+            found.update(((id(table), k), v) for k, v in table.items())
+    return found
+
+def overloads():
+    for packet in vars(torch.ops.aten).values():
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            for overload in packet.overloads():
+                yield str(getattr(packet, overload)), getattr(packet, overload)
+
+before = attributes()
+import_ours()
+after = attributes()
+print(len(before), [key for key, value in before.items() if key in after and after[key] is not value])
+"""
+
+
+def test_import_patches_nothing():
+    count, changed = run(PRINT_PATCHED_NAMES).split(" ", 1)
+    assert int(count) > 100_000 and changed == "[]\n"
+
+
 PRINT_LOADED_LIBRARIES = """
 import executorch_mlx, sys
 libraries = ("libexecutorch.", "libmlx.", "libmlx_delegate.")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any
 
@@ -16,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..extents import expressions, range_of
+from ..extents import expressions
+from ..workarounds.specialization import Specialized, no_specialization
 from .registry import Registry, Unsupported
 from .slots import Slot, TensorSlot, ValueSlot
 
@@ -49,11 +49,13 @@ def trace(
     table = {t: d for t, d in _decompositions().items() if registry.handler_for(t) is None}
     table[torch.ops.aten.constant_pad_nd.default] = _pad_dynamic
     # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes.
-    with torch.no_grad(), fake_mode, _no_specialization(fake_mode):
-        try:
+    try:
+        with torch.no_grad(), fake_mode, no_specialization(fake_mode):
             return make_fx(call, decomposition_table=table)(*fakes), slots
-        except GuardOnDataDependentSymNode as error:
-            raise Unsupported(f"its lowering depends on {error.cond}, which is known only at run time") from None
+    except Specialized as error:
+        raise Unsupported(f"its lowering would {error}") from None
+    except GuardOnDataDependentSymNode as error:
+        raise Unsupported(f"its lowering depends on {error.cond}, which is known only at run time") from None
 
 
 def _pad_dynamic(x: torch.Tensor, pad: Sequence[int], value: float = 0) -> torch.Tensor:
@@ -126,47 +128,3 @@ class Traces:
 def _decompositions() -> dict[Any, Callable]:
     """Return torch's decompositions. They are cached, because torch takes a tenth of a second to list them."""
     return dict(core_aten_decompositions().items())
-
-
-@contextmanager
-def _no_specialization(fake_mode: Any) -> Iterator[None]:
-    """Raise `Unsupported` if tracing would fix the size of a dynamic dimension or restrict its range.
-
-    A restricted program would be valid for fewer sizes than the graph. If `Unsupported` is raised, the shape
-    environment keeps no guard, axiom or range that tracing added.
-    """
-    env = fake_mode.shape_env
-    if env is None:
-        yield
-        return
-
-    set_replacement = env._set_replacement
-
-    def refuse(symbol: Any, value: Any, message: str) -> None:
-        if message == "find":  # shortens a chain of replacements that already exist
-            return set_replacement(symbol, value, message)
-        raise Unsupported(f"its lowering would specialize the dynamic dimension {symbol} to {value}")
-
-    guards, axioms, ranges = len(env.guards), dict(env.axioms), dict(env.var_to_range)
-    env._set_replacement = refuse
-    try:
-        yield
-        _refuse_restriction(ranges, env.var_to_range)
-    except Unsupported:
-        del env.guards[guards:]
-        for table, before in ((env.axioms, axioms), (env.var_to_range, ranges)):
-            table.clear()
-            table.update(before)
-        raise
-    finally:
-        env._set_replacement = set_replacement
-
-
-def _refuse_restriction(before: dict[Any, Any], after: dict[Any, Any]) -> None:
-    """Raise `Unsupported` if the range of a dynamic dimension has become smaller."""
-    for symbol, values in before.items():
-        old, new = range_of(values), range_of(after[symbol])
-        if old != new:
-            raise Unsupported(
-                f"its lowering would restrict the dynamic dimension {symbol} from {list(old)} to {list(new)}"
-            )

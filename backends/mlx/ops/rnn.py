@@ -3,8 +3,8 @@
 The product of the inputs and the input weights is computed for all time steps at once, before the loop. Each step of
 the loop multiplies the hidden state by the hidden weights and applies the cell. The number of steps may be dynamic.
 
-torch's own rule for the shapes of these operators runs the cell once for every step, which makes the number of steps
-static. Importing this module replaces that rule; see `_replace_shape_rule`.
+torch's own rule for the shapes of its operators runs the cell once for every step, which makes the number of steps
+static. They are therefore replaced by those of `custom_ops/recurrent_layers.py` first.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch._C import DispatchKey
-from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..builder.loop import emit_scan
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space, TensorSlot
+from ..custom_ops.recurrent_layers import RECURRENT_LAYERS
 from ..serialization import ir
 
 aten = torch.ops.aten
@@ -195,33 +192,6 @@ def _lowering(cell):
     return lower
 
 
-# -- shapes ---------------------------------------------------------------------
-
-
-def _output_shapes(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-    """Return empty tensors with the shapes of the results."""
-    states = hx if isinstance(hx, (list, tuple)) else [hx]
-    width = states[0].shape[-1] * (2 if bidirectional else 1)
-    return input.new_empty((*input.shape[:2], width)), *(torch.empty_like(s) for s in states)
-
-
-def _replace_shape_rule(target):
-    """Make fake tensors take the shapes of the results of `target` from `_output_shapes`.
-
-    torch decomposes `target` through `decomposition_table` and through a Python kernel; both are replaced. While a
-    graph is traced, as in `run_decompositions`, the replacement still decomposes.
-    """
-    decomposition = decomposition_table[target]
-
-    def shapes_or_decomposition(*arguments):
-        computes_shapes = isinstance(arguments[0], FakeTensor) and get_proxy_mode() is None
-        return (_output_shapes if computes_shapes else decomposition)(*arguments)
-
-    decomposition_table[target] = shapes_or_decomposition
-    target.py_kernels[DispatchKey.CompositeImplicitAutograd] = shapes_or_decomposition
-    target._dispatch_cache.clear()
-
-
 CELLS = {
     aten.lstm.input: Cell(_lstm_step),
     aten.gru.input: Cell(_gru_step, projected_has_hidden_bias=False),
@@ -229,6 +199,6 @@ CELLS = {
     aten.rnn_relu.input: Cell(_rnn_relu_step),
 }
 
-for _target, _cell in CELLS.items():
-    REGISTRY.add(_target, _lowering(_cell))
-    _replace_shape_rule(_target)
+for _target, _layer in RECURRENT_LAYERS.items():
+    REGISTRY.decompose(_target, _layer)
+    REGISTRY.add(_layer, _lowering(CELLS[_target]))

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..inspect.pte import read_payloads
 from ..partitioner import MLXPartitioner
 from ..quiet import quiet_lowering
+from ..workarounds.dynamic_steps import dynamic_steps
 from ..workarounds.program_caches import forget_programs
 from .cost import Cost
 from .load import load
@@ -174,7 +175,8 @@ def _lower(module: Any, call: tuple[tuple, dict], dynamic_shapes: Any, **options
     with quiet_lowering(), torch.no_grad():
         exported = module
         if not isinstance(module, ExportedProgram):
-            exported = torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
+            with dynamic_steps():
+                exported = torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
         partitioner = MLXPartitioner(**options)
         config = EdgeCompileConfig(_check_ir_validity=False)
         lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)

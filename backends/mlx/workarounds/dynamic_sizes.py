@@ -120,7 +120,7 @@ class _Watch:
 
 
 def watch(program: ExportedProgram) -> None:
-    """Record from now on which operators make dynamic dimensions of `program` static, for `static_dimensions`."""
+    """Record which operators make dynamic dimensions of `program` static, until `static_dimensions` asks."""
     env = _shape_env(program)
     if env is not None and not isinstance(env._set_replacement, _Watch):
         env._set_replacement = _Watch(program, env)
@@ -133,6 +133,7 @@ def static_dimensions(program: ExportedProgram) -> list[str]:
         return []
     if isinstance(env._set_replacement, _Watch):
         watched = env._set_replacement
+        del env._set_replacement  # that of the class remains
         found = {watched.dimensions[s]: (s, name) for s, name in watched.operators.items() if s in watched.dimensions}
         return [
             f"{dimension}: {operator} made it static, with the size {env.replacements.get(symbol)} of the example"

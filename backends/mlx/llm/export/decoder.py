@@ -8,9 +8,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from ...workarounds.set_order import sorted_sets
 from .attention.cache import KVCache, LayerSpec
 from .attention.cached import use_cached_attention
 from .attention.key_bias import use_key_bias
@@ -22,12 +24,10 @@ from .positions import given_positions
 from .precision import compute_dtype
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .recurrent.state import StateCache, StateObserver, can_rewind, has_state
-from .tracing.complex_pairs import ComplexPairs
-from .tracing.set_order import sorted_sets
 
 
-class Tracing(ComplexPairs):
-    """A mode for the calls of a model, which also leaves out calls that set the grad mode to what it already is.
+class Tracing(TorchFunctionMode):
+    """A mode for the calls of a model, which leaves out calls that set the grad mode to what it already is.
 
     Rotary embeddings make such calls, with `torch.no_grad`. torch.export would record them, and later split the graph
     at each of them and join it again.
@@ -36,7 +36,7 @@ class Tracing(ComplexPairs):
     def __torch_function__(self, function, types, arguments=(), options=None):
         if function is torch._C._set_grad_enabled and arguments == (torch.is_grad_enabled(),):
             return None
-        return super().__torch_function__(function, types, arguments, options)
+        return function(*arguments, **(options or {}))
 
 
 class CachedDecoder(torch.nn.Module):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
 from torch.export import ExportedProgram, default_decompositions
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
@@ -49,12 +45,10 @@ def lower(
         narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
     partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
-    # torch generates the Python code of a traced graph only if the code runs.
-    with quiet_lowering(), _use_lazy_graph_module(True):
+    with quiet_lowering():
         table = default_decompositions().materialize()
-        with _modules_stay_as_they_are():
-            decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
-            lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
+        decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
+        lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
         if not all(_is_delegated(lowered.exported_program(name)) for name in methods):
             partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
             lowered = to_edge_transform_and_lower(
@@ -89,32 +83,3 @@ def _is_delegated(program: ExportedProgram) -> bool:
     """Whether the program calls delegates only."""
     calls = {node.target for node in program.graph.nodes if node.op == "call_function"}
     return calls <= {executorch_call_delegate, operator.getitem}
-
-
-@contextmanager
-def _modules_stay_as_they_are() -> Iterator[None]:
-    """Keep torch.fx from replacing two methods of `torch.nn.Module` before each trace, and restoring them after it.
-
-    The lowering traces hundreds of single operators and functions, which use no module. Each replacement visits all
-    subclasses of `Module`, of which transformers has thousands, and takes longer than the rest of such a trace. In this
-    context, the methods are already marked as replaced.
-    """
-    originals = {name: getattr(torch.nn.Module, name) for name in ("__getattr__", "__call__")}
-    try:
-        for name, original in originals.items():
-            setattr(torch.nn.Module, name, _marked_as_replaced(original))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch.nn.Module, name, original)
-
-
-def _marked_as_replaced(function: Callable) -> Callable:
-    """Return a function that does the same, with the mark of torch.fx for methods that it has already replaced."""
-
-    @functools.wraps(function)
-    def same(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    same.__fx_already_patched = True
-    return same

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch._dynamo.exc import UserError
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...collector import paused_collector
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
+from ...workarounds.repeated_layers import Unrepeatable, expand, trace_repeated
 from ..export_options import HeadConfig
 from ..sampling_head import sample_logits
 from ..sampling_parameters import INPUTS
@@ -20,7 +20,6 @@ from .decoder import CachedDecoder
 from .history import TokenHistory
 from .quantization.tuning import decoder_layers
 from .recurrent.rewind import LENGTH
-from .tracing.repeated_layers import Unrepeatable, expand, trace_repeated
 
 # Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.
 OF_TARGETS, OF_DRAWN = 1, 2
@@ -170,8 +169,7 @@ def _export(method: _Method, head: HeadConfig, *, repeat: bool = True) -> torch.
             shapes |= {name: {axis: sequence} for name, axis in axes.items() if name in inputs}
     args = inputs.pop("tokens"), inputs.pop("input_pos")
     try:
-        # torch generates the Python code of a traced graph only if the code runs.
-        with torch.no_grad(), _use_lazy_graph_module(True):
+        with torch.no_grad():
             return _trace(method, args, inputs, shapes, repeat)
     except (UserError, NotImplementedError, RuntimeError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -9,10 +9,10 @@ the one that the layer has just read from the cache, `cache.current`.
 
 from __future__ import annotations
 
+import functools
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,26 +21,15 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from ....custom_kernel_ops import layer_state, recurrence  # noqa: F401  (define the operators)
+from ....workarounds.module_names import replaced_names
 
 
-@contextmanager
-def kernels_of(model: PreTrainedModel, cache: Any) -> Iterator[None]:
-    """Within the context, the modules of `model` call the functions below, with the states of `cache`."""
-    replaced = []
-    try:
-        for module in {sys.modules[type(m).__module__] for m in model.modules()}:
-            for name, value in list(vars(module).items()):
-                new = _replacement(module, value, cache)
-                if new is not None:
-                    replaced.append((module, name, value))
-                    setattr(module, name, new)
-        yield
-    finally:
-        for module, name, value in replaced:
-            setattr(module, name, value)
+def kernels_of(model: PreTrainedModel, cache: Any) -> AbstractContextManager[None]:
+    """Return a context within which the modules of `model` call the functions below, with the states of `cache`."""
+    return replaced_names(model, functools.partial(_replacement, cache))
 
 
-def _replacement(module: Any, value: Any, cache: Any) -> Any:
+def _replacement(cache: Any, module: Any, value: Any) -> Any:
     if inspect.isfunction(value) and value.__module__.startswith("transformers.models."):
         kernel = KERNELS.get(value.__name__)
         return None if kernel is None else _bound(kernel, cache)

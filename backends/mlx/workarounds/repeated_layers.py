@@ -1,5 +1,7 @@
 """Traces only one of several equal decoder layers, because torch.export takes milliseconds for each operator.
 
+Without it, the export of a model with 4 layers takes 1.2 times as long, and with 16 layers 1.7 times.
+
 `trace_repeated` replaces the forward of the decoder layers during a trace. The first layer of a kind runs as usual, and
 its calls of torch functions are recorded: it is a *template*. A later layer runs in *replay*: its Python code runs too,
 but instead of calling a torch function, it gets the result that the template got. The replay checks each call: it must
@@ -26,7 +28,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
-from ....custom_ops.library import define
+from ..custom_ops.library import define
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (bool, int, float, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format)
