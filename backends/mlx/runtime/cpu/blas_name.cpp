@@ -1,10 +1,7 @@
-// The C function that tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
-#pragma GCC visibility push(default)  // the library exports only these functions
-#include <executorch_mlx/delegate.h>
-#pragma GCC visibility pop
-
+// Tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
 #include <mlx/mlx.h>
 
+#include "accelerate.h"
 #include "device.h"
 #include "kernels/blas.h"
 #include "memory/limit.h"
@@ -27,10 +24,9 @@ bool is_blas_replaced() {
 
 } // namespace
 
-} // namespace executorch_mlx::cpu
-
-const char* executorch_mlx_blas() {
-  static const char* const name =
-      executorch_mlx::cpu::is_blas_replaced() ? executorch_mlx_blas_name() : "mlx, loaded first";
+std::optional<const char*> blas_name() {
+  static const char* const name = is_blas_replaced() ? executorch_mlx_blas_name() : "mlx, loaded first";
   return name;
 }
+
+} // namespace executorch_mlx::cpu

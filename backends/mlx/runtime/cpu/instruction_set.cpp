@@ -1,8 +1,4 @@
-// The instruction set of the kernels: the check of the environment variable, and the C function that names it.
-#pragma GCC visibility push(default)  // the library exports only these functions
-#include <executorch_mlx/delegate.h>
-#pragma GCC visibility pop
-
+// The instruction set of the kernels: its name, and the check of the environment variable.
 #include <cstdlib>
 
 #include "../error.h"
@@ -22,8 +18,8 @@ void check_instruction_set() {
       name, "\", expected one of ", all);
 }
 
-} // namespace executorch_mlx::cpu
-
-const char* executorch_mlx_cpu_kernels() {
+std::optional<const char*> instruction_set() {
   return executorch_mlx_kernels();
 }
+
+} // namespace executorch_mlx::cpu

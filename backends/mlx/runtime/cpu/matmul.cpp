@@ -265,7 +265,7 @@ bool has_fast_integers(int bits, int group_size, int k) {
   return executorch_mlx_has_fast_integers(bits, group_size, k);
 }
 
-std::optional<size_t> integer_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
+std::optional<Panels> integer_panels(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
   const int64_t k = int64_t{matrix.w.shape(-1)} * 32 / bits;
   const bool fits = computes_at_once(stream) && k <= std::numeric_limits<int>::max() &&
       is_supported(kInt8QuantizedMatmul, matrix, group_size, bits, static_cast<int>(k)) &&
@@ -274,12 +274,10 @@ std::optional<size_t> integer_panels_size(const PackedMatrix& matrix, int group_
     return std::nullopt;
   }
   const auto arguments = matrix_arguments(matrix, group_size, bits);
-  return executorch_mlx_integer_panels_size(&arguments);
-}
-
-void pack_integer_panels(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels) {
-  const auto arguments = matrix_arguments(matrix, group_size, bits);
-  executorch_mlx_pack_integer_panels(&arguments, panels.data<void>());
+  return Panels{executorch_mlx_integer_panels_size(&arguments), [=](mx::array& panels) {
+                  const auto arguments = matrix_arguments(matrix, group_size, bits);
+                  executorch_mlx_pack_integer_panels(&arguments, panels.data<void>());
+                }};
 }
 
 std::optional<std::vector<mx::array>> quantized_matmuls(
@@ -372,18 +370,19 @@ std::optional<std::vector<mx::array>> matmuls_half(
   return results;
 }
 
-std::optional<size_t> panels_size(const mx::array& w, mx::Stream stream) {
+std::optional<Panels> panels(const mx::array& w, mx::Stream stream) {
   const auto type = float_type(w.dtype());
   if (!computes_at_once(stream) || !type || !w.is_available() || w.ndim() != 2 || w.size() == 0 ||
       !w.flags().row_contiguous) {
     return std::nullopt;
   }
   const size_t size = executorch_mlx_panels_size(*type, w.shape(0), w.shape(1));
-  return size == 0 ? std::nullopt : std::optional(size);
-}
-
-void pack_panels(const mx::array& w, mx::array& panels) {
-  executorch_mlx_pack_panels(w.data<void>(), *float_type(w.dtype()), w.shape(0), w.shape(1), panels.data<float>());
+  if (size == 0) {
+    return std::nullopt;
+  }
+  return Panels{size, [w, type = *type](mx::array& panels) {
+                  executorch_mlx_pack_panels(w.data<void>(), type, w.shape(0), w.shape(1), panels.data<float>());
+                }};
 }
 
 } // namespace executorch_mlx::cpu

@@ -234,7 +234,7 @@ bool can_pack_recurrent(const mx::array& b, mx::Stream stream) {
       b.shape(1) % b.shape(0) == 0 && b.strides(1) == 1;
 }
 
-mx::array pack_recurrent(const mx::array& b) {
+std::optional<mx::array> pack_recurrent(const mx::array& b) {
   auto packed = allocate_result(b.shape(), mx::float32);
   const int units = b.shape(0);
   executorch_mlx_pack_recurrent(b.data<float>(), b.strides(0), units, b.shape(1) / units, packed.data<float>());
