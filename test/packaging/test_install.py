@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+RUNTIME_TESTS = ROOT / "test" / "runtime"
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +72,11 @@ def test_libraries_of_the_wheels_are_found(site):
 
 PRINT_BLAS_NAME = """
 import ctypes, sys
+sys.path.insert(0, sys.argv[3])
+from kernel_library import KernelLibrary
 ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 ctypes.CDLL(sys.argv[2])
-name = ctypes.CDLL(sys.argv[1]).executorch_mlx_blas_name
+name = KernelLibrary(sys.argv[1]).blas_name
 name.restype = ctypes.c_char_p
 print(name().decode())
 """
@@ -86,7 +89,7 @@ def test_openblas_is_found_beside_the_package(site, tmp_path, has_openblas, name
     library = site / "executorch_mlx" / "lib" / "libmlx_blas.so"
     if not has_openblas:
         library = shutil.copy(library, tmp_path)
-    command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so"]
+    command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so", RUNTIME_TESTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(name), done.stderr
 

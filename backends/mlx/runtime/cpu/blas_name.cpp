@@ -3,7 +3,7 @@
 
 #include "accelerate.h"
 #include "device.h"
-#include "kernels/blas.h"
+#include "kernels/cblas.h"
 #include "memory/limit.h"
 
 namespace executorch_mlx::cpu {
@@ -14,18 +14,18 @@ namespace {
 // libmlx_blas was loaded. To find out, this function lets MLX multiply two matrices and checks whether libmlx_blas has
 // counted a call.
 bool is_blas_replaced() {
-  const auto calls = executorch_mlx_blas_calls();
+  const auto calls = kernel::blas_calls();
   const auto stream = shared_stream(mx::Device::cpu);
   const auto x = mx::ones({2, 2}, mx::float32, stream);
   std::lock_guard lock(memory_mutex());  // serializes evaluations
   mx::eval(mx::matmul(x, x, stream));
-  return executorch_mlx_blas_calls() != calls;
+  return kernel::blas_calls() != calls;
 }
 
 } // namespace
 
 std::optional<const char*> blas_name() {
-  static const char* const name = is_blas_replaced() ? executorch_mlx_blas_name() : "mlx, loaded first";
+  static const char* const name = is_blas_replaced() ? kernel::blas_name() : "mlx, loaded first";
   return name;
 }
 

@@ -3,7 +3,7 @@
 
 #include "../error.h"
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/instruction_set.h"
 
 namespace executorch_mlx::cpu {
 
@@ -12,14 +12,14 @@ void check_instruction_set() {
   if (name == nullptr) {
     return;
   }
-  const std::string all = executorch_mlx_all_kernels();
+  const std::string all = kernel::instruction_sets();
   check_argument(
       str(", ", all, ", ").find(str(", ", name, ", ")) != std::string::npos, EXECUTORCH_MLX_CPU_KERNELS, ": got \"",
       name, "\", expected one of ", all);
 }
 
 std::optional<const char*> instruction_set() {
-  return executorch_mlx_kernels();
+  return kernel::instruction_set();
 }
 
 } // namespace executorch_mlx::cpu
