@@ -1,9 +1,9 @@
 """Measures the cost of row invariance: in our matrix products, a row of the result does not depend on the other rows.
 
-    python benchmarks/invariance.py                            # against OpenBLAS, float32
-    python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same functions, all formats
-    python benchmarks/invariance.py --integers 8 --against build/libmlx_blas.so    # activations as integers, and floats
-    python benchmarks/invariance.py --panels --against build/libmlx_blas.so        # float weights packed, and as they are
+    python benchmarks/invariance.py                      # against OpenBLAS, float32
+    python benchmarks/invariance.py --against LIBRARY    # another libmlx_cpu_kernels.so with the same functions
+    python benchmarks/invariance.py --integers 8 --against build/libmlx_cpu_kernels.so    # activations as integers
+    python benchmarks/invariance.py --panels --against build/libmlx_cpu_kernels.so        # float weights packed
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
 Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B. Two libraries take turns: the new one is `--library`, and
@@ -195,8 +195,8 @@ def compare(new, old, weight_format, k, n, rows, repeats, limits, clock, half_ac
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     build = ROOT / "build"
-    parser.add_argument("--library", type=Path, default=build / "libmlx_blas.so")
-    parser.add_argument("--against", type=Path, help="another libmlx_blas.so; by default OpenBLAS, for float32 only")
+    parser.add_argument("--library", type=Path, default=build / "libmlx_cpu_kernels.so")
+    parser.add_argument("--against", type=Path, help="another libmlx_cpu_kernels.so; by default OpenBLAS, float32 only")
     parser.add_argument("--formats", nargs="+", choices=FORMATS)
     parser.add_argument("--shapes", nargs="+", type=int, help="indices into the list of shapes", default=range(4))
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)

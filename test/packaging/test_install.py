@@ -29,7 +29,7 @@ def binaries(site: Path) -> list[Path]:
     """The delegate, the LLM engine and the installed programs."""
     package = site / "executorch_mlx"
     shared = {file.stem: file for file in (*package.glob("lib/*.so"), *package.glob("lib/*.dylib"))}
-    linux_only = {"libmlx_blas", "libmlx_scale_search"} if platform.system() == "Linux" else set()
+    linux_only = {"libmlx_cpu_kernels", "libmlx_scale_search"} if platform.system() == "Linux" else set()
     assert shared.keys() == {"libmlx_delegate", "libmlx_llm_engine"} | linux_only
     return [shared["libmlx_delegate"], shared["libmlx_llm_engine"], *sorted(package.glob("bin/*"))]
 
@@ -82,11 +82,11 @@ print(name().decode())
 """
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="libmlx_blas is built on Linux only")
+@pytest.mark.skipif(platform.system() != "Linux", reason="libmlx_cpu_kernels is built on Linux only")
 @pytest.mark.parametrize("has_openblas, name", [(True, "OpenBLAS"), (False, "mlx")])
 def test_openblas_is_found_beside_the_package(site, tmp_path, has_openblas, name):
     """Without OpenBLAS, products use the BLAS of the mlx wheel."""
-    library = site / "executorch_mlx" / "lib" / "libmlx_blas.so"
+    library = site / "executorch_mlx" / "lib" / "libmlx_cpu_kernels.so"
     if not has_openblas:
         library = shutil.copy(library, tmp_path)
     command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so", RUNTIME_TESTS]

@@ -26,4 +26,4 @@ class KernelLibrary(ctypes.CDLL):
 
 def kernel_library(delegate: str) -> KernelLibrary:
     """The library that the delegate uses."""
-    return KernelLibrary(Path(delegate).parent / "libmlx_blas.so")
+    return KernelLibrary(Path(delegate).parent / "libmlx_cpu_kernels.so")

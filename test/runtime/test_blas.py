@@ -1,4 +1,4 @@
-"""libmlx_blas replaces MLX's BLAS. It computes float32 products itself, and forwards other dtypes to OpenBLAS."""
+"""The kernels replace MLX's BLAS. They compute float32 products themselves, and forward other dtypes to OpenBLAS."""
 
 import ctypes
 import subprocess
@@ -10,7 +10,7 @@ import torch
 from irprograms import Graph, ir
 from kernel_library import kernel_library
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 FLOAT_POINTER = ctypes.POINTER(ctypes.c_float)
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # constants of CBLAS

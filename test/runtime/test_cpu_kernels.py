@@ -15,7 +15,7 @@ import pytest
 import torch
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, SILU, HalfMatmul, QuantizedMatmul
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 
 # -- matrix products --------------------------------------------------------------------------------

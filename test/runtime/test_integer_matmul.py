@@ -12,7 +12,7 @@ from irprograms import Graph, ir
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, QuantizedMatmul
 from test_cpu_kernels import HALF_TYPES, TYPES, decode, encode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 
 class Matrix:

@@ -20,7 +20,7 @@ from test_cpu_kernels import (
     random_tensor,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 ROWS = 150
 PARTS = [[1], [2], [3, 1, 7], [8], [16, 5], [33], [64], [150]]  # numbers of rows of successive calls, repeated
@@ -288,7 +288,7 @@ for m in (1, 5, 100):
 
 
 def test_the_number_of_threads_does_not_matter(delegate):
-    path = Path(delegate).parent / "libmlx_blas.so"
+    path = Path(delegate).parent / "libmlx_cpu_kernels.so"
     command = [sys.executable, "-c", PRINT_PRODUCT, path]
     outputs = {
         subprocess.run(

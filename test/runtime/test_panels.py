@@ -9,7 +9,7 @@ import pytest
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul
 from test_cpu_kernels import encode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 COLUMNS = (5, 300, 64, 1)  # of products that are computed together
 ROWS = pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 50, 130])

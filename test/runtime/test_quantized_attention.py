@@ -9,7 +9,7 @@ import torch
 from executorch_mlx.custom_ops.quantized_cache import EntryFormat, dequantize, quantize
 from test_cpu_kernels import TYPES, Heads, address, heads_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 int64 = ctypes.c_int64
 FORMATS = [EntryFormat(32, 8, False), EntryFormat(32, 4, True), EntryFormat(64, 8, True), EntryFormat(128, 4, False)]

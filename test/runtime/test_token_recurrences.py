@@ -14,7 +14,7 @@ from irprograms import Graph, ir
 from test_cpu_kernels import address
 from test_options import option
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 int64 = ctypes.c_int64
 
 

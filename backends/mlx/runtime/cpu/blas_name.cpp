@@ -10,9 +10,9 @@ namespace executorch_mlx::cpu {
 
 namespace {
 
-// Whether libmlx calls cblas_sgemm of libmlx_blas. It does not if the dynamic linker bound the symbols of libmlx before
-// libmlx_blas was loaded. To find out, this function lets MLX multiply two matrices and checks whether libmlx_blas has
-// counted a call.
+// Whether libmlx calls cblas_sgemm of libmlx_cpu_kernels. It does not if the dynamic linker bound the symbols of libmlx
+// before libmlx_cpu_kernels was loaded. To find out, this function lets MLX multiply two matrices and checks whether
+// libmlx_cpu_kernels has counted a call.
 bool is_blas_replaced() {
   const auto calls = kernel::blas_calls();
   const auto stream = shared_stream(mx::Device::cpu);
