@@ -1,9 +1,9 @@
 """Measures the cost of row invariance: in our matrix products, a row of the result does not depend on the other rows.
 
-    python benchmarks/invariance.py                            # against OpenBLAS, float32
-    python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same C API, all formats
-    python benchmarks/invariance.py --integers 8 --against build/libmlx_blas.so    # activations as integers, and floats
-    python benchmarks/invariance.py --panels --against build/libmlx_blas.so        # float weights packed, and as they are
+    python benchmarks/invariance.py                      # against OpenBLAS, float32
+    python benchmarks/invariance.py --against LIBRARY    # another libmlx_cpu_kernels.so with the same functions
+    python benchmarks/invariance.py --integers 8 --against build/libmlx_cpu_kernels.so    # activations as integers
+    python benchmarks/invariance.py --panels --against build/libmlx_cpu_kernels.so        # float weights packed
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
 Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B. Two libraries take turns: the new one is `--library`, and
@@ -33,6 +33,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "test" / "runtime"))
+from kernel_library import KernelLibrary  # noqa: E402
 from product_arguments import BFLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul  # noqa: E402
 
 SHAPES = [(1024, 3072), (3072, 1024), (1024, 2048), (1024, 151_936)]  # K, N
@@ -66,17 +67,17 @@ class IntegerActivations:
 
     def __init__(self, library, bits: int):
         self._library = library
-        self._multiply = library.executorch_mlx_int8_matmul if bits == 8 else library.executorch_mlx_integer_matmul
+        self._multiply = library.int8_matmul if bits == 8 else library.integer_matmul
         self._panels = {}  # by the address of the weights
 
-    def executorch_mlx_quantized_matmul(self, reference):
+    def quantized_matmul(self, reference, count):
         matmul = reference._obj
         if matmul.w not in self._panels:
-            panels = memory(self._library.executorch_mlx_integer_panels_size(reference))
-            self._library.executorch_mlx_pack_integer_panels(reference, address(panels))
+            panels = memory(self._library.integer_panels_size(reference))
+            self._library.pack_integer_panels(reference, address(panels))
             self._panels[matmul.w] = panels
         matmul.integer_panels = self._panels[matmul.w].ctypes.data
-        self._multiply(reference)
+        self._multiply(reference, count)
 
 
 class PackedFloats:
@@ -84,25 +85,25 @@ class PackedFloats:
 
     def __init__(self, library):
         self._library = library
-        library.executorch_mlx_panels_size.restype = ctypes.c_size_t
+        library.panels_size.restype = ctypes.c_size_t
         self._panels = {}  # by the address of the weights
 
     def _packed(self, w: int, kind: int, n: int, k: int) -> int:
         if w not in self._panels:
-            panels = memory(self._library.executorch_mlx_panels_size(kind, n, k))
-            self._library.executorch_mlx_pack_panels(ctypes.c_void_p(w), kind, n, k, address(panels))
+            panels = memory(self._library.panels_size(kind, n, k))
+            self._library.pack_panels(ctypes.c_void_p(w), kind, n, k, address(panels))
             self._panels[w] = panels
         return self._panels[w].ctypes.data
 
     def cblas_sgemm(self, order, _trans_a, _trans_b, m, n, k, alpha, x, _ldx, w, _ldw, _beta, y, _ldy):
         panels = self._packed(w.value, FLOAT32, n, k)
         matmul = Matmul(x.value, w.value, 1, k, None, None, 0, m, n, k, alpha, 1, y.value, panels)
-        self._library.executorch_mlx_matmuls(ctypes.byref(matmul), 1)
+        self._library.matmuls(ctypes.byref(matmul), 1)
 
-    def executorch_mlx_half_matmul(self, reference):
+    def half_matmul(self, reference, count):
         matmul = reference._obj
         matmul.panels = self._packed(matmul.w, BFLOAT16, matmul.n, matmul.k)
-        self._library.executorch_mlx_half_matmul(reference)
+        self._library.half_matmul(reference, count)
 
 
 def memory(size: int) -> np.ndarray:
@@ -141,11 +142,11 @@ def multiply(library, weight_format: str, x: np.ndarray, w: tuple[np.ndarray, ..
         library.cblas_sgemm(*order, m, n, k, one, address(x), k, address(w[0]), k, zero, address(y), n)
     elif weight_format == "bf16":
         matmul = HalfMatmul(x.ctypes.data, w[0].ctypes.data, BFLOAT16, k, 1, m, n, k, y.ctypes.data, kind, kind)
-        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+        library.half_matmul(ctypes.byref(matmul), 1)
     else:
         arrays = (a.ctypes.data for a in (x, *w))
         matmul = QuantizedMatmul(*arrays, 0, int(weight_format[3:]), GROUP_SIZE, m, n, k, y.ctypes.data, kind)
-        library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
+        library.quantized_matmul(ctypes.byref(matmul), 1)
 
 
 def seconds_per_product(library, weight_format, x, weights, y, clock) -> float:
@@ -194,8 +195,8 @@ def compare(new, old, weight_format, k, n, rows, repeats, limits, clock, half_ac
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     build = ROOT / "build"
-    parser.add_argument("--library", type=Path, default=build / "libmlx_blas.so")
-    parser.add_argument("--against", type=Path, help="another libmlx_blas.so; by default OpenBLAS, for float32 only")
+    parser.add_argument("--library", type=Path, default=build / "libmlx_cpu_kernels.so")
+    parser.add_argument("--against", type=Path, help="another libmlx_cpu_kernels.so; by default OpenBLAS, float32 only")
     parser.add_argument("--formats", nargs="+", choices=FORMATS)
     parser.add_argument("--shapes", nargs="+", type=int, help="indices into the list of shapes", default=range(4))
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
@@ -213,8 +214,8 @@ def main() -> None:
     if arguments.cpu_time and thread_count() > 1:
         parser.error(f"--cpu-time: got {thread_count()} threads, expected OPENBLAS_NUM_THREADS=1")
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
-    new = ctypes.CDLL(str(arguments.library.resolve()))
-    old = ctypes.CDLL(str(arguments.against.resolve())) if arguments.against else OpenBlas()
+    new = KernelLibrary(arguments.library.resolve())
+    old = KernelLibrary(arguments.against.resolve()) if arguments.against else OpenBlas()
     if arguments.integers:
         new = IntegerActivations(new, arguments.integers)
         arguments.formats = arguments.formats or ["int8", "int4"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DELEGATE = "libmlx_delegate"
 _ENGINE = "libmlx_llm_engine"
 _SCALE_SEARCH = "libmlx_scale_search"
-_BLAS = "libmlx_blas.so"
+_BLAS = "libmlx_cpu_kernels.so"
 _SUFFIXES = (".so", ".dylib")
 # The libraries that the delegate links, each with the package whose wheel contains it.
 _LINKED_LIBRARIES = (("executorch", "libexecutorch"), ("executorch", "libexecutorch_threadpool"), ("mlx", "libmlx"))

@@ -23,7 +23,9 @@ import sequences
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE_SEGMENT = 1 << 20  # bytes: the bundle leaves out the segments of a program that have at least this size
-OUR_LIBRARIES = ("libmlx_delegate.so", "libmlx_blas.so", "libmlx_llm_engine.so", "mlx_llm_runner", "op_test_runner")
+OUR_LIBRARIES = (
+    "libmlx_delegate.so", "libmlx_cpu_kernels.so", "libmlx_llm_engine.so", "mlx_llm_runner", "op_test_runner"
+)
 # A CUDA library has its device code in containers, "fat binaries". An entry of kind CUBIN is machine code.
 FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2
 RUN_SCRIPT = """#!/bin/sh

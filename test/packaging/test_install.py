@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+RUNTIME_TESTS = ROOT / "test" / "runtime"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def binaries(site: Path) -> list[Path]:
     """The delegate, the LLM engine and the installed programs."""
     package = site / "executorch_mlx"
     shared = {file.stem: file for file in (*package.glob("lib/*.so"), *package.glob("lib/*.dylib"))}
-    linux_only = {"libmlx_blas", "libmlx_scale_search"} if platform.system() == "Linux" else set()
+    linux_only = {"libmlx_cpu_kernels", "libmlx_scale_search"} if platform.system() == "Linux" else set()
     assert shared.keys() == {"libmlx_delegate", "libmlx_llm_engine"} | linux_only
     return [shared["libmlx_delegate"], shared["libmlx_llm_engine"], *sorted(package.glob("bin/*"))]
 
@@ -71,22 +72,24 @@ def test_libraries_of_the_wheels_are_found(site):
 
 PRINT_BLAS_NAME = """
 import ctypes, sys
+sys.path.insert(0, sys.argv[3])
+from kernel_library import KernelLibrary
 ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 ctypes.CDLL(sys.argv[2])
-name = ctypes.CDLL(sys.argv[1]).executorch_mlx_blas_name
+name = KernelLibrary(sys.argv[1]).blas_name
 name.restype = ctypes.c_char_p
 print(name().decode())
 """
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="libmlx_blas is built on Linux only")
+@pytest.mark.skipif(platform.system() != "Linux", reason="libmlx_cpu_kernels is built on Linux only")
 @pytest.mark.parametrize("has_openblas, name", [(True, "OpenBLAS"), (False, "mlx")])
 def test_openblas_is_found_beside_the_package(site, tmp_path, has_openblas, name):
     """Without OpenBLAS, products use the BLAS of the mlx wheel."""
-    library = site / "executorch_mlx" / "lib" / "libmlx_blas.so"
+    library = site / "executorch_mlx" / "lib" / "libmlx_cpu_kernels.so"
     if not has_openblas:
         library = shutil.copy(library, tmp_path)
-    command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so"]
+    command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so", RUNTIME_TESTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(name), done.stderr
 

@@ -46,7 +46,7 @@ def test_files_outside_cpu_are_checked():
         "# include <mlx/backend/cuda/cuda.h>",
         '#pragma once\n#include "mlx/backend/metal/metal.h"',
         '#include "cpu/primitive.h"',
-        '#include "../cpu/kernels/blas.h"',
+        '#include "../cpu/kernels/matmul.h"',
     ],
 )
 def test_device_specific_include_is_found(source):

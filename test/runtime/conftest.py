@@ -1,16 +1,16 @@
 import ctypes
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
+from kernel_library import KernelLibrary, kernel_library
 
 
 @pytest.fixture(scope="module", params=["portable", "avx2", "avx512", "avx512_bf16", "amx"])
-def library(request, delegate) -> ctypes.CDLL:
-    """libmlx_blas with the kernels of one instruction set. The best set comes last and stays selected."""
-    library = ctypes.CDLL(str(Path(delegate).parent / "libmlx_blas.so"))
-    library.executorch_mlx_use_kernels.restype = ctypes.c_bool
-    if not library.executorch_mlx_use_kernels(request.param.encode()):
+def library(request, delegate) -> KernelLibrary:
+    """The kernels of one instruction set. The best set comes last and stays selected."""
+    library = kernel_library(delegate)
+    library.use_instruction_set.restype = ctypes.c_bool
+    if not library.use_instruction_set(request.param.encode()):
         pytest.skip(f"this processor does not support {request.param}")
     return library
 

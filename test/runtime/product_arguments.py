@@ -1,8 +1,9 @@
-"""The arguments of the matrix products of `libmlx_blas`, which `blas.h` describes."""
+"""The arguments of the matrix products of the CPU kernels, which `matmul.h` describes."""
 
 import ctypes
 
 FLOAT32, FLOAT16, BFLOAT16 = range(3)  # the numbers of the types
+SILU = 5  # the number of the operation
 
 
 class QuantizedMatmul(ctypes.Structure):

@@ -1,16 +1,16 @@
-"""libmlx_blas replaces MLX's BLAS. It computes float32 products itself, and forwards other dtypes to OpenBLAS."""
+"""The kernels replace MLX's BLAS. They compute float32 products themselves, and forward other dtypes to OpenBLAS."""
 
 import ctypes
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from irprograms import Graph, ir
+from kernel_library import kernel_library
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 FLOAT_POINTER = ctypes.POINTER(ctypes.c_float)
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # constants of CBLAS
@@ -69,15 +69,15 @@ def test_blas_of_the_delegate_is_used_unless_mlx_is_loaded_first(source, name, w
 
 
 def test_a_transposed_convolution_has_a_kernel(delegate):
-    library = ctypes.CDLL(str(Path(delegate).parent / "libmlx_blas.so"))
-    library.executorch_mlx_product_calls.restype = ctypes.c_uint64
+    library = kernel_library(delegate)
+    library.product_calls.restype = ctypes.c_uint64
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 6, 3, generator=generator)
     w = torch.randn(3, 2, 4, generator=generator)  # as in torch: [C, O, kernel]
     g = Graph()
     source, weight = g.input((1, 6, 3), torch.float32), g.constant(w.permute(1, 2, 0).contiguous())
     g.emit(ir.ConvTranspose1DNode(x=source, w=weight, out=g.output((1, 14, 2), torch.float32), stride=2))
-    calls = library.executorch_mlx_product_calls()
+    calls = library.product_calls()
     (y,) = g.run(x)
-    assert library.executorch_mlx_product_calls() > calls
+    assert library.product_calls() > calls
     torch.testing.assert_close(y.mT, torch.nn.functional.conv_transpose1d(x.mT, w, stride=2))

@@ -1,4 +1,4 @@
-"""The kernels of libmlx_blas, for every instruction set that this processor supports.
+"""The CPU kernels, for every instruction set that this processor supports.
 
 The ctypes structures here and in product_arguments.py are the arguments of the kernels, as runtime/cpu/kernels declares
 them in C++.
@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, QuantizedMatmul
+from product_arguments import BFLOAT16, FLOAT16, FLOAT32, SILU, HalfMatmul, QuantizedMatmul
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 
 # -- matrix products --------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_half_matmul(library, dtype, column_major, m, n, k):
     x, y = rng.standard_normal((m, k), np.float32), np.full((m, n), np.nan, np.float32)
     strides = (1, n) if column_major else (k, 1)
     matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, *strides, m, n, k, y.ctypes.data, FLOAT32, FLOAT32)
-    library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+    library.half_matmul(ctypes.byref(matmul), 1)
     assert_product(y, x, dense)
 
 
@@ -65,7 +65,7 @@ def test_half_matmul_of_half_operands(library, dtype, m, n, k):
     for y_type in (FLOAT32, dtype):
         y = np.full((m, n), 7, np.float32 if y_type == FLOAT32 else np.uint16)
         matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, k, 1, m, n, k, y.ctypes.data, dtype, y_type)
-        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+        library.half_matmul(ctypes.byref(matmul), 1)
         results.append(y)
     assert_product(results[0], decode(x, dtype), decode(w, dtype))
     expected = torch.from_numpy(results[0]).to(TYPES[dtype])
@@ -83,7 +83,7 @@ def test_half_results_are_rounded_to_nearest_even(library, dtype):
     x = torch.from_numpy((bits[:, None] + offsets).ravel().view(np.float32))
     ones, y = (torch.ones(len(x), dtype=TYPES[dtype]) for _ in range(2))
     sizes = (ctypes.c_int64(1), ctypes.c_int64(len(x)))
-    library.executorch_mlx_rms_norm(address(ones), dtype, address(x), FLOAT32, address(y), *sizes, ctypes.c_float(0))
+    library.rms_norm(address(ones), dtype, address(x), FLOAT32, address(y), *sizes, ctypes.c_float(0))
     assert torch.equal(y.isnan(), x.isnan())
     assert torch.equal(y[~x.isnan()], x[~x.isnan()].to(TYPES[dtype]))
 
@@ -93,7 +93,7 @@ def test_half_matmul_converts_every_bit_pattern(library, dtype):
     w = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 1)
     x, y = np.ones((1, 1), np.float32), np.empty((1, 1 << 16), np.float32)
     matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, 1, 1, 1, 1 << 16, 1, y.ctypes.data, FLOAT32, FLOAT32)
-    library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+    library.half_matmul(ctypes.byref(matmul), 1)
     np.testing.assert_array_equal(y, decode(w, dtype).T)
 
 
@@ -116,8 +116,8 @@ def test_quantized_matmul(library, bits, group_size, k, m, scale_type):
     y = np.full((m, n), np.nan, np.float32)
     arrays = (a.ctypes.data for a in (x, w, scales, biases))
     matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, m, n, k, y.ctypes.data, FLOAT32)
-    assert library.executorch_mlx_supports_quantized(bits, group_size, k)
-    library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
+    assert library.supports_quantized(bits, group_size, k)
+    library.quantized_matmul(ctypes.byref(matmul), 1)
     assert_product(y, x, q * scale.astype(float) + bias)
 
 
@@ -132,14 +132,14 @@ def address(tensor):
 def test_silu(library, count):
     x = torch.linspace(-95, 95, count)
     y = torch.full((count,), torch.nan)
-    library.executorch_mlx_silu(address(x), FLOAT32, address(y), ctypes.c_int64(count))
+    library.unary(SILU, address(x), FLOAT32, address(y), ctypes.c_int64(count))
     torch.testing.assert_close(y, torch.nn.functional.silu(x.double()).float(), rtol=1e-6, atol=1e-36)
 
 
 def test_silu_of_special_values(library):
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 3e38, -3e38, 1e-40])
     y = torch.empty_like(x)
-    library.executorch_mlx_silu(address(x), FLOAT32, address(y), ctypes.c_int64(len(x)))
+    library.unary(SILU, address(x), FLOAT32, address(y), ctypes.c_int64(len(x)))
     torch.testing.assert_close(y, torch.nn.functional.silu(x), equal_nan=True)
     assert y[4].signbit()
 
@@ -166,7 +166,7 @@ def test_elementwise_step(library, rows, width, operation):
     for x, z in ((a, b), (a[:, :width].clone(), b[:, :width].clone()), (a, b[:1].expand(rows, -1))):
         y = torch.empty(rows, width)
         step = ElementwiseStep(operation, x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0), y.data_ptr(), width)
-        library.executorch_mlx_elementwise_steps(ctypes.byref(step), 1, ctypes.c_int64(rows))
+        library.elementwise_steps(ctypes.byref(step), 1, ctypes.c_int64(rows), FLOAT32)
         operands = [x[:, :width], z[:, :width]] if operation < len(BINARY_OPERATIONS) else [x[:, :width]]
         torch.testing.assert_close(y, OPERATIONS[operation](*operands), rtol=1e-6, atol=1e-7, equal_nan=True)
 
@@ -179,7 +179,7 @@ def test_rms_norm(library, rows, width, has_weight):
     weight = torch.randn(width, generator=generator) if has_weight else None
     y = torch.empty_like(x)
     sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
-    library.executorch_mlx_rms_norm(
+    library.rms_norm(
         address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5)
     )
     expected = torch.nn.functional.rms_norm(x, [width], weight, 1e-5)
@@ -225,11 +225,11 @@ def test_convolution(library, groups, inputs, outputs, size, window, stride, pad
     expected = expected.movedim(1, -1).contiguous()
     axes = (WindowAxis * 3)(*zip(size, expected.shape[1:4], window, stride, padding, dilation, strict=True))
     arguments = ctypes.byref(Convolution(len(x), groups, inputs, outputs, axes))
-    library.executorch_mlx_convolution_weights.restype = ctypes.c_int64
-    packed = torch.full([library.executorch_mlx_convolution_weights(arguments)], torch.nan)
+    library.convolution_weights.restype = ctypes.c_int64
+    packed = torch.full([library.convolution_weights(arguments)], torch.nan)
     y = torch.full_like(expected, torch.nan)
-    library.executorch_mlx_pack_convolution(arguments, address(w), address(packed))
-    library.executorch_mlx_convolution(arguments, address(x), address(packed), address(y))
+    library.pack_convolution(arguments, address(w), address(packed))
+    library.convolution(arguments, address(x), address(packed), address(y))
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -264,20 +264,20 @@ def test_half_operands_of_silu_rms_norm_and_rope(library, dtype):
     """The kernels compute in float32 and round the result."""
     x = torch.randn(3, 1030, generator=torch.Generator().manual_seed(0)).to(dtype)
     y, z, kind, floats = torch.empty_like(x), torch.empty(x.shape), TYPES.index(dtype), x.float()
-    library.executorch_mlx_silu(address(x), kind, address(y), ctypes.c_int64(x.numel()))
-    library.executorch_mlx_silu(address(floats), FLOAT32, address(z), ctypes.c_int64(x.numel()))
+    library.unary(SILU, address(x), kind, address(y), ctypes.c_int64(x.numel()))
+    library.unary(SILU, address(floats), FLOAT32, address(z), ctypes.c_int64(x.numel()))
     assert torch.equal(y, z.to(dtype))
 
     sizes, weight = (ctypes.c_int64(3), ctypes.c_int64(1030), ctypes.c_float(1e-6)), floats[0].to(dtype)
-    library.executorch_mlx_rms_norm(address(x), kind, address(weight), kind, address(y), *sizes)
-    library.executorch_mlx_rms_norm(address(floats), FLOAT32, address(floats), FLOAT32, address(z), *sizes)
+    library.rms_norm(address(x), kind, address(weight), kind, address(y), *sizes)
+    library.rms_norm(address(floats), FLOAT32, address(floats), FLOAT32, address(z), *sizes)
     assert torch.equal(y, z.to(dtype))
 
     offset, results = torch.tensor([5], dtype=torch.int32), []
     for heads in (x.reshape(1, 3, 10, 103), floats.reshape(1, 3, 10, 103)):
         result = torch.empty(1, 3, 10, 103, dtype=heads.dtype)
         rope = Rope(heads_of(heads), *heads.shape, 50, address(offset), False, None, 100.0, 1.0, address(result))
-        library.executorch_mlx_rope(ctypes.byref(rope))
+        library.rope(ctypes.byref(rope))
         results.append(result)
     assert torch.equal(results[0], results[1].to(dtype))
 
@@ -295,7 +295,7 @@ def test_rope(library, memory_order, offsets, has_periods):
         heads_of(x), batch, heads, tokens, width, half, address(offset),
         len(offsets) > 1, address(periods), 100.0, 0.5, address(y),
     )
-    library.executorch_mlx_rope(ctypes.byref(rope))
+    library.rope(ctypes.byref(rope))
 
     periods = 100.0 ** (torch.arange(half) / half) if periods is None else periods
     position = (offset.expand(batch)[:, None] + torch.arange(tokens)) * 0.5
@@ -317,7 +317,7 @@ def test_angles_of_earlier_calls_of_rope(library):
             heads_of(part), *part.shape, half, address(offset), len(offsets) > 1, address(periods), base, scale,
             address(y),
         )  # fmt: skip
-        library.executorch_mlx_rope(ctypes.byref(rope))
+        library.rope(ctypes.byref(rope))
         return y
 
     calls = [
@@ -354,7 +354,7 @@ def attend(library, q, k, v, causal=False, mask=None, scale=0.5):
     masks = (address(mask) if is_bool else None, None if is_bool else address(mask))
     mask_strides = (ctypes.c_int64 * 4)(*(mask.stride() if mask is not None else ()))
     attention = Attention(*operands, *sizes, causal, *masks, mask_strides, scale, address(y))
-    library.executorch_mlx_attention(ctypes.byref(attention))
+    library.attention(ctypes.byref(attention), 1)
     return y.transpose(1, 2)
 
 
@@ -450,15 +450,18 @@ def test_the_kernels_run_with_as_many_threads_as_the_system_permits(delegate):
     program = """if True:
         import ctypes, resource, sys
 
-        library = ctypes.CDLL(sys.argv[1])
+        sys.path.insert(0, sys.argv[2])
+        from kernel_library import kernel_library
+
+        run_items = kernel_library(sys.argv[1]).run_items
         pages = int(open("/proc/self/statm").read().split()[0])
         limit = pages * resource.getpagesize() + (200 << 20)  # room for the stacks of some threads
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         done = []
         item = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(lambda _, i: done.append(i))
         for _ in range(2):
-            library.executorch_mlx_parallel(1000, item, None)
+            run_items(1000, item, None)
         assert sorted(done) == sorted(2 * list(range(1000)))
     """
-    command = [sys.executable, "-c", program, str(Path(delegate).parent / "libmlx_blas.so")]
+    command = [sys.executable, "-c", program, delegate, Path(__file__).parent]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "3000", "OPENBLAS_NUM_THREADS": ""})

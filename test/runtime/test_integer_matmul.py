@@ -12,7 +12,7 @@ from irprograms import Graph, ir
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, QuantizedMatmul
 from test_cpu_kernels import HALF_TYPES, TYPES, decode, encode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 
 class Matrix:
@@ -38,23 +38,23 @@ class Matrix:
         if panels is not None:
             matmul.w = matmul.scales = matmul.biases = None
             matmul.integer_panels = panels.ctypes.data
-        assert library.executorch_mlx_supports_int8(self.bits, self.group_size, self.k)
-        multiply = library.executorch_mlx_int8_matmul if self.digits == 1 else library.executorch_mlx_integer_matmul
-        multiply(ctypes.byref(matmul))
+        assert library.supports_int8(self.bits, self.group_size, self.k)
+        multiply = library.int8_matmul if self.digits == 1 else library.integer_matmul
+        multiply(ctypes.byref(matmul), 1)
         return y
 
     def multiply_as_floats(self, library, x):
         """Return x @ w.T, computed by the kernel that converts the matrix to float32."""
         y = np.empty((len(x), len(self.w)), np.float32)
-        library.executorch_mlx_quantized_matmul(ctypes.byref(self._arguments(x.ctypes.data, len(x), y.ctypes.data)))
+        library.quantized_matmul(ctypes.byref(self._arguments(x.ctypes.data, len(x), y.ctypes.data)), 1)
         return y
 
     def packed(self, library):
         """Return the panels of the matrix, and a few bytes after them that must not change."""
         matmul = self._arguments()
-        size = library.executorch_mlx_integer_panels_size(ctypes.byref(matmul))
+        size = library.integer_panels_size(ctypes.byref(matmul))
         panels = np.full(size + 8, 0x5A, np.uint8)
-        library.executorch_mlx_pack_integer_panels(ctypes.byref(matmul), ctypes.c_void_p(panels.ctypes.data))
+        library.pack_integer_panels(ctypes.byref(matmul), ctypes.c_void_p(panels.ctypes.data))
         assert (panels[size:] == 0x5A).all()
         return panels
 

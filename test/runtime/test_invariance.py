@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from test_blas import NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE
-from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul
+from product_arguments import BFLOAT16, FLOAT16, FLOAT32, SILU, HalfMatmul, Matmul, QuantizedMatmul
 from test_cpu_kernels import (
     Rope,
     address,
@@ -20,7 +20,7 @@ from test_cpu_kernels import (
     random_tensor,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 ROWS = 150
 PARTS = [[1], [2], [3, 1, 7], [8], [16, 5], [33], [64], [150]]  # numbers of rows of successive calls, repeated
@@ -87,12 +87,12 @@ def test_matmul(library, k, n, is_packed, addend):
     def compute(rows, is_packed=is_packed):
         m, y = rows.stop - rows.start, np.empty((rows.stop - rows.start, n), np.float32)
         packed = np.empty_like(b)
-        library.executorch_mlx_pack_columns(array_address(b), ctypes.c_int64(n), k, n, m, array_address(packed))
+        library.pack_columns(array_address(b), ctypes.c_int64(n), k, n, m, array_address(packed))
         matmul = Matmul(
             x[rows].ctypes.data, b.ctypes.data, n, 1, packed.ctypes.data if is_packed else None,
             None if addend is None else c[rows].ctypes.data if addend == "rows" else c.ctypes.data,
             n if addend == "rows" else 0, m, n, k, 1, 1, y.ctypes.data)  # fmt: skip
-        library.executorch_mlx_matmul(ctypes.byref(matmul))
+        library.matmul(ctypes.byref(matmul))
         return y
 
     assert_parts_do_not_matter(compute)
@@ -132,7 +132,7 @@ def test_half_matmul(library, dtype, column_major, k, n):
         matmul = HalfMatmul(
             part.ctypes.data, w.ctypes.data, dtype, *strides, len(part), n, k, y.ctypes.data, FLOAT32, FLOAT32
         )
-        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+        library.half_matmul(ctypes.byref(matmul), 1)
         return y
 
     assert_parts_do_not_matter(compute)
@@ -149,7 +149,7 @@ def test_half_matmul_of_half_operands(library, dtype, k, n):
         y = np.empty((len(part), n), np.float32)
         matmul = HalfMatmul(
             part.ctypes.data, w.ctypes.data, dtype, k, 1, len(part), n, k, y.ctypes.data, dtype, FLOAT32)  # fmt: skip
-        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+        library.half_matmul(ctypes.byref(matmul), 1)
         return y
 
     assert_parts_do_not_matter(compute)
@@ -161,13 +161,13 @@ def test_half_matmul_of_half_operands(library, dtype, k, n):
 def test_quantized_matmul(library, bits, group_size, scale_type):
     for groups in (9, 24):  # with 24, rows of x can be larger than the first-level cache
         assert_quantized_parts_do_not_matter(
-            library.executorch_mlx_quantized_matmul, bits, group_size, scale_type, groups)
+            library.quantized_matmul, bits, group_size, scale_type, groups)
 
 
 @pytest.mark.parametrize("scale_type", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", ["executorch_mlx_int8_matmul", "executorch_mlx_integer_matmul"])
+@pytest.mark.parametrize("name", ["int8_matmul", "integer_matmul"])
 def test_integer_matmul(library, name, bits, group_size, scale_type):
     for groups in (8, 9):
         assert_quantized_parts_do_not_matter(getattr(library, name), bits, group_size, scale_type, groups)
@@ -185,7 +185,7 @@ def assert_quantized_parts_do_not_matter(multiply, bits, group_size, scale_type,
         y = np.empty((len(part), n), np.float32)
         arrays = (a.ctypes.data for a in (part, w, scales, biases))
         matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, len(part), n, k, y.ctypes.data, FLOAT32)
-        multiply(ctypes.byref(matmul))
+        multiply(ctypes.byref(matmul), 1)
         return y
 
     assert_parts_do_not_matter(compute)
@@ -236,7 +236,7 @@ def test_rms_norm(library, width):
     def compute(rows):
         y = torch.empty_like(x[rows])
         sizes = (ctypes.c_int64(len(y)), ctypes.c_int64(width))
-        library.executorch_mlx_rms_norm(
+        library.rms_norm(
             address(x[rows]), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))  # fmt: skip
         return y
 
@@ -249,7 +249,7 @@ def test_silu(library, width):
 
     def compute(rows):
         y = torch.empty_like(x[rows])
-        library.executorch_mlx_silu(address(x[rows]), FLOAT32, address(y), ctypes.c_int64(y.numel()))
+        library.unary(SILU, address(x[rows]), FLOAT32, address(y), ctypes.c_int64(y.numel()))
         return y
 
     assert_parts_do_not_matter(compute)
@@ -263,7 +263,7 @@ def test_rope(library):
         y, offset = torch.empty(part.shape), torch.tensor([7 + rows.start], dtype=torch.int32)
         rope = Rope(
             heads_of(part), *part.shape, 12, address(offset), False, None, 1e4, 1.0, address(y))
-        library.executorch_mlx_rope(ctypes.byref(rope))
+        library.rope(ctypes.byref(rope))
         return y[0].transpose(0, 1)
 
     assert_parts_do_not_matter(compute)
@@ -288,7 +288,7 @@ for m in (1, 5, 100):
 
 
 def test_the_number_of_threads_does_not_matter(delegate):
-    path = Path(delegate).parent / "libmlx_blas.so"
+    path = Path(delegate).parent / "libmlx_cpu_kernels.so"
     command = [sys.executable, "-c", PRINT_PRODUCT, path]
     outputs = {
         subprocess.run(

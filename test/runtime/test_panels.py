@@ -9,22 +9,22 @@ import pytest
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul
 from test_cpu_kernels import encode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 COLUMNS = (5, 300, 64, 1)  # of products that are computed together
 ROWS = pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 50, 130])
 
 
 def panels_size(library, w_type, n, k) -> int:
-    library.executorch_mlx_panels_size.restype = ctypes.c_size_t
-    return library.executorch_mlx_panels_size(w_type, n, k)
+    library.panels_size.restype = ctypes.c_size_t
+    return library.panels_size(w_type, n, k)
 
 
 def packed(library, w, w_type):
     size = panels_size(library, w_type, *w.shape)
     panels = np.full(size + 64, 0xFF, np.uint8)  # NaNs: a result shows them if a kernel reads what was not written
     panels = panels[-panels.ctypes.data % 64 :][:size]
-    library.executorch_mlx_pack_panels(
+    library.pack_panels(
         ctypes.c_void_p(w.ctypes.data), w_type, *w.shape, ctypes.c_void_p(panels.ctypes.data)
     )
     return panels
@@ -61,7 +61,7 @@ def test_float32(library, k, m):
         pointers = x.ctypes.data, weights[i].ctypes.data
         return Matmul(*pointers, 1, k, None, c, stride, m, n, k, 1, 1, y, panels)
 
-    check(library, "executorch_mlx_matmuls", weights, FLOAT32, product)
+    check(library, "matmuls", weights, FLOAT32, product)
 
 
 @ROWS
@@ -78,7 +78,7 @@ def test_bfloat16(library, k, m):
         pointers, y_type = (x.ctypes.data, weights[i].ctypes.data), FLOAT32 if i % 2 else BFLOAT16
         return HalfMatmul(*pointers, BFLOAT16, k, 1, m, COLUMNS[i], k, y, BFLOAT16, y_type, panels)
 
-    check(library, "executorch_mlx_half_matmuls", weights, BFLOAT16, product)
+    check(library, "half_matmul", weights, BFLOAT16, product)
 
 
 def test_no_kernel_uses_these_panels(library):

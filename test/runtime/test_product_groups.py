@@ -5,7 +5,6 @@ A profiled call runs each instruction by itself, so that it shows what the produ
 
 import ctypes
 import sys
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -16,6 +15,7 @@ from executorch_mlx.custom_ops.packing import pack
 from executorch_mlx.serialization.read import read_payload
 from hypothesis import given, settings
 from irprograms import Graph, ir
+from kernel_library import kernel_library
 from loaded_method import LoadedMethod
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the CPU kernels are built on Linux only")
@@ -26,7 +26,7 @@ K = 128
 @pytest.fixture
 def calls(delegate):
     """A function that returns the number of calls of kernels for products so far."""
-    count = ctypes.CDLL(str(Path(delegate).parent / "libmlx_blas.so")).executorch_mlx_product_calls
+    count = kernel_library(delegate).product_calls
     count.restype = ctypes.c_uint64
     return count
 

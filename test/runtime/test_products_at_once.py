@@ -8,14 +8,17 @@ import pytest
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul
 from test_cpu_kernels import encode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 COLUMNS = (5, 300, 64, 1)
 ROWS = pytest.mark.parametrize("m", [1, 3, 9, 32, 50, 70])
 
 
-def check(library, name, make):
-    """`make(n, y)` returns the arguments of a product with n columns, whose result goes to the address y."""
+def check(library, name, make, single=None):
+    """`make(n, y)` returns the arguments of a product with n columns, whose result goes to the address y.
+
+    `single` is the function for one product, if it is another one.
+    """
 
     def results(call):
         ys = [np.full((70, n), 7, np.float32) for n in COLUMNS]
@@ -25,9 +28,9 @@ def check(library, name, make):
 
     def one_by_one(products, count):
         for i in range(count):
-            getattr(library, name)(ctypes.byref(products[i]))
+            getattr(library, single or name)(ctypes.byref(products[i]), 1)
 
-    for y, alone in zip(results(getattr(library, f"{name}s")), results(one_by_one), strict=True):
+    for y, alone in zip(results(getattr(library, name)), results(one_by_one), strict=True):
         np.testing.assert_array_equal(y.view(np.uint32), alone.view(np.uint32))
 
 
@@ -45,7 +48,7 @@ def arrays(*shape, dtype=FLOAT32):
 
 @ROWS
 @pytest.mark.parametrize(
-    "name", ["executorch_mlx_quantized_matmul", "executorch_mlx_int8_matmul", "executorch_mlx_integer_matmul"]
+    "name", ["quantized_matmul", "int8_matmul", "integer_matmul"]
 )
 @pytest.mark.parametrize("bits, group_size, k", [(4, 64, 192), (8, 32, 160), (4, 128, 1024)])
 @pytest.mark.parametrize("x_type", [FLOAT32, BFLOAT16])
@@ -75,7 +78,7 @@ def test_half(library, x_type, w_type, k, m):
             x.ctypes.data, w(n).ctypes.data, w_type, k, 1, m, n, k, y, x_type, FLOAT32 if n % 2 else x_type
         )  # fmt: skip
 
-    check(library, "executorch_mlx_half_matmul", product)
+    check(library, "half_matmul", product)
 
 
 @ROWS
@@ -90,4 +93,4 @@ def test_float32(library, k, m):
         stride = n if n == 64 else 0
         return Matmul(x.ctypes.data, w(n).ctypes.data, 1, k, None, c, stride, m, n, k, 1, 1, y)
 
-    check(library, "executorch_mlx_matmul", product)
+    check(library, "matmuls", product, single="matmul")

@@ -9,7 +9,7 @@ import torch
 from executorch_mlx.custom_ops.quantized_cache import EntryFormat, dequantize, quantize
 from test_cpu_kernels import TYPES, Heads, address, heads_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
 int64 = ctypes.c_int64
 FORMATS = [EntryFormat(32, 8, False), EntryFormat(32, 4, True), EntryFormat(64, 8, True), EntryFormat(128, 4, False)]
@@ -57,7 +57,7 @@ def attend(library, q, entries, scales, format, value_size, causal=False, mask=N
     attention = Attention(
         heads_of(q), entries_of(entries, scales, format), *sizes, causal, *masks, strides, 0.3, address(y)
     )
-    library.executorch_mlx_quantized_attention(ctypes.byref(attention))
+    library.quantized_attention(ctypes.byref(attention))
     return y.transpose(1, 2)
 
 
@@ -72,7 +72,7 @@ def test_quantized_entries_equal_torch(library, format, dtype):
     first_group = 0
     for x in xs:
         task = Quantize(heads_of(x), *x.shape[1:], entries_of(entries, scales, format), first_group)
-        library.executorch_mlx_quantize_entries(ctypes.byref(task))
+        library.quantize_entries(ctypes.byref(task))
         first_group += format.groups(x.shape[3])
     tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(scales, expected_scales, rtol=tolerance, atol=tolerance)

@@ -7,7 +7,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from irprograms import Graph, ir, lit, lits
 from irprograms.options import option
+from kernel_library import kernel_library
 from test_profile import run_plain, run_profiled
 from torch import nn
 
@@ -39,7 +39,7 @@ def export(layer, x):
 @pytest.fixture
 def calls(delegate):
     """A function that returns the number of calls of kernels for single products so far."""
-    count = ctypes.CDLL(str(Path(delegate).parent / "libmlx_blas.so")).executorch_mlx_product_calls
+    count = kernel_library(delegate).product_calls
     count.restype = ctypes.c_uint64
     return count
 

@@ -14,7 +14,7 @@ from irprograms import Graph, ir
 from test_cpu_kernels import address
 from test_options import option
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 int64 = ctypes.c_int64
 
 
@@ -53,7 +53,7 @@ def recur(library, query, key, value, decay, beta, state, transposed=False):
         decay.dim() == 4, batch, heads, query.shape[1], length, query.shape[3], columns, address(state), address(new),
         transposed, address(y),
     )  # fmt: skip
-    library.executorch_mlx_gated_recurrence(ctypes.byref(task))
+    library.gated_recurrence(ctypes.byref(task))
     return y.transpose(1, 2), new.mT if transposed else new
 
 
@@ -63,7 +63,7 @@ def scan(library, x, step, key, query, rates, state):
     task = SelectiveScan(
         *heads, address(rates), *x.shape, rates.shape[1], address(state), address(new), address(y)
     )  # fmt: skip
-    library.executorch_mlx_selective_scan(ctypes.byref(task))
+    library.selective_scan(ctypes.byref(task))
     return y, new
 
 
@@ -217,10 +217,11 @@ def test_parts_and_rows_do_not_change_the_bits_of_a_selective_scan(library, chan
 
 
 PRINT_RESULTS = """
-import ctypes, sys
+import sys
 sys.path[:0] = sys.argv[2:]
+from kernel_library import kernel_library
 from test_token_recurrences import gated_inputs, recur, scan, scan_inputs
-library = ctypes.CDLL(sys.argv[1])
+library = kernel_library(sys.argv[1])
 for result in (*recur(library, *gated_inputs(2, 8, 4, 40, 64, 64)), *scan(library, *scan_inputs(2, 40, 64, 16))):
     print(result.contiguous().numpy().tobytes().hex())
 """
@@ -229,7 +230,7 @@ for result in (*recur(library, *gated_inputs(2, 8, 4, 40, 64, 64)), *scan(librar
 @linux_only
 def test_the_number_of_threads_does_not_matter(delegate):
     folder = Path(__file__).parent
-    command = [sys.executable, "-c", PRINT_RESULTS, Path(delegate).parent / "libmlx_blas.so", folder, folder.parent]
+    command = [sys.executable, "-c", PRINT_RESULTS, delegate, folder, folder.parent]
     outputs = {
         subprocess.run(
             command, env=os.environ | {"OPENBLAS_NUM_THREADS": n}, capture_output=True, check=True, timeout=100

@@ -24,6 +24,7 @@
 #include "call/profile.h"
 #include "call/reset.h"
 #include "call/state.h"
+#include "cpu/accelerate.h"
 #include "guarded.h"
 #include "memory/limit.h"
 #include "memory/mapped_files.h"
@@ -388,6 +389,14 @@ const char* executorch_mlx_device(const char* device) {
     result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device)));
   });
   return result;
+}
+
+const char* executorch_mlx_cpu_kernels() {
+  return cpu::instruction_set().value_or("");
+}
+
+const char* executorch_mlx_blas() {
+  return cpu::blas_name().value_or("mlx");
 }
 
 namespace {

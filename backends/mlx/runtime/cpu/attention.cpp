@@ -3,7 +3,8 @@
 
 #include "accelerate.h"
 #include "attention_arrays.h"
-#include "kernels/blas.h"
+#include "kernels/attention.h"
+#include "kernels/rope.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -40,7 +41,7 @@ bool is_supported_attention(
 }
 
 // The arguments of the kernel for q, k and v without a mask.
-ExecutorchMlxAttention attention_arguments(
+kernel::Attention attention_arguments(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, void* y) {
   return {
       .q = heads_of(q),
@@ -62,7 +63,7 @@ ExecutorchMlxAttention attention_arguments(
 }
 
 // Moves the beginning of x to the index `index` of axis 2.
-void skip(ExecutorchMlxHeads& x, int64_t index) {
+void skip(kernel::Heads& x, int64_t index) {
   const int64_t width = x.type == FloatType::float32 ? 4 : 2;
   x.data = static_cast<const char*>(x.data) + index * x.strides[2] * width;
 }
@@ -86,7 +87,7 @@ std::optional<mx::array> rope(
   }
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto& x = inputs[0];
-    const ExecutorchMlxRope rope{
+    const kernel::Rope rope{
         .x = heads_of(x),
         .batch = x.shape(0),
         .heads = x.shape(1),
@@ -99,7 +100,7 @@ std::optional<mx::array> rope(
         .base = base,
         .scale = scale,
         .y = out.data<void>()};
-    return [rope] { executorch_mlx_rope(&rope); };
+    return [rope] { kernel::rope(rope); };
   };
   return kernel_result("Rope", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
@@ -124,7 +125,7 @@ std::optional<mx::array> attention(
     if (inputs.size() > 3) {
       set_mask(attention, inputs[3]);
     }
-    return [attention] { executorch_mlx_attention(&attention); };
+    return [attention] { kernel::attention(&attention, 1); };
   };
   return attention_result("Attention", q, v.shape(3), std::move(inputs), stream, make_task);
 }
@@ -146,7 +147,7 @@ std::optional<mx::array> attention_of_rows(
   std::vector<mx::array> inputs{q, k, v};
   inputs.insert(inputs.end(), masks.begin(), masks.end());
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    std::vector<ExecutorchMlxAttention> rows;
+    std::vector<kernel::Attention> rows;
     for (size_t i = 0; i < spans.size(); ++i) {
       auto row = attention_arguments(
           inputs[0], inputs[1], inputs[2], scale, /*causal=*/false,
@@ -161,7 +162,7 @@ std::optional<mx::array> attention_of_rows(
       }
       rows.push_back(row);
     }
-    return [rows] { executorch_mlx_attentions(rows.data(), static_cast<int>(rows.size())); };
+    return [rows] { kernel::attention(rows.data(), static_cast<int>(rows.size())); };
   };
   return attention_result("AttentionOfRows", q, v.shape(3), std::move(inputs), stream, make_task);
 }

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "../memory/views.h"
-#include "kernels/blas.h"
+#include "kernels/heads.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
 
-inline ExecutorchMlxHeads heads_of(const mx::array& x) {
+inline kernel::Heads heads_of(const mx::array& x) {
   return {x.data<void>(), *float_type(x.dtype()), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
 }
 

@@ -1,36 +1,32 @@
-// The C function that tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
-#pragma GCC visibility push(default)  // the library exports only these functions
-#include <executorch_mlx/delegate.h>
-#pragma GCC visibility pop
-
+// Tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
 #include <mlx/mlx.h>
 
+#include "accelerate.h"
 #include "device.h"
-#include "kernels/blas.h"
+#include "kernels/cblas.h"
 #include "memory/limit.h"
 
 namespace executorch_mlx::cpu {
 
 namespace {
 
-// Whether libmlx calls cblas_sgemm of libmlx_blas. It does not if the dynamic linker bound the symbols of libmlx before
-// libmlx_blas was loaded. To find out, this function lets MLX multiply two matrices and checks whether libmlx_blas has
-// counted a call.
+// Whether libmlx calls cblas_sgemm of libmlx_cpu_kernels. It does not if the dynamic linker bound the symbols of libmlx
+// before libmlx_cpu_kernels was loaded. To find out, this function lets MLX multiply two matrices and checks whether
+// libmlx_cpu_kernels has counted a call.
 bool is_blas_replaced() {
-  const auto calls = executorch_mlx_blas_calls();
+  const auto calls = kernel::blas_calls();
   const auto stream = shared_stream(mx::Device::cpu);
   const auto x = mx::ones({2, 2}, mx::float32, stream);
   std::lock_guard lock(memory_mutex());  // serializes evaluations
   mx::eval(mx::matmul(x, x, stream));
-  return executorch_mlx_blas_calls() != calls;
+  return kernel::blas_calls() != calls;
 }
 
 } // namespace
 
-} // namespace executorch_mlx::cpu
-
-const char* executorch_mlx_blas() {
-  static const char* const name =
-      executorch_mlx::cpu::is_blas_replaced() ? executorch_mlx_blas_name() : "mlx, loaded first";
+std::optional<const char*> blas_name() {
+  static const char* const name = is_blas_replaced() ? kernel::blas_name() : "mlx, loaded first";
   return name;
 }
+
+} // namespace executorch_mlx::cpu

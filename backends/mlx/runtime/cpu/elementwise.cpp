@@ -3,14 +3,12 @@
 
 #include "../memory/strided_copy.h"
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/elementwise.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
 
 namespace {
-
-using BinaryKernel = void (*)(const void*, const void*, executorch_mlx::FloatType, void*, int64_t, int64_t);
 
 // Whether b, repeated in whole, has the shape of a: b has one element, or its axes are the last axes of a.
 bool repeats_in(const mx::array& b, const mx::array& a) {
@@ -18,33 +16,31 @@ bool repeats_in(const mx::array& b, const mx::array& a) {
                        : b.ndim() <= a.ndim() && std::equal(b.shape().rbegin(), b.shape().rend(), a.shape().rbegin());
 }
 
-// Returns the result of `kernel`, or nullopt if the kernel does not support the operands or one of them is lazy. MLX
+// Returns the result of the kernel, or nullopt if the kernel does not support the operands or one of them is lazy. MLX
 // can fuse operations on lazy operands.
 std::optional<mx::array> binary(
-    const char* name, BinaryKernel kernel, const mx::array& a, const mx::array& b, mx::Stream stream) {
+    const char* name, Elementwise operation, const mx::array& a, const mx::array& b, mx::Stream stream) {
   if (!is_supported_operand(a, stream) || b.dtype() != a.dtype() || !repeats_in(b, a) || !are_available({a, b})) {
     return std::nullopt;
   }
-  const auto make_task = [kernel](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+  const auto make_task = [operation](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto period = static_cast<int64_t>(inputs[1].size());
     const auto count = static_cast<int64_t>(out.size());
     return [=, a = inputs[0].data<void>(), b = inputs[1].data<void>(), type = *float_type(out.dtype()),
-            y = out.data<void>()] { kernel(a, b, type, y, count, period); };
+            y = out.data<void>()] { kernel::binary(operation, a, b, type, y, count, period); };
   };
   return kernel_result(
       name, a.shape(), a.dtype(), {contiguous(a, stream), contiguous(b, stream)}, stream, make_task);
 }
 
-using UnaryKernel = void (*)(const void*, executorch_mlx::FloatType, void*, int64_t);
-
-std::optional<mx::array> unary(const char* name, UnaryKernel kernel, const mx::array& x, mx::Stream stream) {
+std::optional<mx::array> unary(const char* name, Elementwise operation, const mx::array& x, mx::Stream stream) {
   if (!is_supported_operand(x, stream)) {
     return std::nullopt;
   }
-  const auto make_task = [kernel](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+  const auto make_task = [operation](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto count = static_cast<int64_t>(out.size());
     return [=, x = inputs[0].data<void>(), type = *float_type(out.dtype()), y = out.data<void>()] {
-      kernel(x, type, y, count);
+      kernel::unary(operation, x, type, y, count);
     };
   };
   return kernel_result(name, x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
@@ -53,17 +49,17 @@ std::optional<mx::array> unary(const char* name, UnaryKernel kernel, const mx::a
 } // namespace
 
 std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  const auto y = binary("Add", executorch_mlx_add, a, b, stream);
-  return y ? y : binary("Add", executorch_mlx_add, b, a, stream);
+  const auto y = binary("Add", Elementwise::add, a, b, stream);
+  return y ? y : binary("Add", Elementwise::add, b, a, stream);
 }
 
 std::optional<mx::array> subtract(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  return binary("Subtract", executorch_mlx_subtract, a, b, stream);
+  return binary("Subtract", Elementwise::subtract, a, b, stream);
 }
 
 std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  const auto y = binary("Multiply", executorch_mlx_multiply, a, b, stream);
-  return y ? y : binary("Multiply", executorch_mlx_multiply, b, a, stream);
+  const auto y = binary("Multiply", Elementwise::multiply, a, b, stream);
+  return y ? y : binary("Multiply", Elementwise::multiply, b, a, stream);
 }
 
 std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream stream) {
@@ -74,25 +70,25 @@ std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream
   }
   const auto dense = contiguous(x, stream);
   auto y = allocate_result(x.shape(), dtype);
-  executorch_mlx_convert(
+  kernel::convert(
       dense.data<void>(), *float_type(x.dtype()), y.data<void>(), *to, static_cast<int64_t>(x.size()));
   return y;
 }
 
 std::optional<mx::array> exp(const mx::array& x, mx::Stream stream) {
-  return unary("Exp", executorch_mlx_exp, x, stream);
+  return unary("Exp", Elementwise::exp, x, stream);
 }
 
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
-  return unary("Silu", executorch_mlx_silu, x, stream);
+  return unary("Silu", Elementwise::silu, x, stream);
 }
 
 std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream) {
-  return unary("Sigmoid", executorch_mlx_sigmoid, x, stream);
+  return unary("Sigmoid", Elementwise::sigmoid, x, stream);
 }
 
 std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream) {
-  return unary("Tanh", executorch_mlx_tanh, x, stream);
+  return unary("Tanh", Elementwise::tanh, x, stream);
 }
 
 std::optional<mx::array> copy(const mx::array& x, mx::Stream stream) {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/elementwise.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -199,7 +199,7 @@ class Run {
       const bool has_b = is_binary(operation);
       steps[i] = {operation, rows(a), has_b ? rows(b) : Rows{}, const_cast<void*>(rows(y).data), y.width};
     }
-    executorch_mlx_elementwise_steps(steps.data(), static_cast<int>(num_steps_), last - first, type_);
+    kernel::elementwise_steps(steps.data(), static_cast<int>(num_steps_), last - first, type_);
   }
 
   const ElementwiseSequence& sequence_;

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/cblas.h"
+#include "kernels/matmul.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -103,7 +104,7 @@ MultiplyOne dense_multiplier(const mx::array& matrices, int k, int n) {
 // scales and biases must be contiguous.
 MultiplyOne quantized_multiplier(
     const mx::array& w, const mx::array& scales, const mx::array& biases, int k, int n, int group_size, int bits) {
-  const ExecutorchMlxQuantizedMatmul first{
+  const kernel::QuantizedMatmul first{
       .w = w.data<uint32_t>(),
       .scales = scales.data<void>(),
       .biases = biases.data<void>(),
@@ -122,7 +123,7 @@ MultiplyOne quantized_multiplier(
     matmul.biases = static_cast<const char*>(first.biases) + matrix * scale_bytes;
     matmul.m = m;
     matmul.y = y;
-    executorch_mlx_quantized_matmul(&matmul);
+    kernel::quantized_matmul(&matmul, 1);
   };
 }
 
@@ -204,7 +205,7 @@ std::optional<mx::array> gather_quantized_matmul(
   const int k = x.shape(-1);
   if (!is_supported_gather(x, w, rhs, stream) || int64_t{w.shape(2)} * 32 != int64_t{k} * bits ||
       scales.dtype() != biases.dtype() || !float_type(scales.dtype()) ||
-      !executorch_mlx_supports_quantized(bits, group_size, k)) {
+      !kernel::supports_quantized(bits, group_size, k)) {
     return std::nullopt;
   }
   const std::vector<mx::array> packed{

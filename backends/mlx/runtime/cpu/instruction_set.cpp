@@ -1,13 +1,9 @@
-// The instruction set of the kernels: the check of the environment variable, and the C function that names it.
-#pragma GCC visibility push(default)  // the library exports only these functions
-#include <executorch_mlx/delegate.h>
-#pragma GCC visibility pop
-
+// The instruction set of the kernels: its name, and the check of the environment variable.
 #include <cstdlib>
 
 #include "../error.h"
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/instruction_set.h"
 
 namespace executorch_mlx::cpu {
 
@@ -16,14 +12,14 @@ void check_instruction_set() {
   if (name == nullptr) {
     return;
   }
-  const std::string all = executorch_mlx_all_kernels();
+  const std::string all = kernel::instruction_sets();
   check_argument(
       str(", ", all, ", ").find(str(", ", name, ", ")) != std::string::npos, EXECUTORCH_MLX_CPU_KERNELS, ": got \"",
       name, "\", expected one of ", all);
 }
 
-} // namespace executorch_mlx::cpu
-
-const char* executorch_mlx_cpu_kernels() {
-  return executorch_mlx_kernels();
+std::optional<const char*> instruction_set() {
+  return kernel::instruction_set();
 }
+
+} // namespace executorch_mlx::cpu

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/matmul.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -49,7 +49,7 @@ std::optional<mx::array> matmul(
   const auto dense_x = contiguous(x, stream);
   const auto addend = c && !row_stride(*c) ? contiguous(*c, stream) : c;
   auto y = allocate_result(shape, mx::float32);
-  const ExecutorchMlxMatmul product{
+  const kernel::Matmul product{
       .x = dense_x.data<float>(),
       .b = b.data<float>(),
       .b_row_stride = in_rows ? b.strides(0) : 1,
@@ -64,7 +64,7 @@ std::optional<mx::array> matmul(
       .beta = beta,
       .y = y.data<float>(),
       .panels = nullptr};
-  executorch_mlx_matmul(&product);
+  kernel::matmul(product);
   return y;
 }
 
@@ -75,7 +75,7 @@ std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Strea
     return std::nullopt;
   }
   auto packed = allocate_result(b.shape(), mx::float32);
-  executorch_mlx_pack_columns(
+  kernel::pack_columns(
       b.data<float>(), b.strides(0), b.shape(0), b.shape(1), static_cast<int>(rows), packed.data<float>());
   return packed;
 }
@@ -93,7 +93,7 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
     const auto& x = inputs[0];
     const auto& b = inputs[1];
     const int k = b.shape(0);
-    const ExecutorchMlxHalfMatmul matmul{
+    const kernel::HalfMatmul matmul{
         .x = x.data<void>(),
         .w = b.data<uint16_t>(),  // w is b transposed
         .type = *type,
@@ -106,7 +106,7 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
         .x_type = *float_type(x.dtype()),
         .y_type = *float_type(out.dtype()),
         .panels = nullptr};
-    return [matmul] { executorch_mlx_half_matmul(&matmul); };
+    return [matmul] { kernel::half_matmul(&matmul, 1); };
   };
   return kernel_result("MatmulHalf", std::move(shape), dtype, {contiguous(x, stream), b}, stream, make_task);
 }
@@ -117,15 +117,15 @@ namespace {
 struct PackedProduct {
   const char* name;
   bool (*supports)(int bits, int group_size, int k);
-  void (*multiply)(const ExecutorchMlxQuantizedMatmul* products, int count);
+  void (*multiply)(const kernel::QuantizedMatmul* products, int count);
 };
 
 constexpr PackedProduct kQuantizedMatmul{
-    "QuantizedMatmul", executorch_mlx_supports_quantized, executorch_mlx_quantized_matmuls};
+    "QuantizedMatmul", kernel::supports_quantized, kernel::quantized_matmul};
 constexpr PackedProduct kInt8QuantizedMatmul{
-    "Int8QuantizedMatmul", executorch_mlx_supports_int8, executorch_mlx_int8_matmuls};
+    "Int8QuantizedMatmul", kernel::supports_int8, kernel::int8_matmul};
 constexpr PackedProduct kIntegerMatmul{
-    "IntegerMatmul", executorch_mlx_has_fast_integers, executorch_mlx_integer_matmuls};
+    "IntegerMatmul", kernel::has_fast_integers, kernel::integer_matmul};
 
 // The kind of product with float activations.
 const PackedProduct& float_product(int bits, int group_size, int k) {
@@ -144,7 +144,7 @@ bool is_supported(
 }
 
 // The arguments of a kernel that describe the matrix. All arrays have memory and are contiguous.
-ExecutorchMlxQuantizedMatmul matrix_arguments(const PackedMatrix& m, int group_size, int bits) {
+kernel::QuantizedMatmul matrix_arguments(const PackedMatrix& m, int group_size, int bits) {
   return {
       .w = m.w.data<uint32_t>(),
       .scales = m.scales.data<void>(),
@@ -158,7 +158,7 @@ ExecutorchMlxQuantizedMatmul matrix_arguments(const PackedMatrix& m, int group_s
 }
 
 // The arguments of a kernel. All arrays have memory, and all but y are contiguous.
-ExecutorchMlxQuantizedMatmul kernel_arguments(
+kernel::QuantizedMatmul kernel_arguments(
     const mx::array& x, const PackedMatrix& m, int group_size, int bits, mx::array& y) {
   auto product = matrix_arguments(m, group_size, bits);
   product.x = x.data<void>();
@@ -212,7 +212,7 @@ std::optional<std::vector<mx::array>> packed_matmuls(
   const auto dense_x = contiguous(x, stream);
   std::vector<PackedMatrix> dense;  // holds the memory of copies
   std::vector<mx::array> results;
-  std::vector<ExecutorchMlxQuantizedMatmul> products;
+  std::vector<kernel::QuantizedMatmul> products;
   for (const auto& m : matrices) {
     dense.push_back(in_contiguous_memory(m, stream));
     results.push_back(allocate_result(result_shape(x, m.w.shape(0)), x.dtype()));
@@ -257,15 +257,15 @@ std::optional<mx::array> dequantize(const PackedMatrix& matrix, int group_size, 
   const auto dense = in_contiguous_memory(matrix, stream);
   auto arguments = matrix_arguments(dense, group_size, bits);
   arguments.y = out.data<void>();
-  executorch_mlx_dequantize(&arguments);
+  kernel::dequantize(arguments);
   return out;
 }
 
 bool has_fast_integers(int bits, int group_size, int k) {
-  return executorch_mlx_has_fast_integers(bits, group_size, k);
+  return kernel::has_fast_integers(bits, group_size, k);
 }
 
-std::optional<size_t> integer_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
+std::optional<Panels> integer_panels(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
   const int64_t k = int64_t{matrix.w.shape(-1)} * 32 / bits;
   const bool fits = computes_at_once(stream) && k <= std::numeric_limits<int>::max() &&
       is_supported(kInt8QuantizedMatmul, matrix, group_size, bits, static_cast<int>(k)) &&
@@ -274,12 +274,10 @@ std::optional<size_t> integer_panels_size(const PackedMatrix& matrix, int group_
     return std::nullopt;
   }
   const auto arguments = matrix_arguments(matrix, group_size, bits);
-  return executorch_mlx_integer_panels_size(&arguments);
-}
-
-void pack_integer_panels(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels) {
-  const auto arguments = matrix_arguments(matrix, group_size, bits);
-  executorch_mlx_pack_integer_panels(&arguments, panels.data<void>());
+  return Panels{kernel::integer_panels_size(arguments), [=](mx::array& panels) {
+                  const auto arguments = matrix_arguments(matrix, group_size, bits);
+                  kernel::pack_integer_panels(arguments, panels.data<void>());
+                }};
 }
 
 std::optional<std::vector<mx::array>> quantized_matmuls(
@@ -307,7 +305,7 @@ std::optional<std::vector<mx::array>> matmuls(
   const int k = x.shape(-1);
   std::vector<mx::array> biases;  // holds the memory of copies
   std::vector<mx::array> results;
-  std::vector<ExecutorchMlxMatmul> products;
+  std::vector<kernel::Matmul> products;
   for (const auto& [w, bias, panels] : matrices) {
     if (bias) {
       biases.push_back(contiguous(*bias, stream));
@@ -329,7 +327,7 @@ std::optional<std::vector<mx::array>> matmuls(
          .y = results.back().data<float>(),
          .panels = data_of(panels)});
   }
-  executorch_mlx_matmuls(products.data(), static_cast<int>(products.size()));
+  kernel::matmuls(products.data(), static_cast<int>(products.size()));
   return results;
 }
 
@@ -350,7 +348,7 @@ std::optional<std::vector<mx::array>> matmuls_half(
   const auto dense_x = contiguous(x, stream);
   const int k = x.shape(-1);
   std::vector<mx::array> results;
-  std::vector<ExecutorchMlxHalfMatmul> products;
+  std::vector<kernel::HalfMatmul> products;
   for (size_t i = 0; i < matrices.size(); ++i) {
     const auto& w = matrices[i].w;
     results.push_back(allocate_result(result_shape(x, w.shape(0)), dtypes[i]));
@@ -368,22 +366,23 @@ std::optional<std::vector<mx::array>> matmuls_half(
          .y_type = *float_type(dtypes[i]),
          .panels = data_of(matrices[i].panels)});
   }
-  executorch_mlx_half_matmuls(products.data(), static_cast<int>(products.size()));
+  kernel::half_matmul(products.data(), static_cast<int>(products.size()));
   return results;
 }
 
-std::optional<size_t> panels_size(const mx::array& w, mx::Stream stream) {
+std::optional<Panels> panels(const mx::array& w, mx::Stream stream) {
   const auto type = float_type(w.dtype());
   if (!computes_at_once(stream) || !type || !w.is_available() || w.ndim() != 2 || w.size() == 0 ||
       !w.flags().row_contiguous) {
     return std::nullopt;
   }
-  const size_t size = executorch_mlx_panels_size(*type, w.shape(0), w.shape(1));
-  return size == 0 ? std::nullopt : std::optional(size);
-}
-
-void pack_panels(const mx::array& w, mx::array& panels) {
-  executorch_mlx_pack_panels(w.data<void>(), *float_type(w.dtype()), w.shape(0), w.shape(1), panels.data<float>());
+  const size_t size = kernel::panels_size(*type, w.shape(0), w.shape(1));
+  if (size == 0) {
+    return std::nullopt;
+  }
+  return Panels{size, [w, type = *type](mx::array& panels) {
+                  kernel::pack_panels(w.data<void>(), type, w.shape(0), w.shape(1), panels.data<float>());
+                }};
 }
 
 } // namespace executorch_mlx::cpu

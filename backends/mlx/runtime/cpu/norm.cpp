@@ -1,6 +1,6 @@
 // RMSNorm: see accelerate.h.
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/norm.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -23,7 +23,7 @@ std::optional<mx::array> rms_norm(
     const int64_t width = out.shape(-1);
     const int64_t rows = static_cast<int64_t>(out.size()) / width;
     return [=, from = x.data<void>(), to = out.data<void>()] {
-      executorch_mlx_rms_norm(from, type, weights, weight_type, to, rows, width, eps);
+      kernel::rms_norm(from, type, weights, weight_type, to, rows, width, eps);
     };
   };
   return kernel_result("RmsNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);

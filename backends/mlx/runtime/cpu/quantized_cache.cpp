@@ -4,14 +4,14 @@
 #include "../memory/views.h"
 #include "accelerate.h"
 #include "attention_arrays.h"
-#include "kernels/blas.h"
+#include "kernels/quantized_cache.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
 
 namespace {
 
-ExecutorchMlxEntries entries_of(const mx::array& entries, const mx::array& scales, const EntryFormat& format) {
+kernel::Entries entries_of(const mx::array& entries, const mx::array& scales, const EntryFormat& format) {
   return {
       .entries = const_cast<uint8_t*>(entries.data<uint8_t>()),
       .entry_strides = {entries.strides(1), entries.strides(2)},
@@ -45,7 +45,7 @@ std::optional<QuantizedEntries> quantize_entries(
     groups += format.groups(x.shape(3));
   }
   const auto make_task = [=](const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) -> Task {
-    std::vector<ExecutorchMlxQuantizeEntries> tasks;
+    std::vector<kernel::QuantizeEntries> tasks;
     int64_t group = 0;
     for (const auto& x : inputs) {
       tasks.push_back(
@@ -59,7 +59,7 @@ std::optional<QuantizedEntries> quantize_entries(
     }
     return [tasks = std::move(tasks)] {
       for (const auto& task : tasks) {
-        executorch_mlx_quantize_entries(&task);
+        kernel::quantize_entries(task);
       }
     };
   };
@@ -89,7 +89,7 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::St
     if (inputs[1].strides(3) != 1 || inputs[2].strides(3) != 1) {
       throw std::invalid_argument("QuantizedAttention: cache: expected a last axis without gaps");
     }
-    ExecutorchMlxQuantizedAttention attention{
+    kernel::QuantizedAttention attention{
         .q = heads_of(q),
         .cache = entries_of(inputs[1], inputs[2], format),
         .heads = q.shape(1),
@@ -108,7 +108,7 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::St
     if (inputs.size() > 3) {
       set_mask(attention, inputs[3]);
     }
-    return [attention] { executorch_mlx_quantized_attention(&attention); };
+    return [attention] { kernel::quantized_attention(attention); };
   };
   return attention_result("QuantizedAttention", a.q, a.value_size, std::move(inputs), stream, make_task);
 }

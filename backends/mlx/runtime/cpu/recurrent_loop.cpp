@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/recurrent_loop.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -53,7 +53,7 @@ class Translation {
       outputs.push_back(
           {value_of_step(step), y.data<float>(), y.strides(operands_.axis), y.strides(1 - operands_.axis)});
     }
-    const ExecutorchMlxRecurrentLoop arguments{
+    const kernel::RecurrentLoop arguments{
         .time_steps = time_steps_,
         .rows = rows_,
         .units = units_,
@@ -70,7 +70,7 @@ class Translation {
         .num_steps = static_cast<int>(steps_.size()),
         .outputs = outputs.data(),
         .num_outputs = static_cast<int>(outputs.size())};
-    executorch_mlx_recurrent_loop(&arguments);
+    kernel::recurrent_loop(arguments);
     return results;
   }
 
@@ -234,10 +234,10 @@ bool can_pack_recurrent(const mx::array& b, mx::Stream stream) {
       b.shape(1) % b.shape(0) == 0 && b.strides(1) == 1;
 }
 
-mx::array pack_recurrent(const mx::array& b) {
+std::optional<mx::array> pack_recurrent(const mx::array& b) {
   auto packed = allocate_result(b.shape(), mx::float32);
   const int units = b.shape(0);
-  executorch_mlx_pack_recurrent(b.data<float>(), b.strides(0), units, b.shape(1) / units, packed.data<float>());
+  kernel::pack_recurrent(b.data<float>(), b.strides(0), units, b.shape(1) / units, packed.data<float>());
   return packed;
 }
 

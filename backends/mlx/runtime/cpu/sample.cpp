@@ -1,6 +1,6 @@
 // The sampler: see accelerate.h.
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/sample.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -21,9 +21,9 @@ std::optional<mx::array> sample(const SampleInputs& operands, mx::Stream stream)
   }
   const auto make_task = [type = *type, has_top_k = operands.top_k.has_value(), has_min_p = operands.min_p.has_value()](
                              const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    const auto floats = [](const mx::array& x) { return ExecutorchMlxFloats{x.data<float>(), x.size() > 1}; };
-    const auto integers = [](const mx::array& x) { return ExecutorchMlxIntegers{x.data<int64_t>(), x.size() > 1}; };
-    const ExecutorchMlxSample sample{
+    const auto floats = [](const mx::array& x) { return kernel::Floats{x.data<float>(), x.size() > 1}; };
+    const auto integers = [](const mx::array& x) { return kernel::Integers{x.data<int64_t>(), x.size() > 1}; };
+    const kernel::Sample sample{
         .logits = inputs[0].data<char>(),
         .type = type,
         .rows = inputs[0].shape(0),
@@ -31,10 +31,10 @@ std::optional<mx::array> sample(const SampleInputs& operands, mx::Stream stream)
         .temperature = floats(inputs[1]),
         .top_p = floats(inputs[2]),
         .seed = integers(inputs[3]),
-        .top_k = has_top_k ? integers(inputs[4]) : ExecutorchMlxIntegers{},
-        .min_p = has_min_p ? floats(inputs.back()) : ExecutorchMlxFloats{},
+        .top_k = has_top_k ? integers(inputs[4]) : kernel::Integers{},
+        .min_p = has_min_p ? floats(inputs.back()) : kernel::Floats{},
         .tokens = out.data<int64_t>()};
-    return [sample] { executorch_mlx_sample(&sample); };
+    return [sample] { kernel::sample(sample); };
   };
   return kernel_result("Sample", {operands.logits.shape(0)}, mx::int64, std::move(inputs), stream, make_task);
 }

@@ -3,7 +3,7 @@
 
 #include "../memory/views.h"
 #include "accelerate.h"
-#include "kernels/blas.h"
+#include "kernels/token_recurrence.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
@@ -17,12 +17,12 @@ bool are_supported(const std::vector<mx::array>& arrays, mx::Stream stream) {
 }
 
 // x [batch, heads, tokens, width], or without the last axis.
-ExecutorchMlxTokens tokens_of_heads(const mx::array& x) {
+kernel::Tokens tokens_of_heads(const mx::array& x) {
   return {x.data<float>(), {x.strides(0), x.strides(1), x.strides(2), x.ndim() == 4 ? x.strides(3) : 0}};
 }
 
 // x [batch, tokens, width].
-ExecutorchMlxTokens tokens_of(const mx::array& x) {
+kernel::Tokens tokens_of(const mx::array& x) {
   return {x.data<float>(), {x.strides(0), 0, x.strides(1), x.strides(2)}};
 }
 
@@ -55,12 +55,12 @@ std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& r,
   inputs[4] = transposed ? exchange_axes(r.state, 2, 3, stream) : contiguous(r.state, stream);
   const auto make_task = [transposed](const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) -> Task {
     const auto &query = inputs[0], &value = inputs[2], &decay = inputs[3];
-    const ExecutorchMlxGatedRecurrence task{
+    const kernel::GatedRecurrence task{
         .query = tokens_of_heads(query),
         .key = tokens_of_heads(inputs[1]),
         .value = tokens_of_heads(value),
         .decay = tokens_of_heads(decay),
-        .beta = inputs.size() > 5 ? tokens_of_heads(inputs[5]) : ExecutorchMlxTokens{},
+        .beta = inputs.size() > 5 ? tokens_of_heads(inputs[5]) : kernel::Tokens{},
         .decays_by_channel = decay.ndim() == 4,
         .batch = value.shape(0),
         .heads = value.shape(1),
@@ -72,7 +72,7 @@ std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& r,
         .next = outputs[1].data<float>(),
         .is_transposed = transposed,
         .y = outputs[0].data<float>()};
-    return [task] { executorch_mlx_gated_recurrence(&task); };
+    return [task] { kernel::gated_recurrence(task); };
   };
   // The layers of a model want the heads of a token beside each other.
   const auto& shape = r.value.shape();
@@ -93,7 +93,7 @@ std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& s, mx:
   }
   const auto make_task = [](const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) -> Task {
     const auto& x = inputs[0];
-    const ExecutorchMlxSelectiveScan task{
+    const kernel::SelectiveScan task{
         .x = tokens_of(x),
         .step = tokens_of(inputs[1]),
         .key = tokens_of(inputs[2]),
@@ -106,7 +106,7 @@ std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& s, mx:
         .state = inputs[5].data<float>(),
         .next = outputs[1].data<float>(),
         .y = outputs[0].data<float>()};
-    return [task] { executorch_mlx_selective_scan(&task); };
+    return [task] { kernel::selective_scan(task); };
   };
   auto results = kernel_results(
       "SelectiveScan", {s.x.shape(), s.state.shape()}, {mx::float32, mx::float32}, inputs, stream, make_task);
@@ -124,7 +124,7 @@ std::optional<mx::array> read_layer_state(
     from.push_back(row < 0 ? nullptr : states.data<char>() + row * bytes);
   }
   auto out = allocate_result({static_cast<int>(rows.size()), states.shape(3)}, states.dtype());
-  executorch_mlx_copy_rows(from.data(), static_cast<int64_t>(from.size()), bytes, out.data<void>());
+  kernel::copy_rows(from.data(), static_cast<int64_t>(from.size()), bytes, out.data<void>());
   return out;
 }
 

@@ -186,7 +186,7 @@ bool run_recurrent_loop(const fb::ScanParams& n, const std::vector<mx::array>& o
   if (!c.allows_loop(n, steps, operations)) {
     return false;  // the instructions run one by one, until one fails
   }
-  const auto packed = c.constant_result(&product, [&] { return cpu::pack_recurrent(matrix); });
+  const auto packed = c.constant_result(&product, [&] { return *cpu::pack_recurrent(matrix); });
   auto results = cpu::recurrent_loop(cell, operands, packed);
   if (!results) {
     return false;

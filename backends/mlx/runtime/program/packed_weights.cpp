@@ -57,16 +57,16 @@ std::optional<Weights> quantized_weights(
   try {
     auto q = checked_weights(n, {constant(n.w()), constant(n.scales()), constant(n.biases())});
     cpu::PackedMatrix matrix{std::move(q.w), std::move(q.scales), std::move(*q.biases)};
-    const auto size = cpu::integer_panels_size(matrix, group_size, bits, stream);
-    if (!size) {
+    auto panels = cpu::integer_panels(matrix, group_size, bits, stream);
+    if (!panels) {
       return std::nullopt;
     }
     return Weights{
         {matrix.w, matrix.scales, matrix.biases},
         {n.w()->idx(), n.scales()->idx(), n.biases()->idx()},
         str(group_size, " ", bits),
-        whole_lines(*size),
-        [=](mx::array& panels) { cpu::pack_integer_panels(matrix, group_size, bits, panels); }};
+        whole_lines(panels->size),
+        std::move(panels->pack)};
   } catch (const Failure&) {
     return std::nullopt;  // the instruction will fail
   }
@@ -78,12 +78,11 @@ std::optional<Weights> float_weights(
     const fb::Tid* matrix, const MlxProgram& program, const State& state, const MappedFiles& files,
     mx::Stream stream) {
   const auto& w = *state.tensors[matrix->idx()];
-  const auto size = program.only_in_products[matrix->idx()] ? cpu::panels_size(w, stream) : std::nullopt;
-  if (!size || files.release(w.data<void>(), w.nbytes()) == 0) {
+  auto panels = program.only_in_products[matrix->idx()] ? cpu::panels(w, stream) : std::nullopt;
+  if (!panels || files.release(w.data<void>(), w.nbytes()) == 0) {
     return std::nullopt;
   }
-  return Weights{
-      {w}, {matrix->idx()}, "floats", whole_lines(*size), [w](mx::array& panels) { cpu::pack_panels(w, panels); }};
+  return Weights{{w}, {matrix->idx()}, "floats", whole_lines(panels->size), std::move(panels->pack)};
 }
 
 // A product whose kernel reads packed weights.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention.h"
 #include "attention_tile.h"
 #include "products.h"
 
@@ -14,7 +15,7 @@ namespace executorch_mlx {
 
 namespace {
 
-using Attention = ExecutorchMlxAttention;
+using kernel::Attention;
 using Tile = AttentionTile;
 
 constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of rows
@@ -34,7 +35,7 @@ struct Matrix {
 // Returns the first `count` rows of one attention head of x. Each row has `width` elements. If the products cannot read
 // the rows in place, they are copied to `buffer`.
 Matrix rows_of(
-    const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t count, int64_t width,
+    const kernel::Heads& x, int64_t batch, int64_t head, int64_t count, int64_t width,
     std::vector<float>& buffer) {
   const void* data = at(x.data, x.type, batch * x.strides[0] + head * x.strides[1]);
   const bool has_contiguous_rows = width == 1 || x.strides[3] == 1;
@@ -251,14 +252,7 @@ struct Tiles {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" void executorch_mlx_attention(const ExecutorchMlxAttention* attention) {
-  executorch_mlx_attentions(attention, 1);
-}
-
-extern "C" void executorch_mlx_attentions(const ExecutorchMlxAttention* attentions, int count) {
-  using namespace executorch_mlx;
+void kernel::attention(const Attention* attentions, int count) {
   std::vector<Tiles> parts;
   int total = 0;
   for (int i = 0; i < count; ++i) {
@@ -275,3 +269,5 @@ extern "C" void executorch_mlx_attentions(const ExecutorchMlxAttention* attentio
     attend(part.attention, part[i]);
   });
 }
+
+} // namespace executorch_mlx

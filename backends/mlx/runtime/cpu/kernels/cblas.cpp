@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "blas.h"
+#include "cblas.h"
 
 namespace {
 
@@ -85,8 +85,8 @@ void cblas_cgemm(
   blas().cgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-const char* executorch_mlx_blas_name() {
+} // extern "C"
+
+const char* executorch_mlx::kernel::blas_name() {
   return blas().name;
 }
-
-} // extern "C"

@@ -1,9 +1,10 @@
-// Convolutions: see blas.h. If several groups fit in a vector, each lane computes a channel of y, and a row of positions
+// Convolutions. If several groups fit in a vector, each lane computes a channel of y, and a row of positions
 // shares the weights in registers. Otherwise, the windows of x are copied to rows, a block at a time, and multiplied by
 // the weights like the rows of a matrix.
 #include <algorithm>
 #include <vector>
 
+#include "convolution.h"
 #include "products.h"
 
 namespace executorch_mlx {
@@ -15,25 +16,25 @@ int64_t floor_divide(int64_t x, int64_t divisor) {
   return x >= 0 ? x / divisor : -((divisor - 1 - x) / divisor);
 }
 
-int64_t channels_of_x(const ExecutorchMlxConvolution& c) {
+int64_t channels_of_x(const kernel::Convolution& c) {
   return int64_t{c.groups} * c.inputs;
 }
 
-int64_t channels_of_y(const ExecutorchMlxConvolution& c) {
+int64_t channels_of_y(const kernel::Convolution& c) {
   return int64_t{c.groups} * c.outputs;
 }
 
-int64_t window_elements(const ExecutorchMlxConvolution& c) {
+int64_t window_elements(const kernel::Convolution& c) {
   return c.axes[0].window * c.axes[1].window * c.axes[2].window;
 }
 
 // The floats of an example of the batch x.
-int64_t example_size(const ExecutorchMlxConvolution& c) {
+int64_t example_size(const kernel::Convolution& c) {
   return c.axes[0].size * c.axes[1].size * c.axes[2].size * channels_of_x(c);
 }
 
 // The index in x of element `element` of the window.
-int64_t place_in_x(const ExecutorchMlxWindowAxis& axis, int64_t position, int64_t element) {
+int64_t place_in_x(const kernel::WindowAxis& axis, int64_t position, int64_t element) {
   return position * axis.stride - axis.padding + element * axis.dilation;
 }
 
@@ -43,7 +44,7 @@ struct Range {
   int64_t last;
 };
 
-Range elements_inside(const ExecutorchMlxWindowAxis& axis, int64_t position) {
+Range elements_inside(const kernel::WindowAxis& axis, int64_t position) {
   const int64_t start = place_in_x(axis, position, 0);
   const int64_t first = std::max<int64_t>(0, floor_divide(axis.dilation - 1 - start, axis.dilation));
   const int64_t last = std::min(axis.window, floor_divide(axis.size - 1 - start, axis.dilation) + 1);
@@ -51,7 +52,7 @@ Range elements_inside(const ExecutorchMlxWindowAxis& axis, int64_t position) {
 }
 
 // The positions [first, last) at which the whole window is inside of x.
-Range positions_inside(const ExecutorchMlxWindowAxis& axis) {
+Range positions_inside(const kernel::WindowAxis& axis) {
   const int64_t reach = (axis.window - 1) * axis.dilation;
   const int64_t first = std::min(axis.result, (axis.padding + axis.stride - 1) / axis.stride);
   const int64_t last = floor_divide(axis.size - 1 - reach + axis.padding, axis.stride) + 1;
@@ -64,7 +65,7 @@ constexpr int64_t kBlock = 64;  // positions of a row that a thread computes at 
 class Row {
  public:
   // x is the example that the row belongs to, and `position` has the positions of the row on the first two axes.
-  Row(const ExecutorchMlxConvolution& c, const float* x, const float* weights, const int64_t* position, float* y)
+  Row(const kernel::Convolution& c, const float* x, const float* weights, const int64_t* position, float* y)
       : c_(c), weights_(weights), y_(y) {
     const Range outer = elements_inside(c.axes[0], position[0]), inner = elements_inside(c.axes[1], position[1]);
     for (int64_t i = outer.first; i < outer.last; ++i) {
@@ -113,7 +114,7 @@ class Row {
         window, axis.stride * channels_of_x(c_), y_ + position * channels, static_cast<int>(count), channels);
   }
 
-  const ExecutorchMlxConvolution& c_;
+  const kernel::Convolution& c_;
   const float* weights_;
   float* y_;
   std::vector<const float*> rows_;   // of x, under the window
@@ -122,13 +123,13 @@ class Row {
 };
 
 // Whether several groups fit in a vector, for which convolve_small_groups() is faster.
-bool has_small_groups(const ExecutorchMlxConvolution& c) {
+bool has_small_groups(const kernel::Convolution& c) {
   const int lanes = kernels().panel_rows;
   return c.outputs < lanes && lanes % c.outputs == 0 && c.inputs <= c.outputs;
 }
 
 // Transposes the weights to [elements, inputs, channels of y].
-void pack_small_groups(const ExecutorchMlxConvolution& c, const float* w, float* packed) {
+void pack_small_groups(const kernel::Convolution& c, const float* w, float* packed) {
   const int64_t channels = channels_of_y(c), length = window_elements(c) * c.inputs;
   for (int64_t channel = 0; channel < channels; ++channel) {
     for (int64_t i = 0; i < length; ++i) {
@@ -137,7 +138,7 @@ void pack_small_groups(const ExecutorchMlxConvolution& c, const float* w, float*
   }
 }
 
-void convolve_small_groups(const ExecutorchMlxConvolution& c, const float* x, const float* packed, float* y) {
+void convolve_small_groups(const kernel::Convolution& c, const float* x, const float* packed, float* y) {
   const auto& axes = c.axes;
   const int64_t channels = channels_of_y(c), length = window_elements(c) * c.inputs;
   const int64_t row_size = axes[2].result * channels;
@@ -175,7 +176,7 @@ inline void copy_floats(const float* from, int64_t count, float* to) {
 // Copies the windows of x of one group to rows. The elements of a row are those of the weights of a channel of y.
 class Windows {
  public:
-  Windows(const ExecutorchMlxConvolution& c, const float* x)
+  Windows(const kernel::Convolution& c, const float* x)
       : c_(c), x_(x), is_joined_(c.groups == 1 && c.axes[2].dilation == 1),
         run_(is_joined_ ? c.axes[2].window * c.inputs : c.inputs) {}
 
@@ -224,7 +225,7 @@ class Windows {
     return to;
   }
 
-  const ExecutorchMlxConvolution& c_;
+  const kernel::Convolution& c_;
   const float* x_;
   bool is_joined_;  // whether the elements of a window on the last axis follow each other in x
   int64_t run_;     // elements of a window that follow each other in x
@@ -233,7 +234,7 @@ class Windows {
 // The weights of all groups in panels of columns: of channels of y.
 class WeightPanels {
  public:
-  explicit WeightPanels(const ExecutorchMlxConvolution& c)
+  explicit WeightPanels(const kernel::Convolution& c)
       : length_(window_elements(c) * c.inputs), outputs_(c.outputs),
         panels_((c.outputs + kPanelColumns - 1) / kPanelColumns),
         width_((c.outputs + kMaxLanes - 1) / kMaxLanes * kMaxLanes) {}
@@ -275,7 +276,7 @@ class WeightPanels {
   int64_t width_;
 };
 
-void pack_panels(const ExecutorchMlxConvolution& c, const float* w, float* packed) {
+void pack_large_groups(const kernel::Convolution& c, const float* w, float* packed) {
   const WeightPanels panels(c);
   const auto length = static_cast<int>(window_elements(c) * c.inputs);
   parallel_ranges(c.groups * panels.count(), int64_t{length} * kPanelColumns, [&](int64_t first, int64_t last) {
@@ -289,7 +290,7 @@ void pack_panels(const ExecutorchMlxConvolution& c, const float* w, float* packe
 }
 
 // Multiplies the windows, copied to rows, by the packed weights.
-void multiply_windows(const ExecutorchMlxConvolution& c, const float* x, const float* packed, float* y) {
+void multiply_windows(const kernel::Convolution& c, const float* x, const float* packed, float* y) {
   const WeightPanels weights(c);
   const Windows windows(c, x);
   const bool are_rows = windows.are_rows();
@@ -298,7 +299,7 @@ void multiply_windows(const ExecutorchMlxConvolution& c, const float* x, const f
   const int64_t blocks = (positions + kWindowPositions - 1) / kWindowPositions;
   const int64_t tasks = blocks * c.groups;
   // If there are few tasks, each is divided into parts of its panels. Every part copies the windows.
-  const int64_t wanted = 4 * executorch_mlx_threads();
+  const int64_t wanted = 4 * kernel::threads();
   const int64_t parts = std::clamp<int64_t>((wanted + tasks - 1) / tasks, 1, weights.count());
   const auto run = [&](int64_t task) {
     const int64_t block = task / parts / c.groups, part = task % parts;
@@ -340,22 +341,17 @@ void multiply_windows(const ExecutorchMlxConvolution& c, const float* x, const f
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" int64_t executorch_mlx_convolution_weights(const ExecutorchMlxConvolution* c) {
-  using namespace executorch_mlx;
-  return has_small_groups(*c) ? window_elements(*c) * c->inputs * channels_of_y(*c)
-                              : WeightPanels(*c).size() * c->groups;
+int64_t kernel::convolution_weights(const Convolution& c) {
+  return has_small_groups(c) ? window_elements(c) * c.inputs * channels_of_y(c) : WeightPanels(c).size() * c.groups;
 }
 
-extern "C" void executorch_mlx_pack_convolution(const ExecutorchMlxConvolution* c, const float* w, float* packed) {
-  using namespace executorch_mlx;
-  has_small_groups(*c) ? pack_small_groups(*c, w, packed) : pack_panels(*c, w, packed);
+void kernel::pack_convolution(const Convolution& c, const float* w, float* packed) {
+  has_small_groups(c) ? pack_small_groups(c, w, packed) : pack_large_groups(c, w, packed);
 }
 
-extern "C" void executorch_mlx_convolution(
-    const ExecutorchMlxConvolution* c, const float* x, const float* packed, float* y) {
-  using namespace executorch_mlx;
+void kernel::convolution(const Convolution& c, const float* x, const float* packed, float* y) {
   count_product_call();
-  has_small_groups(*c) ? convolve_small_groups(*c, x, packed, y) : multiply_windows(*c, x, packed, y);
+  has_small_groups(c) ? convolve_small_groups(c, x, packed, y) : multiply_windows(c, x, packed, y);
 }
+
+} // namespace executorch_mlx

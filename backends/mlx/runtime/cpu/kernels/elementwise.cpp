@@ -1,8 +1,9 @@
-// Elementwise operations, one at a time and in sequence: see blas.h.
+// Elementwise operations, one at a time and in sequence.
 #include <algorithm>
 #include <cstring>
 
 #include "conversion.h"
+#include "elementwise.h"
 
 namespace executorch_mlx {
 
@@ -10,31 +11,6 @@ namespace {
 
 using Unary = decltype(Kernels::silu);
 using Binary = decltype(Kernels::add);
-
-// y[i] = function(a[i], b[i % period])
-void binary(const void* a, const void* b, FloatType type, void* y, int64_t count, int64_t period, Binary function) {
-  constexpr int64_t kCopies = 2048;
-  alignas(64) char number[kCopies * sizeof(float)];  // copies of b, if it is a single number
-  if (period == 1) {
-    for (int64_t i = 0; i < kCopies; ++i) {
-      std::memcpy(number + i * size_of(type), b, size_of(type));
-    }
-  }
-  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last;) {
-      const int64_t index = i % period;
-      const int64_t length = std::min(last - i, period == 1 ? kCopies : period - index);
-      function(at(a, type, i), period == 1 ? number : at(b, type, index), type, at(y, type, i), length);
-      i += length;
-    }
-  });
-}
-
-void unary(const void* x, FloatType type, void* y, int64_t count, Unary function) {
-  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
-    function(at(x, type, first), type, at(y, type, first), last - first);
-  });
-}
 
 Binary binary_kernel(Elementwise operation) {
   switch (operation) {
@@ -57,6 +33,8 @@ Unary unary_kernel(Elementwise operation) {
       return kernels().silu;
     case Elementwise::tanh:
       return kernels().tanh;
+    case Elementwise::exp:
+      return kernels().exponential;
     default:
       return [](const void* x, FloatType type, void* y, ptrdiff_t count) { std::memcpy(y, x, count * size_of(type)); };
   }
@@ -80,33 +58,40 @@ void compute(const ElementwiseStep& step, int64_t rows, FloatType type) {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" void executorch_mlx_elementwise_steps(
-    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows, executorch_mlx::FloatType type) {
+void kernel::elementwise_steps(const ElementwiseStep* steps, int count, int64_t rows, FloatType type) {
   for (int i = 0; i < count; ++i) {
-    executorch_mlx::compute(steps[i], rows, type);
+    compute(steps[i], rows, type);
   }
 }
 
-extern "C" void executorch_mlx_add(
-    const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {
-  executorch_mlx::binary(a, b, type, y, count, period, executorch_mlx::kernels().add);
+void kernel::binary(
+    Elementwise operation, const void* a, const void* b, FloatType type, void* y, int64_t count, int64_t period) {
+  const Binary function = binary_kernel(operation);
+  constexpr int64_t kCopies = 2048;
+  alignas(64) char number[kCopies * sizeof(float)];  // copies of b, if it is a single number
+  if (period == 1) {
+    for (int64_t i = 0; i < kCopies; ++i) {
+      std::memcpy(number + i * size_of(type), b, size_of(type));
+    }
+  }
+  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last;) {
+      const int64_t index = i % period;
+      const int64_t length = std::min(last - i, period == 1 ? kCopies : period - index);
+      function(at(a, type, i), period == 1 ? number : at(b, type, index), type, at(y, type, i), length);
+      i += length;
+    }
+  });
 }
 
-extern "C" void executorch_mlx_multiply(
-    const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {
-  executorch_mlx::binary(a, b, type, y, count, period, executorch_mlx::kernels().multiply);
+void kernel::unary(Elementwise operation, const void* x, FloatType type, void* y, int64_t count) {
+  const Unary function = unary_kernel(operation);
+  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
+    function(at(x, type, first), type, at(y, type, first), last - first);
+  });
 }
 
-extern "C" void executorch_mlx_subtract(
-    const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {
-  executorch_mlx::binary(a, b, type, y, count, period, executorch_mlx::kernels().subtract);
-}
-
-extern "C" void executorch_mlx_convert(
-    const void* x, executorch_mlx::FloatType x_type, void* y, executorch_mlx::FloatType y_type, int64_t count) {
-  using namespace executorch_mlx;
+void kernel::convert(const void* x, FloatType x_type, void* y, FloatType y_type, int64_t count) {
   parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
     if (y_type == FloatType::float32) {
       const auto* from = static_cast<const uint16_t*>(x) + first;
@@ -118,18 +103,4 @@ extern "C" void executorch_mlx_convert(
   });
 }
 
-extern "C" void executorch_mlx_exp(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
-  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().exponential);
-}
-
-extern "C" void executorch_mlx_silu(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
-  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().silu);
-}
-
-extern "C" void executorch_mlx_sigmoid(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
-  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().sigmoid);
-}
-
-extern "C" void executorch_mlx_tanh(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
-  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().tanh);
-}
+} // namespace executorch_mlx

@@ -1,11 +1,11 @@
-// One elementwise operation of a sequence that is computed at once: see executorch_mlx_elementwise_steps() in blas.h.
+// One elementwise operation of a sequence that is computed at once: see elementwise.h.
 #pragma once
 
 #include <cstdint>
 
 namespace executorch_mlx {
 
-enum class Elementwise : uint8_t { add, subtract, multiply, maximum, sigmoid, silu, tanh, copy };
+enum class Elementwise : uint8_t { add, subtract, multiply, maximum, sigmoid, silu, tanh, copy, exp };
 
 constexpr bool is_binary(Elementwise operation) {
   return operation <= Elementwise::maximum;

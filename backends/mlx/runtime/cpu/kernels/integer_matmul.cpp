@@ -8,7 +8,7 @@ namespace executorch_mlx {
 
 namespace {
 
-using Product = ExecutorchMlxQuantizedMatmul;
+using Product = kernel::QuantizedMatmul;
 
 constexpr int kIntegerPadding = 64;  // bytes between two rows, so that the rows do not compete for the same cache lines
 
@@ -142,42 +142,31 @@ void multiply_rounded(const Product* products, int count, int digits) {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" bool executorch_mlx_supports_int8(int bits, int group_size, int k) {
-  return bits != 2 && executorch_mlx_supports_quantized(bits, group_size, k);
+bool kernel::supports_int8(int bits, int group_size, int k) {
+  return bits != 2 && supports_quantized(bits, group_size, k);
 }
 
-extern "C" size_t executorch_mlx_integer_panels_size(const ExecutorchMlxQuantizedMatmul* matrix) {
-  using namespace executorch_mlx;
-  return panels_of(*matrix, nullptr).panel_bytes * number_of_panels(matrix->n);
+size_t kernel::integer_panels_size(const QuantizedMatmul& matrix) {
+  return panels_of(matrix, nullptr).panel_bytes * number_of_panels(matrix.n);
 }
 
-extern "C" void executorch_mlx_pack_integer_panels(const ExecutorchMlxQuantizedMatmul* matrix, void* to) {
-  using namespace executorch_mlx;
-  const auto panels = panels_of(*matrix, to);
-  parallel(number_of_panels(matrix->n), [&](int i) {
-    pack_panel(*matrix, i * kIntegerPanelRows, panels, static_cast<char*>(to) + i * panels.panel_bytes);
+void kernel::pack_integer_panels(const QuantizedMatmul& matrix, void* to) {
+  const auto panels = panels_of(matrix, to);
+  parallel(number_of_panels(matrix.n), [&](int i) {
+    pack_panel(matrix, i * kIntegerPanelRows, panels, static_cast<char*>(to) + i * panels.panel_bytes);
   });
 }
 
-extern "C" void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* p) {
-  executorch_mlx_int8_matmuls(p, 1);
+void kernel::int8_matmul(const QuantizedMatmul* products, int count) {
+  multiply_rounded(products, count, 1);
 }
 
-extern "C" void executorch_mlx_int8_matmuls(const ExecutorchMlxQuantizedMatmul* products, int count) {
-  executorch_mlx::multiply_rounded(products, count, 1);
+bool kernel::has_fast_integers(int bits, int group_size, int k) {
+  return kernels().has_fast_integers && supports_int8(bits, group_size, k);
 }
 
-extern "C" bool executorch_mlx_has_fast_integers(int bits, int group_size, int k) {
-  return executorch_mlx::kernels().has_fast_integers && executorch_mlx_supports_int8(bits, group_size, k);
-}
-
-extern "C" void executorch_mlx_integer_matmul(const ExecutorchMlxQuantizedMatmul* p) {
-  executorch_mlx_integer_matmuls(p, 1);
-}
-
-extern "C" void executorch_mlx_integer_matmuls(const ExecutorchMlxQuantizedMatmul* products, int count) {
-  using namespace executorch_mlx;
+void kernel::integer_matmul(const QuantizedMatmul* products, int count) {
   multiply_rounded(products, count, products[0].type == FloatType::float32 ? 3 : 2);
 }
+
+} // namespace executorch_mlx

@@ -15,7 +15,7 @@ std::atomic<uint64_t> calls{0};
 } // namespace
 
 void multiply_few_rows(
-    const ExecutorchMlxQuantizedMatmul* products, int count, int m, const float* x,
+    const kernel::QuantizedMatmul* products, int count, int m, const float* x,
     const std::function<float*(int)>& y) {
   const auto& simd = kernels();
   const int k = products[0].k;
@@ -40,10 +40,21 @@ void multiply_few_rows(
 namespace {
 
 // The product of many rows x, given in float32.
-void multiply_many_quantized_rows(const ExecutorchMlxQuantizedMatmul& p, const float* x, float* y) {
+void multiply_many_quantized_rows(const kernel::QuantizedMatmul& p, const float* x, float* y) {
   const Operands operands{.x = x, .ldx = p.k, .y = y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k};
   const auto pack = [&](int, int first, int count, float* panel) {
     kernels().pack_quantized_panel(matrix_of(p), first, count, panel);
+  };
+  multiply_many_rows(&operands, 1, FloatType::float32, pack, [](int, int, int) { return Bytes{}; });
+}
+
+// A product with a matrix whose rows have gaps between their elements.
+void multiply_strided_halves(const kernel::HalfMatmul& p) {
+  const AsFloats x(p.x, p.x_type, int64_t{p.m} * p.k);
+  const Operands operands{
+      .x = x.get(), .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .y_type = p.y_type};
+  const auto pack = [&](int, int first, int count, float* panel) {
+    pack_halves(p.w + first * p.row_stride, p.type, p.row_stride, p.column_stride, count, p.k, panel);
   };
   multiply_many_rows(&operands, 1, FloatType::float32, pack, [](int, int, int) { return Bytes{}; });
 }
@@ -55,7 +66,7 @@ void multiply_in_tiles(const std::vector<RowProduct>& products) {
   constexpr int kSmallest = 64;   // columns of a task
   constexpr int kRowBlock = 128;  // rows of x whose results stay in the cache
   const int count = static_cast<int>(products.size());
-  const int share = total_columns(products.data(), count) / (4 * executorch_mlx_threads()) / kSmallest * kSmallest;
+  const int share = total_columns(products.data(), count) / (4 * kernel::threads()) / kSmallest * kSmallest;
   const int most = p.m > kTileRows ? 2 * kSmallest : 16 * kSmallest;
   for_columns(products.data(), count, std::clamp(share, kSmallest, most), [&](int i, int first, int last) {
     const auto& product = products[i];
@@ -71,27 +82,20 @@ void multiply_in_tiles(const std::vector<RowProduct>& products) {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-void executorch_mlx::count_product_call() {
+void count_product_call() {
   calls.fetch_add(1, std::memory_order_relaxed);
 }
 
-extern "C" uint64_t executorch_mlx_product_calls() {
-  return executorch_mlx::calls.load(std::memory_order_relaxed);
+uint64_t kernel::product_calls() {
+  return calls.load(std::memory_order_relaxed);
 }
 
-extern "C" bool executorch_mlx_supports_quantized(int bits, int group_size, int k) {
+bool kernel::supports_quantized(int bits, int group_size, int k) {
   return (bits == 2 || bits == 4 || bits == 8) && (group_size == 32 || group_size == 64 || group_size == 128) &&
-      k % group_size == 0 && k / group_size <= executorch_mlx::kMaxGroups;
+      k % group_size == 0 && k / group_size <= kMaxGroups;
 }
 
-extern "C" void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* p) {
-  executorch_mlx_quantized_matmuls(p, 1);
-}
-
-extern "C" void executorch_mlx_quantized_matmuls(const ExecutorchMlxQuantizedMatmul* products, int count) {
-  using namespace executorch_mlx;
+void kernel::quantized_matmul(const QuantizedMatmul* products, int count) {
   const auto& p = products[0];
   count_product_call();
   const AsFloats x(p.x, p.type, int64_t{p.m} * p.k);
@@ -106,33 +110,19 @@ extern "C" void executorch_mlx_quantized_matmuls(const ExecutorchMlxQuantizedMat
   y.store();
 }
 
-extern "C" void executorch_mlx_dequantize(const ExecutorchMlxQuantizedMatmul* p) {
-  using namespace executorch_mlx;
-  parallel_ranges(p->n, p->k, [&](int64_t first, int64_t last) {
+void kernel::dequantize(const QuantizedMatmul& p) {
+  parallel_ranges(p.n, p.k, [&](int64_t first, int64_t last) {
     kernels().dequantize_rows(
-        matrix_of(*p), static_cast<int>(first), static_cast<int>(last), static_cast<float*>(p->y) + first * p->k, p->k);
+        matrix_of(p), static_cast<int>(first), static_cast<int>(last), static_cast<float*>(p.y) + first * p.k, p.k);
   });
 }
 
-extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
-  using namespace executorch_mlx;
-  if (p->column_stride == 1) {
-    return executorch_mlx_half_matmuls(p, 1);
-  }
-  count_product_call();
-  const AsFloats x(p->x, p->x_type, int64_t{p->m} * p->k);
-  const Operands operands{
-      .x = x.get(), .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k, .y_type = p->y_type};
-  const auto pack = [&](int, int first, int count, float* panel) {
-    pack_halves(p->w + first * p->row_stride, p->type, p->row_stride, p->column_stride, count, p->k, panel);
-  };
-  multiply_many_rows(&operands, 1, FloatType::float32, pack, [](int, int, int) { return Bytes{}; });
-}
-
-extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* products, int count) {
-  using namespace executorch_mlx;
+void kernel::half_matmul(const HalfMatmul* products, int count) {
   const auto& p = products[0];
   count_product_call();
+  if (p.column_stride != 1) {
+    return multiply_strided_halves(p);
+  }
   const bool in_pairs =
       p.x_type == FloatType::bfloat16 && multiplies_in_pairs(p.type, p.k) && p.row_stride % 2 == 0;
   const AsFloats x(p.x, in_pairs ? FloatType::float32 : p.x_type, int64_t{p.m} * p.k);
@@ -150,3 +140,5 @@ extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* produ
   }
   multiply_rows_together(rows, in_pairs ? FloatType::bfloat16_pair : p.type);
 }
+
+} // namespace executorch_mlx

@@ -5,16 +5,16 @@
 #include <mutex>
 #include <thread>
 
-namespace {
+namespace executorch_mlx {
 
-using executorch_mlx::pause_briefly;
+namespace {
 
 // How often a waiting thread checks, before it sleeps, whether it can go on. The kernels of a decode step follow each
 // other within microseconds, and waking a thread takes longer.
 constexpr int kSpins = 2000;
 
-// Whether this thread is running items. If an item calls executorch_mlx_parallel(), this thread runs all items of that
-// call alone.
+// Whether this thread is running items. If an item calls kernel::run_items(), this thread runs all items of that call
+// alone.
 thread_local bool is_in_item = false;
 
 class Pool {
@@ -96,8 +96,8 @@ class Pool {
 
 } // namespace
 
-extern "C" void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context) {
-  static const int threads = executorch_mlx_threads();
+void kernel::run_items(int count, void (*item)(void*, int), void* context) {
+  static const int threads = kernel::threads();
   if (threads <= 1 || count <= 1 || is_in_item) {
     for (int i = 0; i < count; ++i) {
       item(context, i);
@@ -107,3 +107,5 @@ extern "C" void executorch_mlx_parallel(int count, void (*item)(void*, int), voi
   static Pool* const pool = new Pool(threads);  // never deleted: its threads run until the process ends
   pool->run(count, item, context);
 }
+
+} // namespace executorch_mlx

@@ -11,9 +11,22 @@
 #include <immintrin.h>
 #endif
 
-#include "blas.h"
+#include "api.h"
 
 namespace executorch_mlx {
+
+namespace kernel {
+
+// Returns the number of threads in the pool: the environment variable OPENBLAS_NUM_THREADS or OMP_NUM_THREADS if one
+// is set, or else the number of processors that the process may use: those of its affinity mask, and in a container not
+// more than the CPU quota (cgroup version 2).
+EXECUTORCH_MLX_KERNEL_API int threads();
+
+// Calls item(context, 0) ... item(context, count - 1) on the threads of the pool, and returns when all calls have
+// returned. The items throw nothing.
+EXECUTORCH_MLX_KERNEL_API void run_items(int count, void (*item)(void*, int), void* context);
+
+} // namespace kernel
 
 // For the loop of a thread that waits for another one.
 inline void pause_briefly() {
@@ -43,7 +56,7 @@ void parallel(int count, Item&& item) {
       }
     }
   };
-  executorch_mlx_parallel(count, run, &call);
+  kernel::run_items(count, run, &call);
   if (call.has_failed) [[unlikely]] {
     std::rethrow_exception(call.error);
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "conversion.h"
+#include "matmul.h"
 
 namespace executorch_mlx {
 
@@ -63,11 +64,11 @@ inline int quantized_rows_per_task(int m, int n) {
   constexpr int kSmallest = 64;
   constexpr int kLargest = 512;
   constexpr int kFewRows = 8;
-  const int share = n / (2 * executorch_mlx_threads()) / kSmallest * kSmallest;
+  const int share = n / (2 * kernel::threads()) / kSmallest * kSmallest;
   return m > kFewRows ? kSmallest : std::clamp(share, kSmallest, kLargest);
 }
 
-// Counts a call for executorch_mlx_product_calls().
+// Counts a call for kernel::product_calls().
 void count_product_call();
 
 // Whether products of bfloat16 x with weights of this type, with k columns, multiply pairs.
@@ -75,7 +76,7 @@ inline bool multiplies_in_pairs(FloatType type, int k) {
   return kernels().multiplies_bfloat16_pairs && type == FloatType::bfloat16 && k % 2 == 0;
 }
 
-inline QuantizedMatrix matrix_of(const ExecutorchMlxQuantizedMatmul& p) {
+inline QuantizedMatrix matrix_of(const kernel::QuantizedMatmul& p) {
   return {p.w, p.scales, p.biases, p.scale_type, p.bits, p.group_size, p.k};
 }
 
@@ -176,7 +177,7 @@ class Results {
 
 // Computes the first m rows of products of the same few rows x, given in float32. Product i writes to y(i).
 void multiply_few_rows(
-    const ExecutorchMlxQuantizedMatmul* products, int count, int m, const float* x,
+    const kernel::QuantizedMatmul* products, int count, int m, const float* x,
     const std::function<float*(int)>& y);
 
 // Memory to prefetch.
@@ -265,7 +266,7 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
   constexpr size_t kMaxPrefetched = 32 << 10;
   const bool prefetches = panels_size(kPanelsTogether * panel_rows, all.k) <= kMaxPrefetched;
   const auto parts = panel_parts(products, count);
-  const int threads = executorch_mlx_threads();
+  const int threads = kernel::threads();
   const int blocks = (all.m + kRowBlock - 1) / kRowBlock;
   // The parts that are left when each thread has had as many as the others are divided into tasks by rows of x.
   const int left = static_cast<int>(parts.size()) % threads;
@@ -340,12 +341,8 @@ void multiply_rows_together(const std::vector<RowProduct>& products, FloatType t
 // y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.
 void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);
 
-// The same for a float32 matrix that pack_columns() has packed for p.m rows, with alpha 1 and beta 0. Gives the same
-// bits.
+// The same for a float32 matrix that kernel::pack_columns() has packed for p.m rows, with alpha 1 and beta 0. Gives the
+// same bits.
 void multiply_packed_columns(const Operands& p, const float* packed);
-
-// Packs a row-major matrix b [k, n]: writes panels of as many columns as the kernel computes together for `rows` rows
-// of x.
-void pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed);
 
 } // namespace executorch_mlx

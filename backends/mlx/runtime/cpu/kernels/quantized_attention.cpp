@@ -8,13 +8,14 @@
 
 #include "attention_tile.h"
 #include "products.h"
+#include "quantized_cache.h"
 #include "rotation.h"
 
 namespace executorch_mlx {
 
 namespace {
 
-using Attention = ExecutorchMlxQuantizedAttention;
+using Attention = kernel::QuantizedAttention;
 using Tile = AttentionTile;
 
 constexpr int64_t kPartKeys = 256;
@@ -82,7 +83,7 @@ void read_queries(const Attention& a, const Sizes& s, const Tile& tile, std::vec
 // prefetches whole entries that follow, so that the second pass over the entries of a part finds the values in the
 // cache.
 void dequantize(
-    const ExecutorchMlxEntries& cache, int64_t head, int64_t key, int64_t count, int64_t first_group, int64_t groups,
+    const kernel::Entries& cache, int64_t head, int64_t key, int64_t count, int64_t first_group, int64_t groups,
     bool prefetches, float* out) {
   const int64_t scale = head * cache.scale_strides[0] + key * cache.scale_strides[1] + first_group;
   const QuantizedEntries entries{
@@ -265,15 +266,13 @@ void attend_by_parts(const Attention& a, const Sizes& s, int64_t tiles) {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" void executorch_mlx_quantized_attention(const ExecutorchMlxQuantizedAttention* attention) {
-  using namespace executorch_mlx;
-  const Attention& a = *attention;
+void kernel::quantized_attention(const QuantizedAttention& a) {
   const Sizes s(a);
   const int64_t tiles = a.kv_heads * s.tiles;
-  if (s.parts > 1 && tiles < 4 * executorch_mlx_threads()) {
+  if (s.parts > 1 && tiles < 4 * threads()) {
     return attend_by_parts(a, s, tiles);
   }
   parallel(static_cast<int>(tiles), [&](int i) { attend_tile(a, s, tile_of(s, i)); });
 }
+
+} // namespace executorch_mlx

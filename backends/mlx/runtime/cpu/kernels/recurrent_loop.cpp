@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "conversion.h"
+#include "elementwise.h"
 #include "recurrent_loop.h"
 
 namespace executorch_mlx {
@@ -21,7 +22,7 @@ constexpr int64_t kMinParallelWork = 1 << 15;  // weights, from which on several
 
 int parts_of(int units, int gates) {
   const bool is_small = int64_t{units} * units * gates < kMinParallelWork;
-  return is_small ? 1 : std::max(1, std::min(executorch_mlx_threads(), units / kLine));
+  return is_small ? 1 : std::max(1, std::min(kernel::threads(), units / kLine));
 }
 
 // The first unit of a part. All parts begin at a cache line of the state.
@@ -59,7 +60,7 @@ class Hidden {
 // The computations for the units of a tile.
 class Tile {
  public:
-  Tile(const ExecutorchMlxRecurrentLoop& r, const Hidden& hidden, int first, int units, const float* packed)
+  Tile(const kernel::RecurrentLoop& r, const Hidden& hidden, int first, int units, const float* packed)
       : r_(r), hidden_(hidden), first_(first), units_(units), packed_(packed), memory_(size()) {
     float* next = memory_.get();
     const auto add_value = [&](int blocks, bool has_rows) {
@@ -92,7 +93,7 @@ class Tile {
         read(r_.inputs[i], step, inputs_begin() + i);
       }
     }
-    executorch_mlx_elementwise_steps(
+    kernel::elementwise_steps(
         steps_.data(), static_cast<int>(steps_.size()), r_.rows, FloatType::float32);
     write(step);
   }
@@ -192,7 +193,7 @@ class Tile {
     int64_t stride;
   };
 
-  const ExecutorchMlxRecurrentLoop& r_;
+  const kernel::RecurrentLoop& r_;
   const Hidden& hidden_;
   int first_;
   int units_;
@@ -272,10 +273,7 @@ class TimeSteps {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" void executorch_mlx_pack_recurrent(const float* b, int64_t row_stride, int units, int gates, float* packed) {
-  using namespace executorch_mlx;
+void kernel::pack_recurrent(const float* b, int64_t row_stride, int units, int gates, float* packed) {
   const int parts = parts_of(units, gates);
   for (int part = 0; part < parts; ++part) {
     for_tiles(units, parts, part, [&](int first, int count) {
@@ -288,16 +286,17 @@ extern "C" void executorch_mlx_pack_recurrent(const float* b, int64_t row_stride
   }
 }
 
-extern "C" void executorch_mlx_recurrent_loop(const ExecutorchMlxRecurrentLoop* r) {
-  using namespace executorch_mlx;
-  const int count = parts_of(r->units, r->gates);
-  const Hidden hidden(r->rows, r->units);
+void kernel::recurrent_loop(const RecurrentLoop& r) {
+  const int count = parts_of(r.units, r.gates);
+  const Hidden hidden(r.rows, r.units);
   std::vector<std::vector<Tile>> parts(count);
   for (int i = 0; i < count; ++i) {
-    for_tiles(r->units, count, i, [&](int first, int units) {
-      parts[i].emplace_back(*r, hidden, first, units, r->packed + int64_t{first} * r->gates * r->units);
+    for_tiles(r.units, count, i, [&](int first, int units) {
+      parts[i].emplace_back(r, hidden, first, units, r.packed + int64_t{first} * r.gates * r.units);
     });
   }
-  TimeSteps steps(parts, r->time_steps);
+  TimeSteps steps(parts, r.time_steps);
   parallel(count, [&](int i) { steps.run_thread(i); });
 }
+
+} // namespace executorch_mlx

@@ -1,8 +1,9 @@
-// The loop over the time steps of a recurrent layer: see executorch_mlx_recurrent_loop() in blas.h.
+// The loop over the time steps of a recurrent layer.
 #pragma once
 
 #include <cstdint>
 
+#include "api.h"
 #include "elementwise_step.h"
 
 namespace executorch_mlx {
@@ -42,5 +43,36 @@ struct CellCarry {
   CellInput initial;
   int next;  // the value for the next time step
 };
+
+namespace kernel {
+
+// The loop over the time steps of a recurrent layer. Each time step multiplies the state `hidden` of all `rows` by the
+// weights [units, gates * units], adds the addend, and computes the values of the cell. Each result has the
+// same bits as that of matmul and elementwise_steps.
+struct RecurrentLoop {
+  int time_steps;
+  int rows;
+  int units;
+  int gates;
+  int max_blocks;       // of all values
+  const float* packed;  // the weights from pack_recurrent()
+  CellInput addend;     // data is null if there is none
+  int hidden;           // the carry that is multiplied
+  const CellCarry* carries;  // the next values are results of steps that are not copies
+  int num_carries;
+  const CellInput* inputs;
+  int num_inputs;
+  const CellStep* steps;
+  int num_steps;
+  const CellOutput* outputs;
+  int num_outputs;
+};
+EXECUTORCH_MLX_KERNEL_API void recurrent_loop(const RecurrentLoop& loop);
+
+// Packs the weights b [units, gates * units] for recurrent_loop(), in the order in which it reads them.
+EXECUTORCH_MLX_KERNEL_API void pack_recurrent(
+    const float* b, int64_t row_stride, int units, int gates, float* packed);
+
+} // namespace kernel
 
 } // namespace executorch_mlx

@@ -1,4 +1,4 @@
-// Rotary embedding: see blas.h.
+// Rotary embedding.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conversion.h"
+#include "rope.h"
 
 namespace executorch_mlx {
 
@@ -22,7 +23,7 @@ struct Rotation {
   bool operator==(const Rotation&) const = default;
 };
 
-Rotation rotation_of(const ExecutorchMlxRope& p) {
+Rotation rotation_of(const kernel::Rope& p) {
   std::vector<float> frequencies(p.half);
   for (int64_t i = 0; i < p.half; ++i) {
     frequencies[i] = p.periods ? 1 / p.periods[i] : std::exp(-static_cast<float>(i) * (std::log(p.base) / p.half));
@@ -85,11 +86,7 @@ std::shared_ptr<const Angles> angles_of(Rotation rotation) {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
-  using namespace executorch_mlx;
-  const auto& p = *rope;
+void kernel::rope(const Rope& p) {
   const auto& strides = p.x.strides;
   const auto angles = angles_of(rotation_of(p));
   const FloatType type = p.x.type;
@@ -113,3 +110,5 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
     }
   });
 }
+
+} // namespace executorch_mlx

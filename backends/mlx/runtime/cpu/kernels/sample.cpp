@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pool.h"
+#include "sample.h"
 #include "simd/kernels.h"
 
 namespace executorch_mlx {
@@ -357,7 +358,7 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
   return candidates[winner.index].token;
 }
 
-int64_t draw(const ExecutorchMlxSample& s, const void* row, Parameters p) {
+int64_t draw(const kernel::Sample& s, const void* row, Parameters p) {
   Logits logits(row, s.type, s.vocabulary);
   if (!(p.temperature > 0)) {
     return logits.argmax();
@@ -370,11 +371,7 @@ int64_t draw(const ExecutorchMlxSample& s, const void* row, Parameters p) {
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" void executorch_mlx_sample(const ExecutorchMlxSample* sample) {
-  using namespace executorch_mlx;
-  const ExecutorchMlxSample& s = *sample;
+void kernel::sample(const Sample& s) {
   const auto at = [](const auto& values, int64_t row) { return values.data[values.per_row ? row : 0]; };
   const size_t row_bytes = static_cast<size_t>(s.vocabulary) * (s.type == FloatType::float32 ? 4 : 2);
   const auto run = [&](int64_t row) {
@@ -396,3 +393,5 @@ extern "C" void executorch_mlx_sample(const ExecutorchMlxSample* sample) {
   }
   parallel(static_cast<int>(s.rows), run);
 }
+
+} // namespace executorch_mlx

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <vector>
 
+#include "cblas.h"
 #include "products.h"
 
 namespace executorch_mlx {
@@ -20,7 +21,7 @@ constexpr int kStepsPerPass = 256;             // rows of b that stay in the cac
 // so that one delayed thread does not delay the product.
 template <typename Run>
 void for_parts(int64_t work, int length, Run&& run, int multiple = 16) {
-  const int threads = executorch_mlx_threads();
+  const int threads = kernel::threads();
   const int most = threads == 1 || work < kMinParallelWork ? 1 : 4 * threads;
   const int parts = std::max(1, std::min(most, length / kMinPartLength));
   parallel(parts, [&](int i) {
@@ -84,7 +85,8 @@ void multiply_packed_columns(const Operands& p, const float* packed) {
       width);
 }
 
-void pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed) {
+// Writes panels of as many columns as the kernel computes together.
+void kernel::pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed) {
   const int width = kernels().column_panel_width(rows);
   for (int column = 0; column < n; column += width) {
     const int columns = std::min(width, n - column);
@@ -153,7 +155,7 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
   }
   const int count = static_cast<int>(products.size());
   const int multiple = kPanelsTogether * simd.panel_rows;  // of the columns of a part
-  const int share = total_columns(products.data(), count) / (4 * executorch_mlx_threads());
+  const int share = total_columns(products.data(), count) / (4 * kernel::threads());
   const int size = std::max(1, share / multiple) * multiple;
   for_columns(products.data(), count, size, [&](int i, int first, int last) {
     const auto& p = products[i];
@@ -191,7 +193,7 @@ void multiply_rows_together(const std::vector<RowProduct>& products, FloatType t
   const int count = static_cast<int>(products.size());
   const int columns = total_columns(products.data(), count);
   const PaddedRows x(p, columns);
-  const int threads = executorch_mlx_threads();
+  const int threads = kernel::threads();
   const bool is_small = threads == 1 || int64_t{p.m} * columns * p.k < kMinParallelWork;
   const int size = is_small ? columns : std::max(kMinPartLength, columns / (4 * threads) / 16 * 16);
   for_columns(products.data(), count, size, [&](int i, int first, int last) {
@@ -237,29 +239,29 @@ extern "C" void cblas_sgemm(
   multiply_rows({p, ldb > 1 ? b_copy.data() : b, p.k}, FloatType::float32);
 }
 
-extern "C" void executorch_mlx_matmul(const ExecutorchMlxMatmul* p) {
-  using namespace executorch_mlx;
+namespace executorch_mlx {
+
+void kernel::matmul(const Matmul& p) {
   count_product_call();
-  const bool in_rows = p->b_column_stride == 1;
+  const bool in_rows = p.b_column_stride == 1;
   const Operands operands{
-      .x = p->x, .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k, .addend = p->c,
-      .ld_addend = p->c_stride};
-  if (p->packed_b != nullptr) {
-    return multiply_packed_columns(operands, p->packed_b);
+      .x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .addend = p.c,
+      .ld_addend = p.c_stride};
+  if (p.packed_b != nullptr) {
+    return multiply_packed_columns(operands, p.packed_b);
   }
-  if (in_rows && p->n > 1 && p->alpha == 1 && (p->c == nullptr || p->beta == 1)) {
-    return multiply_columns(operands, p->b, FloatType::float32, p->b_row_stride);
+  if (in_rows && p.n > 1 && p.alpha == 1 && (p.c == nullptr || p.beta == 1)) {
+    return multiply_columns(operands, p.b, FloatType::float32, p.b_row_stride);
   }
-  for (int row = 0; p->c != nullptr && row < p->m; ++row) {
-    std::copy_n(p->c + row * p->c_stride, p->n, p->y + int64_t{row} * p->n);
+  for (int row = 0; p.c != nullptr && row < p.m; ++row) {
+    std::copy_n(p.c + row * p.c_stride, p.n, p.y + int64_t{row} * p.n);
   }
   cblas_sgemm(
-      kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p->m, p->n, p->k, p->alpha, p->x, p->k, p->b,
-      static_cast<int>(in_rows ? p->b_row_stride : p->b_column_stride), p->c != nullptr ? p->beta : 0.0f, p->y, p->n);
+      kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p.m, p.n, p.k, p.alpha, p.x, p.k, p.b,
+      static_cast<int>(in_rows ? p.b_row_stride : p.b_column_stride), p.c != nullptr ? p.beta : 0.0f, p.y, p.n);
 }
 
-extern "C" void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int count) {
-  using namespace executorch_mlx;
+void kernel::matmuls(const Matmul* matmuls, int count) {
   count_product_call();
   std::vector<RowProduct> products;
   for (int i = 0; i < count; ++i) {
@@ -276,34 +278,28 @@ extern "C" void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int c
   multiply_rows_together(products, FloatType::float32);
 }
 
-extern "C" void executorch_mlx_pack_columns(
-    const float* b, int64_t row_stride, int k, int n, int rows, float* packed) {
-  executorch_mlx::pack_columns(b, row_stride, k, n, rows, packed);
-}
-
-extern "C" size_t executorch_mlx_panels_size(executorch_mlx::FloatType type, int n, int k) {
-  using namespace executorch_mlx;
+size_t kernel::panels_size(FloatType type, int n, int k) {
   const auto& simd = kernels();
   const bool in_pairs = multiplies_in_pairs(type, k) && simd.multiply_tiles == nullptr;
   if (k <= kFewColumns || !(type == FloatType::float32 || in_pairs)) {
     return 0;
   }
-  return panels_size(n, in_pairs ? k / 2 : k) * sizeof(float);
+  return executorch_mlx::panels_size(n, in_pairs ? k / 2 : k) * sizeof(float);
 }
 
-extern "C" void executorch_mlx_pack_panels(
-    const void* w, executorch_mlx::FloatType type, int n, int k, float* panels) {
-  using namespace executorch_mlx;
+void kernel::pack_panels(const void* w, FloatType type, int n, int k, float* panels) {
   const auto& simd = kernels();
   const int columns = type == FloatType::float32 ? k : k / 2;
   parallel(panels_of(n), [&](int i) {
     const int first = i * simd.panel_rows;
     const auto* rows = static_cast<const float*>(w) + int64_t{first} * columns;
     const int count = std::min(simd.panel_rows, n - first);
-    simd.pack_panel(rows, columns, count, columns, panels + panels_size(first, columns));
+    simd.pack_panel(rows, columns, count, columns, panels + executorch_mlx::panels_size(first, columns));
   });
 }
 
-extern "C" uint64_t executorch_mlx_blas_calls() {
-  return executorch_mlx::calls.load(std::memory_order_relaxed);
+uint64_t kernel::blas_calls() {
+  return calls.load(std::memory_order_relaxed);
 }
+
+} // namespace executorch_mlx

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <thread>
 
-#include "blas.h"
+#include "pool.h"
+
+namespace executorch_mlx {
 
 namespace {
 
@@ -49,7 +51,7 @@ int cgroup_quota() {
 
 } // namespace
 
-extern "C" int executorch_mlx_threads() {
+int kernel::threads() {
   static const int threads = [] {
     if (const int count = count_in_environment(); count > 0) {
       return count;
@@ -60,3 +62,5 @@ extern "C" int executorch_mlx_threads() {
   }();
   return threads;
 }
+
+} // namespace executorch_mlx

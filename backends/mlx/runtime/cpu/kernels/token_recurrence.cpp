@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "conversion.h"
+#include "token_recurrence.h"
 
 namespace executorch_mlx {
 
@@ -12,7 +13,7 @@ namespace {
 constexpr int64_t kManyTokens = 64;  // from this number on, the width of a tile does not change
 
 // The vectors of a head, from element `first` on.
-TokenVectors vectors_of(const ExecutorchMlxTokens& x, int64_t batch, int64_t head, int64_t first = 0) {
+TokenVectors vectors_of(const kernel::Tokens& x, int64_t batch, int64_t head, int64_t first = 0) {
   if (x.data == nullptr) {
     return {nullptr, 0, 0};
   }
@@ -31,7 +32,7 @@ float* scratch(size_t count) {
 }
 
 // Runs `columns` columns of the state of a head, from `first` on.
-void recur(const ExecutorchMlxGatedRecurrence& p, int64_t batch, int64_t head, int64_t first, int64_t columns) {
+void recur(const kernel::GatedRecurrence& p, int64_t batch, int64_t head, int64_t first, int64_t columns) {
   const int64_t group = head / (p.heads / p.groups);
   const int64_t state = (batch * p.heads + head) * p.size * p.columns + first * (p.is_transposed ? p.size : 1);
   const int64_t tile_stride = (columns + 15) / 16 * 16;  // as Kernels::transpose expects
@@ -68,11 +69,7 @@ void recur(const ExecutorchMlxGatedRecurrence& p, int64_t batch, int64_t head, i
 
 } // namespace
 
-} // namespace executorch_mlx
-
-extern "C" void executorch_mlx_gated_recurrence(const ExecutorchMlxGatedRecurrence* recurrence) {
-  using namespace executorch_mlx;
-  const auto& p = *recurrence;
+void kernel::gated_recurrence(const GatedRecurrence& p) {
   // A transposed state is read along its columns, and gains nothing from wide tiles.
   const int64_t tokens = p.is_transposed ? kManyTokens : std::min(p.tokens, kManyTokens);
   const int64_t width = kernels().recurrence_columns(static_cast<int>(tokens));
@@ -87,9 +84,7 @@ extern "C" void executorch_mlx_gated_recurrence(const ExecutorchMlxGatedRecurren
   });
 }
 
-extern "C" void executorch_mlx_selective_scan(const ExecutorchMlxSelectiveScan* scan) {
-  using namespace executorch_mlx;
-  const auto& p = *scan;
+void kernel::selective_scan(const SelectiveScan& p) {
   const int64_t width = kernels().scan_channels();
   const int64_t tiles = (p.channels + width - 1) / width;
   constexpr int64_t kCost = 8;  // of an exponential, relative to the other operations
@@ -116,8 +111,7 @@ extern "C" void executorch_mlx_selective_scan(const ExecutorchMlxSelectiveScan* 
   });
 }
 
-extern "C" void executorch_mlx_copy_rows(const void* const* from, int64_t rows, int64_t bytes, void* to) {
-  using namespace executorch_mlx;
+void kernel::copy_rows(const void* const* from, int64_t rows, int64_t bytes, void* to) {
   constexpr int64_t kPart = 64 << 10;
   const int64_t parts = (bytes + kPart - 1) / kPart;
   parallel_ranges(rows * parts, kPart / static_cast<int64_t>(sizeof(float)), [&](int64_t begin, int64_t end) {
@@ -134,3 +128,5 @@ extern "C" void executorch_mlx_copy_rows(const void* const* from, int64_t rows, 
     }
   });
 }
+
+} // namespace executorch_mlx

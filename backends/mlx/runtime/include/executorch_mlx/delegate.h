@@ -43,8 +43,8 @@ const char* executorch_mlx_cpu_kernels(void);
 
 // Returns the name of the BLAS library that multiplies MLX's float64 and complex matrices on a CPU: the name that
 // OpenBLAS reports about itself; "mlx" for the BLAS library in the mlx wheel, which is used if OpenBLAS is not found;
-// or "mlx, loaded first" if libmlx was loaded before libmlx_blas. In the last case, MLX uses the BLAS library in the
-// mlx wheel for float32 matrices too. The string is static.
+// or "mlx, loaded first" if libmlx was loaded before libmlx_cpu_kernels. In the last case, MLX uses the BLAS library in
+// the mlx wheel for float32 matrices too. The string is static.
 const char* executorch_mlx_blas(void);
 
 // Starts to collect, in each thread, the error lines that ExecuTorch and this library log. The lines are written to the

@@ -80,7 +80,7 @@ struct TokenVectors {
   ptrdiff_t stride;
 };
 
-// Some columns of the state [size, columns] of a head, and its tokens: see ExecutorchMlxGatedRecurrence in blas.h.
+// Some columns of the state [size, columns] of a head, and its tokens: see kernel::GatedRecurrence.
 struct GatedRecurrence {
   TokenVectors query;  // [size]
   TokenVectors key;    // [size]
@@ -100,7 +100,7 @@ struct GatedRecurrence {
   float* scratch;  // 8 * size floats
 };
 
-// Some channels of a selective scan: see ExecutorchMlxSelectiveScan in blas.h.
+// Some channels of a selective scan: see kernel::SelectiveScan.
 struct SelectiveScan {
   TokenVectors x;      // [channels]
   TokenVectors step;   // [channels]
@@ -295,7 +295,7 @@ void multiply_integer_tiles(
 }
 
 // The kernels for the best instruction set of this processor, or for the one that the environment variable
-// EXECUTORCH_MLX_CPU_KERNELS or executorch_mlx_use_kernels() has chosen.
+// EXECUTORCH_MLX_CPU_KERNELS or kernel::use_instruction_set() has chosen.
 const Kernels& kernels();
 
 } // namespace executorch_mlx

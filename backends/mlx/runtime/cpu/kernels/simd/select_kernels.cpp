@@ -11,7 +11,7 @@
 #include <unistd.h>
 #endif
 
-#include "blas.h"
+#include "instruction_set.h"
 #include "kernels.h"
 
 namespace executorch_mlx {
@@ -107,10 +107,7 @@ const Kernels& kernels() {
   return *selected().load(std::memory_order_relaxed);
 }
 
-} // namespace executorch_mlx
-
-extern "C" bool executorch_mlx_use_kernels(const char* name) {
-  using namespace executorch_mlx;
+bool kernel::use_instruction_set(const char* name) {
   const Kernels* const kernels = find_kernels(name);
   if (kernels != nullptr) {
     selected().store(kernels, std::memory_order_relaxed);
@@ -118,8 +115,7 @@ extern "C" bool executorch_mlx_use_kernels(const char* name) {
   return kernels != nullptr;
 }
 
-extern "C" const char* executorch_mlx_kernels() {
-  using namespace executorch_mlx;
+const char* kernel::instruction_set() {
   for (const auto& choice : choices()) {
     if (choice.kernels == &kernels()) {
       return choice.name;
@@ -128,8 +124,7 @@ extern "C" const char* executorch_mlx_kernels() {
   return "";
 }
 
-extern "C" const char* executorch_mlx_all_kernels() {
-  using namespace executorch_mlx;
+const char* kernel::instruction_sets() {
   static const std::string names = [] {
     std::string result;
     for (const auto& choice : choices()) {
@@ -139,3 +134,5 @@ extern "C" const char* executorch_mlx_all_kernels() {
   }();
   return names.c_str();
 }
+
+} // namespace executorch_mlx
