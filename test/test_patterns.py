@@ -344,7 +344,9 @@ def test_gelu(delegate, gelu, dtype):
     # The arguments are a sum and a product. The pattern must not take the product for a part of the GELU.
     case = row("program/gelu", lambda x, y: (gelu(x + y), gelu(x * y)), floats(3, N), floats(3, N),
                dtypes=[dtype], loose=4)
-    assert sorted(check(case)) == ["AddNode", "GeluNode", "GeluNode", "MultiplyNode"]
+    # A portable program computes GELU in float32: the casts are around the node.
+    names = sorted(name for name in check(case) if name != "AsTypeNode")
+    assert names == ["AddNode", "GeluNode", "GeluNode", "MultiplyNode"]
 
 
 class Flattened(torch.nn.Module):

@@ -28,7 +28,7 @@ class Input:
 
     Integers are in [low, high), or in [max(low, 0), high) for uint8. Floats are multiples of 1/8 in [-4, 4]. With
     `special`, about a quarter of the elements of floats and integers are a value of SPECIAL_FLOATS or a limit of the
-    dtype. For floats, the limits are the largest and the smallest normal number.
+    dtype.
     """
 
     name: str
@@ -58,12 +58,8 @@ class Input:
         return self._with_special_values(values, generator) if self.special else values
 
     def _with_special_values(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        if self.dtype.is_floating_point:
-            limits = torch.finfo(self.dtype)
-            special = torch.tensor([*SPECIAL_FLOATS, limits.max, limits.min, limits.tiny]).to(self.dtype)
-        else:
-            limits = torch.iinfo(self.dtype)
-            special = torch.tensor([limits.min, limits.max], dtype=self.dtype)
+        limits = None if self.dtype.is_floating_point else torch.iinfo(self.dtype)
+        special = torch.tensor([limits.min, limits.max] if limits else SPECIAL_FLOATS).to(self.dtype)
         chosen = special[torch.randint(len(special), values.shape, generator=generator)]
         return torch.where(torch.rand(values.shape, generator=generator) < 0.25, chosen, values)
 

@@ -277,7 +277,7 @@ def test_a_rise_of_the_perplexity_is_a_warning():
         (dict(quantize="int3"), "quantize: got int3, expected none, int4"),
         (dict(quantize="mixed", group_size=32), "group_size: got 32 with mixed"),
         (dict(quantize="mixed"), "quantize: got mixed without a tokenizer"),
-        (dict(calibrate="text.txt"), "calibrate: expected a quantization"),
+        (dict(calibrate="text.txt"), "calibrate: got text.txt with none, expected quantize int4"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments, message):

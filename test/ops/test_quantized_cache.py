@@ -112,7 +112,7 @@ def test_portable_program(row, delegate):
     replaced, with_nodes = lower(portable), lower(row)
     in_chains, replacements = node_names(replaced)
     assert not in_chains & EXTENSIONS
-    assert replacements - {"RowUpdateNode"} == set(row.nodes)
+    assert replacements - {"RowUpdateNode", "FullNode"} == set(row.nodes)
     for a, b in zip(outputs_of(replaced), outputs_of(with_nodes), strict=True):
         assert all(x.equal(y) and x.isfinite().all() for x, y in zip(a, b, strict=True))
     with without_replacements():

@@ -106,7 +106,9 @@ class Counter(torch.nn.Module):
 
 def test_methods_with_a_data_file_share_their_buffers(tmp_path):
     x = torch.ones(4)
-    unlifted = {name: export(Counter(sign), (x,)).module() for name, sign in (("plus", 1.0), ("minus", -1.0))}
+    counters = {"plus": Counter(1.0), "minus": Counter(-1.0)}
+    counters["minus"].total, counters["minus"].step = counters["plus"].total, counters["plus"].step
+    unlifted = {name: export(counter, (x,)).module() for name, counter in counters.items()}
     for module in unlifted.values():
         delegate_external_constants_pass_unlifted(module, lambda node: "data")
     programs = {name: export(module, (x,)) for name, module in unlifted.items()}

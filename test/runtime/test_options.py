@@ -36,8 +36,7 @@ def test_invalid_options_are_refused(delegate, key, value, message, capfd):
 @pytest.mark.parametrize(
     "function, arguments",
     [
-        ("set_option", [None, None]), ("group", [None, None]), ("group_share", [None, 8]),
-        ("buffers_open", [None, None]), ("buffers_copy", [None] + 4 * [0]), ("buffers_read", [None] + 4 * [0]),
+        ("set_option", [None, None]), ("buffers_open", [None, None]), ("buffers_copy", [None] + 4 * [0]), ("buffers_read", [None] + 4 * [0]),
         ("buffers_write", [None] + 4 * [0]), ("buffers_reset", [None]), ("deferred_finish", [None]),
     ],
 )  # fmt: skip

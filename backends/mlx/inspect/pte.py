@@ -143,11 +143,12 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
 
 def _orders(plan, delegate: int) -> tuple[tuple[int, ...] | None, ...]:
     """Return the orders of the arguments of the first call of a delegate. `delegate` is its number in the method."""
-    for chain in plan.chains:
-        for instruction in chain.instructions:
+    for chain in plan.chains or ():
+        for instruction in chain.instructions or ():
             if getattr(instruction.instr_args, "delegate_index", None) == delegate:
-                values = [plan.values[i].val for i in instruction.instr_args.args]
-                return tuple(tuple(v.dim_order) if hasattr(v, "dim_order") else None for v in values)
+                values = [plan.values[i].val for i in instruction.instr_args.args or ()]
+                orders = (getattr(value, "dim_order", None) for value in values)
+                return tuple(None if order is None else tuple(order) for order in orders)
     return ()
 
 
