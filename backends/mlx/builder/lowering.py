@@ -180,8 +180,8 @@ class Lowering(Emitter):
     def set_value(self, node: Node, value: Any) -> None:
         """Record `value` as the value of `node`.
 
-        A temporary gets the shape of the node's fake value, and a value slot without a symbol its symbol. Raises
-        TypeError if the type of a slot contradicts that of the fake value.
+        A slot without a shape gets the shape of the node's fake value, and a value slot without a symbol its symbol. A
+        static shape of the fake value replaces a dynamic one. Raises TypeError if the types contradict each other.
         """
         for slot in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(slot, TensorSlot):
@@ -189,7 +189,8 @@ class Lowering(Emitter):
         val = node.meta.get("val")
         if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor):
             _check_type(node, value, val)
-            if value.shape is None or value.space == Space.TEMP:
+            is_static = all(isinstance(extent, int) for extent in val.shape)
+            if value.shape is None or (is_static and value.space == Space.TEMP):
                 value.shape = tuple(val.shape)
         if isinstance(value, ValueSlot) and isinstance(val, SYMBOLIC) and value.symbol is None:
             value.symbol = val
