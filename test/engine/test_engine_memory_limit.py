@@ -92,7 +92,7 @@ def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_
 
     def limit(request):
         if len(request.events) == 2:  # the first token of a step for both rows
-            memory.set_memory_limit(idle + 26_000)  # one row takes about 20,000 bytes, both take over 32,000
+            memory.set_memory_limit(idle + 29_000)  # one row takes about 20,000 bytes, both take over 32,000
 
     before = memory.set_memory_limit(None)
     with api.Engine(path, overlap=1) as engine:
