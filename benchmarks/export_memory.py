@@ -75,8 +75,12 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     base, peaks = resident(), Peaks()
     peaks.enter("load")
     exported = export_llm(
-        load_causal_lm(folder), quantize=options.quantize, dtype=getattr(torch, options.dtype),
-        max_context_len=512, verify=False, progress=peaks.enter,
+        load_causal_lm(folder),
+        quantize=options.quantize,
+        dtype=getattr(torch, options.dtype),
+        max_context_len=512,
+        verify=False,
+        progress=peaks.enter,
     )
     peaks.enter("save")
     size = exported.save(folder / "model.pte") / 2**20

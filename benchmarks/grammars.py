@@ -20,10 +20,16 @@ from executorch_mlx.serve.forms import Form
 from executorch_mlx.serve.grammar import Grammars
 
 FIELDS = (
-    {"type": "string"}, {"type": "string", "maxLength": 20}, {"type": "string", "pattern": "^[a-z]{2,9}-[0-9]+$"},
-    {"type": "integer"}, {"type": "number", "minimum": 0}, {"type": "boolean"}, {"enum": ["red", "green", "blue"]},
-    {"type": "array", "items": {"type": "string"}, "maxItems": 4}, {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-)  # fmt: skip
+    {"type": "string"},
+    {"type": "string", "maxLength": 20},
+    {"type": "string", "pattern": "^[a-z]{2,9}-[0-9]+$"},
+    {"type": "integer"},
+    {"type": "number", "minimum": 0},
+    {"type": "boolean"},
+    {"enum": ["red", "green", "blue"]},
+    {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+    {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+)
 
 
 def vocabulary(size: int, rng: random.Random) -> list[bytes]:
@@ -66,8 +72,9 @@ def main() -> None:
     options = parser.parse_args()
     rng = random.Random(0)
     model = Model(vocabulary(options.vocab - 1, rng))
-    grammars, body = Grammars(model), SimpleNamespace(
-        form=None, ignore_eos=None, min_tokens=None, allowed_token_ids=None, bad_words=None
+    grammars, body = (
+        Grammars(model),
+        SimpleNamespace(form=None, ignore_eos=None, min_tokens=None, allowed_token_ids=None, bad_words=None),
     )
     masks, compilations, memory, started = [], [], [], time.perf_counter()
     for number in range(options.schemas + 10):

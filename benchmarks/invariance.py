@@ -189,7 +189,9 @@ def compare(new, old, weight_format, k, n, rows, repeats, limits, clock, half_ac
             f"{weight_format:8} {k:5} {n:7} {m:4} {new_time * 1e6:10.0f} us {ratio:6.2f}"
             f" {m * row_seconds / new_time:7.1f} x"
             f" {bandwidth:6.1f} GB/s ({bandwidth / limits[0]:4.0%}) {flops:6.0f} GFLOP/s ({flops / limits[1]:4.0%})"
-            f"  {differing}", flush=True)
+            f"  {differing}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -205,9 +207,12 @@ def main() -> None:
     parser.add_argument("--flops", type=float, default=460, help="limit of all processors, in GFLOP/s")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time; needs OPENBLAS_NUM_THREADS=1")
     parser.add_argument(
-        "--integers", type=int, choices=[8, 16, 24], metavar="BITS",
+        "--integers",
+        type=int,
+        choices=[8, 16, 24],
+        metavar="BITS",
         help="round the activations of the new library to integers of 8, 16 or 24 bits; int8 and int4 only. With 16, "
-        "activations are bfloat16 in both libraries",  # fmt: skip
+        "activations are bfloat16 in both libraries",
     )
     parser.add_argument("--panels", action="store_true", help="pack float weights for the new library, as at load")
     arguments = parser.parse_args()
@@ -223,8 +228,10 @@ def main() -> None:
         new = PackedFloats(new)
         arguments.formats = arguments.formats or ["float32", "bf16"]
     print(f"{thread_count()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
-    print("format       K       N    M          time new/old  throughput   weights read          arithmetic"
-          "          rows of old that differ")  # fmt: skip
+    print(
+        "format       K       N    M          time new/old  throughput   weights read          arithmetic"
+        "          rows of old that differ"
+    )
     limits = arguments.bandwidth, arguments.flops
     for weight_format in arguments.formats or (FORMATS if arguments.against else FORMATS[:1]):
         half = weight_format == "bf16" or arguments.integers == 16

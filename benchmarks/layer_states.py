@@ -37,12 +37,24 @@ def hybrid(layers):
 # Name → class in transformers without the suffix, format of the weights, function that returns the options for a
 # number of layers.
 FAMILIES = {
-    "qwen3_5": ("Qwen3_5", "int8", lambda layers: dict(
-        intermediate_size=3584, num_attention_heads=8, num_key_value_heads=2, head_dim=256, layer_types=hybrid(layers),
-        linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128)),
+    "qwen3_5": (
+        "Qwen3_5",
+        "int8",
+        lambda layers: dict(
+            intermediate_size=3584,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=256,
+            layer_types=hybrid(layers),
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+        ),
+    ),
     "mamba2": ("Mamba2", "none", lambda layers: dict(num_heads=32, head_dim=64, state_size=128, n_groups=1, expand=2)),
     "mamba": ("Mamba", "none", lambda layers: dict(state_size=16, time_step_rank=64, expand=2)),
-}  # fmt: skip
+}
 
 
 def make(name, layers):
@@ -75,9 +87,14 @@ def export(name, layers, has_kernels):
     if not path.exists():
         with mock.patch.object(Emitter, "emit_replaceable", emit_replaceable if has_kernels else emit):
             export_llm(
-                make(name, layers), chunk=CONTEXT, max_context_len=CONTEXT, batch=1, outputs="logits",
-                quantize=form, verify=False,
-            ).save(path)  # fmt: skip
+                make(name, layers),
+                chunk=CONTEXT,
+                max_context_len=CONTEXT,
+                batch=1,
+                outputs="logits",
+                quantize=form,
+                verify=False,
+            ).save(path)
     return path
 
 

@@ -135,8 +135,14 @@ def measure_sides(
         ours = run_worker("ours.py", program_path(shape, weight_format, capacity), *lengths)
     if "mlx-lm" in options.only:
         peer = run_worker(
-            "peer.py", models.folder_of(shape, weight_format, BUILD), "--prefill", options.peer_prefill, "--context",
-            *contexts, "--steps", options.peer_steps,
+            "peer.py",
+            models.folder_of(shape, weight_format, BUILD),
+            "--prefill",
+            options.peer_prefill,
+            "--context",
+            *contexts,
+            "--steps",
+            options.peer_steps,
         )
     if "xnnpack" in options.only:
         path = program_path(shape, weight_format, capacity, "xnnpack_model.py", "-xnnpack")

@@ -175,12 +175,8 @@ class Engine:
 FLOAT_ACTIVATIONS = tuple(f for f in models.ALL_FORMATS if f not in models.INT8_ACTIVATIONS)
 ENGINES = {
     "ours": Engine(ours, "executorch_mlx", models.ALL_FORMATS, install="make build"),
-    "llama.cpp": Engine(
-        llama_cpp, "llama_cpp, gguf", ("float32", "bf16", "w8a8", "w4a8"), peer_python("llama_cpp")
-    ),
-    "OpenVINO": Engine(
-        openvino, "openvino_genai, optimum.intel", models.ALL_FORMATS, peer_python("openvino")
-    ),
+    "llama.cpp": Engine(llama_cpp, "llama_cpp, gguf", ("float32", "bf16", "w8a8", "w4a8"), peer_python("llama_cpp")),
+    "OpenVINO": Engine(openvino, "openvino_genai, optimum.intel", models.ALL_FORMATS, peer_python("openvino")),
     "ONNX Runtime": Engine(
         onnxruntime, "onnxruntime_genai, onnx_ir", ("float32", "int4", "w8a8", "w4a8"), peer_python("onnxruntime")
     ),
@@ -190,7 +186,7 @@ ENGINES = {
     ),
     "XNNPACK": Engine(xnnpack, "executorch.backends.xnnpack", ("float32", "w4a8"), install="make build"),
     "mlx-lm": Engine(mlx_lm, "mlx_lm", FLOAT_ACTIVATIONS, install="pip install mlx-lm"),
-}  # fmt: skip
+}
 
 
 def why_missing(engine: Engine) -> str | None:

@@ -164,9 +164,14 @@ def main() -> None:
         name, _, grouped = choice.partition(",")
         model = copy.deepcopy(float_model)
         convert_weights(
-            model, name, 64 if grouped else None, torch.float32, tokenizer=tokenizer, calibrate=options.calibrate,
+            model,
+            name,
+            64 if grouped else None,
+            torch.float32,
+            tokenizer=tokenizer,
+            calibrate=options.calibrate,
             progress=lambda _: None,
-        )  # fmt: skip
+        )
         size, packed = weight_bytes(model), copy.deepcopy(model) if options.speed else None
         evaluated = unpack(model).to(options.device)
         ratio = perplexity(evaluated, tokens.to(options.device)) / base

@@ -133,8 +133,11 @@ def main():
     spawn = multiprocessing.get_context("spawn")
     processes = []
     for engines, torch_threads in (
-        (["ours"], args.threads), (["torch"], args.threads), (["ours"], 1), (["ours", "torch"], args.threads)
-    ):  # fmt: skip
+        (["ours"], args.threads),
+        (["torch"], args.threads),
+        (["ours"], 1),
+        (["ours", "torch"], args.threads),
+    ):
         ours, theirs = spawn.Pipe()
         spawn.Process(target=work, args=(theirs, engines, torch_threads, args), daemon=True).start()
         processes.append(ours)

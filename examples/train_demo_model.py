@@ -93,9 +93,7 @@ def train_tokenizer(documents: list[str], vocab_size: int, context: int) -> PreT
     )
     bpe.train_from_iterator(documents, trainer)
     bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A",
-        pair=f"{BOS} $A {BOS} $B:1",
-        special_tokens=[(BOS, bpe.token_to_id(BOS))],
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B:1", special_tokens=[(BOS, bpe.token_to_id(BOS))]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,

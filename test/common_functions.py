@@ -37,15 +37,88 @@ b34 = x34 > 0
 
 FUNCTIONS = {
     # elementwise
-    **{n: (getattr(torch, n), (x34 / 3,)) for n in (
-        "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "deg2rad", "erf", "erfc",
-        "erfinv", "exp", "exp2", "expm1", "floor", "frac", "i0", "isfinite", "isinf", "isnan", "isneginf", "isposinf",
-        "log", "log10", "log1p", "log2", "logit", "neg", "positive", "rad2deg", "reciprocal", "relu", "round", "rsqrt",
-        "sgn", "sigmoid", "sign", "signbit", "sin", "sinc", "sinh", "sqrt", "square", "tan", "tanh", "trunc",
-        "nan_to_num", "lgamma", "digamma", "isreal", "angle", "conj", "real")},
-    **{f"special.{n}": (getattr(torch.special, n), (pos,)) for n in (
-        "entr", "erfcx", "expit", "gammaln", "i0e", "i1", "i1e", "log_ndtr", "ndtr", "ndtri", "psi",
-        "bessel_j0", "bessel_j1", "bessel_y0", "modified_bessel_i0", "spherical_bessel_j0")},
+    **{
+        n: (getattr(torch, n), (x34 / 3,))
+        for n in (
+            "abs",
+            "acos",
+            "acosh",
+            "asin",
+            "asinh",
+            "atan",
+            "atanh",
+            "ceil",
+            "cos",
+            "cosh",
+            "deg2rad",
+            "erf",
+            "erfc",
+            "erfinv",
+            "exp",
+            "exp2",
+            "expm1",
+            "floor",
+            "frac",
+            "i0",
+            "isfinite",
+            "isinf",
+            "isnan",
+            "isneginf",
+            "isposinf",
+            "log",
+            "log10",
+            "log1p",
+            "log2",
+            "logit",
+            "neg",
+            "positive",
+            "rad2deg",
+            "reciprocal",
+            "relu",
+            "round",
+            "rsqrt",
+            "sgn",
+            "sigmoid",
+            "sign",
+            "signbit",
+            "sin",
+            "sinc",
+            "sinh",
+            "sqrt",
+            "square",
+            "tan",
+            "tanh",
+            "trunc",
+            "nan_to_num",
+            "lgamma",
+            "digamma",
+            "isreal",
+            "angle",
+            "conj",
+            "real",
+        )
+    },
+    **{
+        f"special.{n}": (getattr(torch.special, n), (pos,))
+        for n in (
+            "entr",
+            "erfcx",
+            "expit",
+            "gammaln",
+            "i0e",
+            "i1",
+            "i1e",
+            "log_ndtr",
+            "ndtr",
+            "ndtri",
+            "psi",
+            "bessel_j0",
+            "bessel_j1",
+            "bessel_y0",
+            "modified_bessel_i0",
+            "spherical_bessel_j0",
+        )
+    },
     "special.softmax": (lambda x: torch.special.softmax(x, -1), (x34,)),
     "special.zeta": (torch.special.zeta, (pos + 1, pos)),
     "polygamma": (lambda x: torch.polygamma(1, x), (pos,)),
@@ -53,10 +126,43 @@ FUNCTIONS = {
     "special.gammainc": (torch.special.gammainc, (pos, pos + 1)),
     "special.xlogy": (torch.special.xlogy, (pos, pos)),
     "special.xlog1py": (torch.special.xlog1py, (pos, pos)),
-    **{n: (getattr(torch, n), (x34, pos)) for n in (
-        "add", "sub", "mul", "div", "atan2", "maximum", "minimum", "fmax", "fmin", "fmod", "remainder", "hypot",
-        "copysign", "logaddexp", "logaddexp2", "floor_divide", "true_divide", "eq", "ne", "lt", "le", "gt", "ge",
-        "nextafter", "heaviside", "isclose", "dist", "xlogy", "cdist", "logical_xor", "equal", "allclose")},
+    **{
+        n: (getattr(torch, n), (x34, pos))
+        for n in (
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "atan2",
+            "maximum",
+            "minimum",
+            "fmax",
+            "fmin",
+            "fmod",
+            "remainder",
+            "hypot",
+            "copysign",
+            "logaddexp",
+            "logaddexp2",
+            "floor_divide",
+            "true_divide",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "nextafter",
+            "heaviside",
+            "isclose",
+            "dist",
+            "xlogy",
+            "cdist",
+            "logical_xor",
+            "equal",
+            "allclose",
+        )
+    },
     "pow": (torch.pow, (pos, x34)),
     "float_power": (lambda x: torch.float_power(x, 2).float(), (pos,)),
     "gcd": (torch.gcd, (i34, j34)),
@@ -88,10 +194,39 @@ FUNCTIONS = {
     "hann_window": (lambda x: x * torch.hann_window(4), (x34,)),
     "kaiser_window": (lambda x: x * torch.kaiser_window(4), (x34,)),
     # reductions and statistics
-    **{n: (getattr(torch, n), (x34,)) for n in (
-        "sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin", "std", "var", "median", "nanmedian",
-        "nansum", "nanmean", "mode", "std_mean", "var_mean", "count_nonzero", "cov", "corrcoef", "trace", "aminmax",
-        "norm", "msort", "unique", "nonzero", "argwhere")},
+    **{
+        n: (getattr(torch, n), (x34,))
+        for n in (
+            "sum",
+            "mean",
+            "prod",
+            "amax",
+            "amin",
+            "max",
+            "min",
+            "argmax",
+            "argmin",
+            "std",
+            "var",
+            "median",
+            "nanmedian",
+            "nansum",
+            "nanmean",
+            "mode",
+            "std_mean",
+            "var_mean",
+            "count_nonzero",
+            "cov",
+            "corrcoef",
+            "trace",
+            "aminmax",
+            "norm",
+            "msort",
+            "unique",
+            "nonzero",
+            "argwhere",
+        )
+    },
     "logsumexp": (lambda x: torch.logsumexp(x, 0), (x34,)),
     "nanmedian.dim": (lambda x: tuple(torch.nanmedian(x, 1)), (x34,)),
     "quantile": (lambda x: torch.quantile(x, 0.3, dim=1), (x34,)),
@@ -195,13 +330,37 @@ FUNCTIONS = {
     "fft.fftshift": (torch.fft.fftshift, (x34,)),
     "fft.fftfreq": (lambda x: x * torch.fft.fftfreq(4), (x34,)),
     "stft": (lambda x: torch.stft(x, 8, 4, window=torch.ones(8), return_complex=True).abs(), (torch.randn(1, 32),)),
-    "complex mul": (lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(x)),
-                    (torch.randn(3, 2),)),
+    "complex mul": (
+        lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(x)),
+        (torch.randn(3, 2),),
+    ),
     "polar": (lambda r, a: torch.view_as_real(torch.polar(r, a)), (pos, x34)),
     # nn
-    **{f"F.{n}": (getattr(F, n), (x34,)) for n in (
-        "celu", "elu", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid",
-        "mish", "relu6", "rrelu", "selu", "silu", "softplus", "softshrink", "softsign", "tanhshrink", "normalize")},
+    **{
+        f"F.{n}": (getattr(F, n), (x34,))
+        for n in (
+            "celu",
+            "elu",
+            "gelu",
+            "glu",
+            "hardshrink",
+            "hardsigmoid",
+            "hardswish",
+            "hardtanh",
+            "leaky_relu",
+            "logsigmoid",
+            "mish",
+            "relu6",
+            "rrelu",
+            "selu",
+            "silu",
+            "softplus",
+            "softshrink",
+            "softsign",
+            "tanhshrink",
+            "normalize",
+        )
+    },
     "F.threshold": (lambda x: F.threshold(x, 0.1, 2.0), (x34,)),
     "F.prelu": (F.prelu, (x34, torch.rand(4))),
     "F.softmin": (lambda x: F.softmin(x, 1), (x34,)),
@@ -214,9 +373,20 @@ FUNCTIONS = {
     "F.rms_norm": (lambda x: F.rms_norm(x, [4]), (x34,)),
     "F.cross_entropy": (F.cross_entropy, (x34, target)),
     "F.nll_loss": (lambda x, t: F.nll_loss(F.log_softmax(x, 1), t), (x34, target)),
-    **{f"F.{n}": (getattr(F, n), (x34, pos)) for n in (
-        "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "soft_margin_loss",
-        "binary_cross_entropy_with_logits", "hinge_embedding_loss")},
+    **{
+        f"F.{n}": (getattr(F, n), (x34, pos))
+        for n in (
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "kl_div",
+            "poisson_nll_loss",
+            "soft_margin_loss",
+            "binary_cross_entropy_with_logits",
+            "hinge_embedding_loss",
+        )
+    },
     "F.binary_cross_entropy": (lambda x, y: F.binary_cross_entropy(torch.sigmoid(x), torch.sigmoid(y)), (x34, pos)),
     "F.gaussian_nll_loss": (lambda x, y: F.gaussian_nll_loss(x, y, torch.ones(3, 4)), (x34, pos)),
     "F.ctc_loss": (lambda x: F.ctc_loss(x.log_softmax(-1)[:, None], torch.tensor([[1]]), [3], [1]), (x34,)),
@@ -231,31 +401,51 @@ FUNCTIONS = {
     "F.max_pool1d": (lambda x: F.max_pool1d(x, 2), (seq,)),
     "F.max_pool3d": (lambda x: F.max_pool3d(x, 2), (torch.randn(1, 2, 4, 4, 4),)),
     "F.max_unpool2d": (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), (img,)),
-    "F.fractional_max_pool2d": (lambda x: F.fractional_max_pool2d(x, 2, 3, _random_samples=torch.full((1, 2, 2), 0.5)),
-                                (img,)),
+    "F.fractional_max_pool2d": (
+        lambda x: F.fractional_max_pool2d(x, 2, 3, _random_samples=torch.full((1, 2, 2), 0.5)),
+        (img,),
+    ),
     "F.lp_pool2d": (lambda x: F.lp_pool2d(x, 2, 2), (img.abs(),)),
-    **{f"F.interpolate({m})": ((lambda m: lambda x: F.interpolate(x, size=(4, 11), mode=m))(m), (img,))
-       for m in ("nearest", "nearest-exact", "bilinear", "bicubic", "area")},
-    **{f"F.interpolate({m}, antialias)": (
-        (lambda m: lambda x: F.interpolate(x, size=(3, 11), mode=m, antialias=True))(m), (img,))
-       for m in ("bilinear", "bicubic")},
+    **{
+        f"F.interpolate({m})": ((lambda m: lambda x: F.interpolate(x, size=(4, 11), mode=m))(m), (img,))
+        for m in ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
+    },
+    **{
+        f"F.interpolate({m}, antialias)": (
+            (lambda m: lambda x: F.interpolate(x, size=(3, 11), mode=m, antialias=True))(m),
+            (img,),
+        )
+        for m in ("bilinear", "bicubic")
+    },
     "F.interpolate(linear)": (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), (seq,)),
     "F.interpolate(nearest, 1d)": (lambda x: F.interpolate(x, scale_factor=2), (seq,)),
-    "F.interpolate(trilinear)": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"),
-                                 (torch.randn(1, 2, 3, 3, 3),)),
+    "F.interpolate(trilinear)": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"),
+        (torch.randn(1, 2, 3, 3, 3),),
+    ),
     "F.interpolate(nearest, 3d)": (lambda x: F.interpolate(x, scale_factor=2), (torch.randn(1, 2, 3, 3, 3),)),
     "F.grid_sample": (lambda x, g: F.grid_sample(x, g, align_corners=False), (img, torch.rand(1, 3, 3, 2))),
-    "F.grid_sample(3d)": (lambda x, g: F.grid_sample(x, g, align_corners=False),
-                          (torch.randn(1, 2, 3, 3, 3), torch.rand(1, 2, 2, 2, 3))),
+    "F.grid_sample(3d)": (
+        lambda x, g: F.grid_sample(x, g, align_corners=False),
+        (torch.randn(1, 2, 3, 3, 3), torch.rand(1, 2, 2, 2, 3)),
+    ),
     "F.affine_grid": (lambda t: F.affine_grid(t, [1, 2, 4, 4], align_corners=False), (torch.randn(1, 2, 3),)),
-    **{f"F.pad({m})": ((lambda m: lambda x: F.pad(x, (1, 2, 1, 1), mode=m))(m), (img,))
-       for m in ("constant", "reflect", "replicate", "circular")},
-    "F.scaled_dot_product_attention": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
-                                       (torch.randn(1, 2, 5, 8),)),
-    "F.multi_head_attention": (torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(),
-                               tuple(torch.randn(1, 5, 8) for _ in range(3))),
-    "nn.TransformerEncoderLayer": (torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(),
-                                   (torch.randn(1, 5, 8),)),
+    **{
+        f"F.pad({m})": ((lambda m: lambda x: F.pad(x, (1, 2, 1, 1), mode=m))(m), (img,))
+        for m in ("constant", "reflect", "replicate", "circular")
+    },
+    "F.scaled_dot_product_attention": (
+        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+        (torch.randn(1, 2, 5, 8),),
+    ),
+    "F.multi_head_attention": (
+        torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(),
+        tuple(torch.randn(1, 5, 8) for _ in range(3)),
+    ),
+    "nn.TransformerEncoderLayer": (
+        torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(),
+        (torch.randn(1, 5, 8),),
+    ),
     "F.dropout": (lambda x: F.dropout(x, training=False), (x34,)),
     "F.conv_transpose2d": (lambda x: F.conv_transpose2d(x, torch.ones(2, 3, 3, 3), stride=2), (img,)),
     "F.bilinear": (lambda a, b: F.bilinear(a, b, torch.ones(5, 4, 4)), (x34, pos)),
@@ -274,8 +464,20 @@ FUNCTIONS = {
     "F.dropout(training)": (lambda x: F.dropout(x, training=True), (x34,)),
 }
 
-RANDOM = {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli",
-          "multinomial", "F.gumbel_softmax", "F.dropout(training)"}
+RANDOM = {
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+    "randint",
+    "randint_like",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "F.gumbel_softmax",
+    "F.dropout(training)",
+}
 
 
 class Call(torch.nn.Module):

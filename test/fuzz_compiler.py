@@ -42,8 +42,13 @@ def run(family: str, count: int, first_seed: int, route: type[Route]) -> tuple[C
         failures[kind] += 1
 
     @seed(first_seed)
-    @settings(max_examples=-(-count // BATCH), deadline=None, database=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=-(-count // BATCH),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.lists(STRATEGIES[family], min_size=BATCH, max_size=BATCH))
     def generated(batch) -> None:
         check(batch, counts, report, route)

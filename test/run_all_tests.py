@@ -116,8 +116,7 @@ def _rebuild() -> None:
     cmake = Path(sys.executable).with_name("cmake")
     build = ROOT / "build"
     flags = ["-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
-    for command in ([cmake, "-S", ROOT, "-B", build, *flags],
-                    [cmake, "--build", build, "--target", "op_test_runner"]):
+    for command in ([cmake, "-S", ROOT, "-B", build, *flags], [cmake, "--build", build, "--target", "op_test_runner"]):
         if subprocess.run(command).returncode != 0:
             raise SystemExit(f"run_all_tests: command failed: {' '.join(map(str, command))}")
 

@@ -54,10 +54,7 @@ class Rotary(torch.nn.Module):
         angles = torch.cat((freqs, freqs), dim=-1)
         cos = (angles.cos() * 1.0).to(query.dtype).unsqueeze(3 - self.sequence_axis)
         sin = (angles.sin() * 1.0).to(query.dtype).unsqueeze(3 - self.sequence_axis)
-        return (
-            query * cos + rotate_half(query) * sin,
-            key * cos + rotate_half(key) * sin,
-        )
+        return (query * cos + rotate_half(query) * sin, key * cos + rotate_half(key) * sin)
 
 
 def repeat_kv(x, times):
@@ -74,9 +71,7 @@ def grouped_attention(query, key, value):
 
 
 def ir_nodes(lowered):
-    return [
-        i.op.NAME for g in lowered.graphs for c in g.instruction_chains for i in c.instructions
-    ]
+    return [i.op.NAME for g in lowered.graphs for c in g.instruction_chains for i in c.instructions]
 
 
 def check(case):
@@ -109,8 +104,16 @@ def test_norm_whose_scale_has_another_user_is_not_fused(delegate):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rope(delegate, dtype):
-    case = row("program/rope", Rotary(), floats(1, 4, N, 8), floats(1, 2, N, 8), ints(1, low=0, high=9),
-               dtypes=[dtype], loose=2, loose_half=4)
+    case = row(
+        "program/rope",
+        Rotary(),
+        floats(1, 4, N, 8),
+        floats(1, 2, N, 8),
+        ints(1, low=0, high=9),
+        dtypes=[dtype],
+        loose=2,
+        loose_half=4,
+    )
     assert check(case).count("RopeNode") == 2
 
 
@@ -126,8 +129,16 @@ class RotaryBeforeTranspose(Rotary):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("length", [N, 4, 1], ids=["dynamic", "as many as heads", "one"])
 def test_rope_along_axis_1(delegate, dtype, length):
-    case = row("program/rope on axis 1", RotaryBeforeTranspose(), floats(1, length, 4, 8), floats(1, length, 2, 8),
-               ints(1, low=0, high=9), dtypes=[dtype], loose=2, loose_half=4)
+    case = row(
+        "program/rope on axis 1",
+        RotaryBeforeTranspose(),
+        floats(1, length, 4, 8),
+        floats(1, length, 2, 8),
+        ints(1, low=0, high=9),
+        dtypes=[dtype],
+        loose=2,
+        loose_half=4,
+    )
     assert check(case).count("RopeNode") == 2
 
 
@@ -149,11 +160,27 @@ class RotaryAnywhereBeforeTranspose(RotaryAnywhere):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rope_at_any_positions(delegate, length, dtype):
     positions = ints(1, length, low=0, high=90)
-    case = row("program/rope anywhere", RotaryAnywhere(), floats(1, 4, length, 8), floats(1, 2, length, 8), positions,
-               dtypes=[dtype], loose=2, loose_half=4)
+    case = row(
+        "program/rope anywhere",
+        RotaryAnywhere(),
+        floats(1, 4, length, 8),
+        floats(1, 2, length, 8),
+        positions,
+        dtypes=[dtype],
+        loose=2,
+        loose_half=4,
+    )
     assert check(case).count("RopeNode") == 2
-    case = row("program/rope anywhere on axis 1", RotaryAnywhereBeforeTranspose(), floats(1, length, 4, 8),
-               floats(1, length, 2, 8), positions, dtypes=[dtype], loose=2, loose_half=4)
+    case = row(
+        "program/rope anywhere on axis 1",
+        RotaryAnywhereBeforeTranspose(),
+        floats(1, length, 4, 8),
+        floats(1, length, 2, 8),
+        positions,
+        dtypes=[dtype],
+        loose=2,
+        loose_half=4,
+    )
     assert check(case).count("RopeNode") == 2
 
 
@@ -179,19 +206,41 @@ class RoundedRotary(Rotary):
 
 @pytest.mark.parametrize("rounded", ["positions", "frequencies", "cosines"])
 def test_rope_with_rounded_angles_is_not_fused(delegate, rounded):
-    case = row("program/rounded", RoundedRotary(rounded), floats(1, 2, 5, 8), ints(5, low=250, high=300), dtypes=[f32],
-               loose=20)
+    case = row(
+        "program/rounded",
+        RoundedRotary(rounded),
+        floats(1, 2, 5, 8),
+        ints(5, low=250, high=300),
+        dtypes=[f32],
+        loose=20,
+    )
     assert "RopeNode" not in check(case)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rope_of_one_token_of_each_sequence(delegate, dtype):
     positions = ints(3, 1, low=0, high=90)
-    case = row("program/rope, one token each", RotaryAnywhere(), floats(3, 4, 1, 8), floats(3, 1, 1, 8), positions,
-               dtypes=[dtype], loose=2, loose_half=4)
+    case = row(
+        "program/rope, one token each",
+        RotaryAnywhere(),
+        floats(3, 4, 1, 8),
+        floats(3, 1, 1, 8),
+        positions,
+        dtypes=[dtype],
+        loose=2,
+        loose_half=4,
+    )
     assert check(case).count("RopeNode") == 2
-    case = row("program/rope, one token each, on axis 1", RotaryAnywhereBeforeTranspose(), floats(3, 1, 4, 8),
-               floats(3, 1, 1, 8), positions, dtypes=[dtype], loose=2, loose_half=4)
+    case = row(
+        "program/rope, one token each, on axis 1",
+        RotaryAnywhereBeforeTranspose(),
+        floats(3, 1, 4, 8),
+        floats(3, 1, 1, 8),
+        positions,
+        dtypes=[dtype],
+        loose=2,
+        loose_half=4,
+    )
     assert check(case).count("RopeNode") == 2
 
 
@@ -200,8 +249,15 @@ def test_rope_at_any_positions_of_several_sequences_is_not_fused(delegate):
 
     For any positions, the fusion therefore makes each position a sequence of its own, so x must hold one sequence.
     """
-    case = row("program/rope, two sequences", RotaryAnywhere(), floats(2, 4, 3, 8), floats(2, 2, 3, 8),
-               ints(1, 3, low=0, high=9), dtypes=[f32], loose=2)
+    case = row(
+        "program/rope, two sequences",
+        RotaryAnywhere(),
+        floats(2, 4, 3, 8),
+        floats(2, 2, 3, 8),
+        ints(1, 3, low=0, high=9),
+        dtypes=[f32],
+        loose=2,
+    )
     assert "RopeNode" not in check(case)
 
 
@@ -213,8 +269,15 @@ class RotaryAlongHeads(Rotary):
 
 
 def test_rope_table_aligned_with_another_axis_agrees_with_torch(delegate):
-    case = row("program/rope along heads", RotaryAlongHeads(), floats(1, 4, 4, 8), floats(1, 4, 4, 8),
-               ints(1, low=0, high=9), dtypes=[f32], loose=2)
+    case = row(
+        "program/rope along heads",
+        RotaryAlongHeads(),
+        floats(1, 4, 4, 8),
+        floats(1, 4, 4, 8),
+        ints(1, low=0, high=9),
+        dtypes=[f32],
+        loose=2,
+    )
     check(case)
 
 
@@ -229,15 +292,29 @@ def test_rms_of_rows_without_keepdim_is_not_fused(delegate, shape):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_grouped_attention(delegate, dtype):
-    case = row("program/attention", grouped_attention, floats(1, 4, 5, 8), floats(1, 2, 5, 8),
-               floats(1, 2, 5, 8), dtypes=[dtype], loose=4)
+    case = row(
+        "program/attention",
+        grouped_attention,
+        floats(1, 4, 5, 8),
+        floats(1, 2, 5, 8),
+        floats(1, 2, 5, 8),
+        dtypes=[dtype],
+        loose=4,
+    )
     ops = check(case)
     assert ops == ["SdpaNode"], ops
 
 
 def test_grouped_attention_dynamic(delegate):
-    case = row("program/attention dynamic", grouped_attention, floats(1, 4, N, 8), floats(1, 2, N, 8),
-               floats(1, 2, N, 8), dtypes=[f32], loose=4)
+    case = row(
+        "program/attention dynamic",
+        grouped_attention,
+        floats(1, 4, N, 8),
+        floats(1, 2, N, 8),
+        floats(1, 2, N, 8),
+        dtypes=[f32],
+        loose=4,
+    )
     ops = check(case)
     assert "SdpaNode" in ops and "BroadcastToNode" not in ops, ops
 
@@ -247,13 +324,20 @@ def test_other_uses_of_repeated_keys_agree_with_torch(delegate):
         keys = repeat_kv(x, 2)
         return [torch.nn.functional.scaled_dot_product_attention(q, keys, keys) for q in (keys, query)]
 
-    case = row("program/attention to itself, and of one head", attention, floats(1, 1, 5, 8), floats(1, 2, 5, 8),
-               dtypes=[f32], loose=4)
+    case = row(
+        "program/attention to itself, and of one head",
+        attention,
+        floats(1, 1, 5, 8),
+        floats(1, 2, 5, 8),
+        dtypes=[f32],
+        loose=4,
+    )
     assert check(case).count("SdpaNode") == 2
 
 
 def test_keys_repeated_along_the_batch_agree_with_torch(delegate):
     """The axis of the batch, of extent 1, is expanded, and the view makes it a part of the axis of the heads."""
+
     def attention(query, x):
         keys = x[:, :, None].expand(3, 2, 1, 5, 8).reshape(1, 6, 5, 8)
         return torch.nn.functional.scaled_dot_product_attention(query, keys, keys)
@@ -342,8 +426,9 @@ def gelu_erf(x):
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
 def test_gelu(delegate, gelu, dtype):
     # The arguments are a sum and a product. The pattern must not take the product for a part of the GELU.
-    case = row("program/gelu", lambda x, y: (gelu(x + y), gelu(x * y)), floats(3, N), floats(3, N),
-               dtypes=[dtype], loose=4)
+    case = row(
+        "program/gelu", lambda x, y: (gelu(x + y), gelu(x * y)), floats(3, N), floats(3, N), dtypes=[dtype], loose=4
+    )
     # A portable program computes GELU in float32: the casts are around the node.
     names = sorted(name for name in check(case) if name != "AsTypeNode")
     assert names == ["AddNode", "GeluNode", "GeluNode", "MultiplyNode"]
@@ -420,15 +505,29 @@ class PartialRotary(Rotary):
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
 def test_partial_rope(delegate, dtype):
     fused = PartialRotary()
-    case = row("program/partial", lambda x, start: fused(x, x, start), floats(1, 4, N, 16),
-               ints(1, low=0, high=9), dtypes=[dtype], loose=4, loose_half=8)
+    case = row(
+        "program/partial",
+        lambda x, start: fused(x, x, start),
+        floats(1, 4, N, 16),
+        ints(1, low=0, high=9),
+        dtypes=[dtype],
+        loose=4,
+        loose_half=8,
+    )
     ops = check(case)
     assert ops.count("RopeNode") == 1 and "ConcatenateNode" not in ops and "SliceNode" not in ops, ops
 
 
 def test_partial_rope_with_the_rest_of_another_tensor_is_not_fused(delegate):
-    case = row("program/two tensors", PartialRotary(), floats(1, 4, 3, 16), floats(1, 4, 3, 16),
-               ints(1, low=0, high=9), dtypes=[f32], loose=4)
+    case = row(
+        "program/two tensors",
+        PartialRotary(),
+        floats(1, 4, 3, 16),
+        floats(1, 4, 3, 16),
+        ints(1, low=0, high=9),
+        dtypes=[f32],
+        loose=4,
+    )
     assert "ConcatenateNode" in check(case)
 
 
@@ -453,20 +552,27 @@ NEAR_MISSES = {
     "norm over another axis": (norm_over(1), [floats(2, 8, 8)], "RMSNormNode"),
     "norm of a number": (norm_over(-1), [floats()], "RMSNormNode"),
     "factor that is truncated to 0": (
-        CastNumber(0.5, lambda x, half: x * half.int() * (1 + torch.erf(x / math.sqrt(2.0)))), [floats(9)], "GeluNode"
+        CastNumber(0.5, lambda x, half: x * half.int() * (1 + torch.erf(x / math.sqrt(2.0)))),
+        [floats(9)],
+        "GeluNode",
     ),
     "sample variance": (lambda x: by_variance(x, correction=1), [floats(2, 8)], "LayerNormNode"),
     "variance not centered": (
         lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
-        [floats(2, 8)], "LayerNormNode",
+        [floats(2, 8)],
+        "LayerNormNode",
     ),
     "another cubic coefficient": (
-        lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.05 * x**3))), [floats(9)], "GeluNode"
+        lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.05 * x**3))),
+        [floats(9)],
+        "GeluNode",
     ),
     "erf without sqrt(2)": (lambda x: 0.5 * x * (1 + torch.erf(x)), [floats(9)], "GeluNode"),
     "not halved": (lambda x: x * (1 + torch.erf(x / math.sqrt(2.0))), [floats(9)], "GeluNode"),
     "gate of another tensor": (
-        lambda x, y: 0.5 * y * (1 + torch.erf(x / math.sqrt(2.0))), [floats(9), floats(9)], "GeluNode"
+        lambda x, y: 0.5 * y * (1 + torch.erf(x / math.sqrt(2.0))),
+        [floats(9), floats(9)],
+        "GeluNode",
     ),
 }
 
@@ -486,6 +592,11 @@ def test_near_misses_are_not_fused(delegate, name):
 
 
 def test_views_that_regroup_the_rows_of_a_product_are_kept(delegate):
-    case = row("program/mixed", lambda x, w: torch.mm(x.view(6, 4), w).view(2, 3, 4).transpose(0, 1),
-               floats(3, 2, 4), floats(4, 4), dtypes=[f32])
+    case = row(
+        "program/mixed",
+        lambda x, w: torch.mm(x.view(6, 4), w).view(2, 3, 4).transpose(0, 1),
+        floats(3, 2, 4),
+        floats(4, 4),
+        dtypes=[f32],
+    )
     assert "ReshapeNode" in check(case)

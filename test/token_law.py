@@ -167,15 +167,28 @@ def export(path: Path, model: str, rows: int, format: str) -> None:
         changes |= {"linear_num_key_heads": key_heads, "linear_num_value_heads": heads}
         changes |= {"linear_key_head_dim": size, "linear_value_head_dim": size}
     config = config_class(
-        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=key_heads, head_dim=size, max_position_embeddings=CONTEXT,
-        initializer_range=0.15, bos_token_id=0, eos_token_id=1, **changes,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=size,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.15,
+        bos_token_id=0,
+        eos_token_id=1,
+        **changes,
+    )
     head = HeadConfig(penalties=64, logit_bias=8, allowed_tokens=True, logprobs=2)
     export_llm(
-        model_class(config).eval(), batch=rows, head=head, quantize=format if format != "float32" else "none",
-        sliding_window=window or "auto", verify=False,
-    ).save(path)  # fmt: skip
+        model_class(config).eval(),
+        batch=rows,
+        head=head,
+        quantize=format if format != "float32" else "none",
+        sliding_window=window or "auto",
+        verify=False,
+    ).save(path)
 
 
 # Answers ------------------------------------------------------------------------------

@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from .workarounds.dynamic_steps import dynamic_steps
 
 __all__ = [
-    "LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "dynamic_steps", "load_delegate", "memory",
-    "reset", "verify"
-]  # fmt: skip
+    "LLM",
+    "MLXBackend",
+    "MLXPartitioner",
+    "Runtime",
+    "SamplingHead",
+    "dynamic_steps",
+    "load_delegate",
+    "memory",
+    "reset",
+    "verify",
+]
 
 _MODULES = {
     "LLM": "llm",

@@ -49,10 +49,7 @@ def tag_owned_data(program: ExportedProgram, reasons: Mapping[Node, str | None])
     `reasons` maps each call node to the reason why it is not delegated, or to None.
     """
     signature = program.graph_signature
-    names = {
-        spec.arg.name: spec.target for spec in signature.input_specs
-        if spec.kind in _STORED
-    }
+    names = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind in _STORED}
     new_values = {buffer: value for value, buffer in signature.buffers_to_mutate.items()}
     nodes = {n.name: n for n in program.graph.nodes}
     kept = {}
@@ -203,7 +200,9 @@ class SharedBuffers:
     """
 
     def __init__(
-        self, programs: Iterable[ExportedProgram], kept: Iterable[tuple[ExportedProgram, Mapping[str, str]]],
+        self,
+        programs: Iterable[ExportedProgram],
+        kept: Iterable[tuple[ExportedProgram, Mapping[str, str]]],
         digests: Digests,
     ):
         programs, kept = list(programs), list(kept)
@@ -226,9 +225,7 @@ class SharedBuffers:
 
     def keys_of(self, program: ExportedProgram) -> dict[str, str]:
         """Return the keys of the buffers that `program` shares or writes, by the name that each has in `program`."""
-        return {
-            name: self._key(memory, name, stored_tensor(program, name)) for name, memory in self._held(program)
-        }
+        return {name: self._key(memory, name, stored_tensor(program, name)) for name, memory in self._held(program)}
 
     def _held(self, program: ExportedProgram) -> Iterator[tuple[str, _Memory]]:
         """Yield the name and the memory of each tensor of `program` that a method writes."""

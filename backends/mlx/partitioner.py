@@ -188,7 +188,8 @@ class MLXPartitioner(Partitioner):
         kept_buffers = tuple(KeptBuffer(name, reason) for name, reason in kept.items() if name in mutable)
         differences = tuple(
             Difference(node.name, target_name(node.target), problem)
-            for node, problem in builder.differences if node is not None and reasons[node] is None
+            for node, problem in builder.differences
+            if node is not None and reasons[node] is None
         )
         self._reports.append(Report(decisions, kept_buffers, static, differences))
         self._states.append(State.of(exported_program))
@@ -222,7 +223,8 @@ class MLXPartitioner(Partitioner):
             getattr(decomposed.graph_module, operand.target)
             for node, reason in reasons.items()
             if reason is not None and node.target is not torch.ops.higher_order.while_loop
-            for operand in node.all_input_nodes if operand.op == "get_attr"
+            for operand in node.all_input_nodes
+            if operand.op == "get_attr"
         )
         return {n.target for body in bodies if isinstance(body, GraphModule) for n in _calls_in(body)} & targets
 
@@ -331,7 +333,8 @@ def _clone_returned_buffers(program: ExportedProgram) -> None:
     values = buffers | {_origin(node.args[1]) for node in copies if _origin(node.args[0]) in buffers}
     values |= {value for spec, value in zip(specs, results) if spec.kind == OutputKind.BUFFER_MUTATION}
     returned = [
-        index for index, (spec, value) in enumerate(zip(specs, results, strict=True))
+        index
+        for index, (spec, value) in enumerate(zip(specs, results, strict=True))
         if spec.kind == OutputKind.USER_OUTPUT and isinstance(value, Node) and _origin(value) in values
     ]
     for index in returned:
@@ -396,7 +399,9 @@ def _decide_partitions(module: GraphModule, reasons: dict[Node, str | None]) -> 
     while True:
         partitions = _partitions(module, {n for n, reason in reasons.items() if reason is None})
         returned = [
-            n for partition in partitions for n in partition
+            n
+            for partition in partitions
+            for n in partition
             if isinstance(n.meta.get("val"), torch.SymBool) and any(user not in partition for user in n.users)
         ]
         if not returned:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from executorch.exir._serialize._named_data_store import NamedDataStore
-from executorch.exir.backend.backend_details import (
-    BackendDetails,
-    ExportedProgram,
-    PreprocessResult,
-)
+from executorch.exir.backend.backend_details import BackendDetails, ExportedProgram, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from . import ops as _  # noqa: F401  (fills the registry)
@@ -45,9 +41,7 @@ class MLXBackend(BackendDetails):
         return edge_program
 
     @staticmethod
-    def preprocess(
-        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-    ) -> PreprocessResult:
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Return the payload of a graph, and the constants to which the payload refers by key."""
         digests = Digests()
         buffers = SharedBuffers([edge_program], [], digests)
@@ -55,9 +49,7 @@ class MLXBackend(BackendDetails):
 
     @classmethod
     def preprocess_multimethod(
-        cls,
-        edge_programs: dict[str, list[ExportedProgram]],
-        compile_specs: dict[str, list[list[CompileSpec]]],
+        cls, edge_programs: dict[str, list[ExportedProgram]], compile_specs: dict[str, list[list[CompileSpec]]]
     ) -> dict[str, list[PreprocessResult]]:
         """Return the results of `preprocess` for the graphs of every method, by method.
 
@@ -96,7 +88,10 @@ def _refuse(findings: Collection[Finding]) -> None:
 
 
 def _compile(
-    edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests,
+    edge_program: ExportedProgram,
+    compile_specs: list[CompileSpec],
+    stored: set[str],
+    digests: Digests,
     buffer_keys: Mapping[str, str],
 ) -> tuple[PreprocessResult, ir.MLXGraph]:
     """Return the result of `preprocess` for a graph, without the constants whose keys are in `stored`; and the program.
@@ -123,7 +118,6 @@ def _compile(
         store.add_named_data(STATE_MARK, b"\0")
     record_results(edge_program)
     result = PreprocessResult(
-        processed_bytes=pack_payload(program.graph),
-        data_store_output=store.get_named_data_store_output(),
+        processed_bytes=pack_payload(program.graph), data_store_output=store.get_named_data_store_output()
     )
     return result, program.graph

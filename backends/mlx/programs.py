@@ -131,7 +131,11 @@ def _input_orders(contents: np.ndarray, program: Any, method: str) -> list[tuple
     for index in range(program.metadata(method).num_inputs()):
         address = ctypes.c_void_p(contents.ctypes.data)
         count = _library().executorch_mlx_input_order(
-            address, ctypes.c_size_t(contents.size), method.encode(), ctypes.c_size_t(index), order,
+            address,
+            ctypes.c_size_t(contents.size),
+            method.encode(),
+            ctypes.c_size_t(index),
+            order,
             ctypes.c_size_t(_MAX_AXES),
         )
         orders.append(tuple(order[:count]) if count >= 0 else None)

@@ -59,9 +59,12 @@ def mlx_lm(shape: str, rows: int) -> dict[str, float]:
 
     def run(temperature, **options):
         generator = BatchGenerator(
-            model, max_tokens=STEPS, sampler=make_sampler(temp=temperature, **options), completion_batch_size=rows,
+            model,
+            max_tokens=STEPS,
+            sampler=make_sampler(temp=temperature, **options),
+            completion_batch_size=rows,
             prefill_batch_size=rows,
-        )  # fmt: skip
+        )
         generator.insert(prompts(rows))
         while generator.next_generated():
             pass

@@ -52,9 +52,15 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     exported = export_llm(
-        empty_model(SHAPES[options.shape]), max_context_len=options.context, chunk=2048,
-        allow_extensions=not options.portable, speculation=False, verify=False, batch=options.rows, progress=print,
-    )  # fmt: skip
+        empty_model(SHAPES[options.shape]),
+        max_context_len=options.context,
+        chunk=2048,
+        allow_extensions=not options.portable,
+        speculation=False,
+        verify=False,
+        batch=options.rows,
+        progress=print,
+    )
     name = options.shape if options.rows == 1 else f"{options.shape}-rows{options.rows}"
     exported.save(options.folder / f"{name}.pte")
 

@@ -86,8 +86,13 @@ def export(folder: Path, names: list[str]) -> None:
     from transformers import WhisperFeatureExtractor
 
     folder.mkdir(parents=True, exist_ok=True)
-    options = {"chunk": CHUNK, "max_context_len": CONTEXT, "batch": ROWS, "verify": False,
-               "head": HeadConfig(logprobs=1)}
+    options = {
+        "chunk": CHUNK,
+        "max_context_len": CONTEXT,
+        "batch": ROWS,
+        "verify": False,
+        "head": HeadConfig(logprobs=1),
+    }
 
     def wanted(name):
         return not names or name in names
@@ -130,6 +135,7 @@ def answers(path: Path, device: str) -> None:
     from executorch_mlx import LLM
 
     with LLM.load(path, device=device, reuse_prompts=False) as llm:
+
         def start(key, draft):
             options = SETTINGS[key // 2] | {"max_new_tokens": TOKENS, "ignore_eos": True, "logprobs": 0, "draft": draft}
             return llm.generate(PROMPTS[key], **options)

@@ -1,7 +1,7 @@
 """Compares the logits of small models on the GPU and on the CPU. The GPU uses kernels that fuse several operations.
 
-    python benchmarks/cuda/fused.py export FOLDER     writes the programs; needs no GPU
-    python benchmarks/cuda/fused.py FOLDER            compares their logits; run.sh calls it
+python benchmarks/cuda/fused.py export FOLDER     writes the programs; needs no GPU
+python benchmarks/cuda/fused.py FOLDER            compares their logits; run.sh calls it
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ DTYPES = {"float32": 1e-4, "bfloat16": 5e-2}  # dtype → limit of the error, re
 # The number of tokens in each call. Beyond 256 positions, several blocks compute the attention of a query head.
 CALLS = (9, 1, 1, 4, 1, 300, 1, 1, 400, 1, 1)
 SHAPE = {
-    "vocab_size": 256, "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024, "initializer_range": 0.2,
-}  # fmt: skip
+    "vocab_size": 256,
+    "hidden_size": 192,
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+}
 # Architectures: norms of the queries and keys, none, and norms after attention and MLP with a sliding window. 2, 4 or 3
 # query heads share keys and values.
 MODELS = {

@@ -16,10 +16,21 @@ import numpy as np
 import torch
 
 DTYPES = {  # ExecuTorch's numbers of the dtypes
-    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
-    7: torch.float64, 9: torch.complex64, 11: torch.bool, 15: torch.bfloat16, 27: torch.uint16, 28: torch.uint32,
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    9: torch.complex64,
+    11: torch.bool,
+    15: torch.bfloat16,
+    27: torch.uint16,
+    28: torch.uint32,
     29: torch.uint64,
-}  # fmt: skip
+}
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 

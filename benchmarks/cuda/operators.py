@@ -65,9 +65,12 @@ def run(folder: Path, row: dict) -> str | None:
     environment = os.environ | {"EXECUTORCH_MLX_DEVICE": os.environ.get("EXECUTORCH_MLX_DEVICE", "gpu")}
     try:
         done = subprocess.run(
-            command(target / "model.pte", inputs, target / "outputs"), env=environment, capture_output=True, text=True,
+            command(target / "model.pte", inputs, target / "outputs"),
+            env=environment,
+            capture_output=True,
+            text=True,
             timeout=TIMEOUT,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return f"no result within {TIMEOUT} s"
     if done.returncode:

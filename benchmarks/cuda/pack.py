@@ -24,7 +24,11 @@ import sequences
 ROOT = Path(__file__).resolve().parents[2]
 LARGE_SEGMENT = 1 << 20  # bytes: the bundle leaves out the segments of a program that have at least this size
 OUR_LIBRARIES = (
-    "libmlx_delegate.so", "libmlx_cpu_kernels.so", "libmlx_llm_engine.so", "mlx_llm_runner", "op_test_runner"
+    "libmlx_delegate.so",
+    "libmlx_cpu_kernels.so",
+    "libmlx_llm_engine.so",
+    "mlx_llm_runner",
+    "op_test_runner",
 )
 # A CUDA library has its device code in containers, "fat binaries". An entry of kind CUBIN is machine code.
 FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2
@@ -98,9 +102,10 @@ def pack(root: Path, options: argparse.Namespace) -> None:
     for name in OUR_LIBRARIES:
         shutil.copy(options.build / name, root / "lib")
     shutil.copytree(
-        ROOT / "backends/mlx", root / "package/executorch_mlx",
+        ROOT / "backends/mlx",
+        root / "package/executorch_mlx",
         ignore=shutil.ignore_patterns("runtime", "engine", "__pycache__"),
-    )  # fmt: skip
+    )
     shutil.copytree(ROOT / "benchmarks/cuda", root / "cuda", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "programs").mkdir()
     sampler.export(str(root / "programs/sampler.pte"))

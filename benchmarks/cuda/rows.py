@@ -45,6 +45,7 @@ def answers(program: str, device: str) -> None:
     odd_tokens = np.full(256 // 32, 0xAAAAAAAA, np.uint32).view(np.int32)
     settings = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 7, "top_k": 20}]
     with LLM.load(program, device=device, reuse_prompts=False) as llm:
+
         def start(key):
             allowed = (lambda tokens: odd_tokens) if key % 2 else None
             options = settings[key // 2 % 2] | {"max_new_tokens": TOKENS, "ignore_eos": True, "draft": 0}
@@ -78,7 +79,9 @@ def main() -> None:
             f"{program.stem}: of {RUNS * ROWS * TOKENS} tokens, {equal(together, gpu['alone'])} are those of a request "
             f"alone, and {equal(together, cpu['together'])} those of the CPU"
         )
-        assert all(token % 2 for key in range(1, ROWS, 2) for token in together[key]), "the mask of allowed tokens holds"
+        assert all(token % 2 for key in range(1, ROWS, 2) for token in together[key]), (
+            "the mask of allowed tokens holds"
+        )
 
 
 if __name__ == "__main__":

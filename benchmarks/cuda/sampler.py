@@ -1,7 +1,7 @@
 """Draws 8,000 tokens with SampleNode on the CPU and on the GPU and compares them: 1,000 seeds in eight settings.
 
-    python benchmarks/cuda/sampler.py export PROGRAM.pte     writes the program; needs no GPU
-    python benchmarks/cuda/sampler.py PROGRAM.pte            compares the draws; run.sh calls it
+python benchmarks/cuda/sampler.py export PROGRAM.pte     writes the program; needs no GPU
+python benchmarks/cuda/sampler.py PROGRAM.pte            compares the draws; run.sh calls it
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ from op_runner import run, write
 ROWS, VOCABULARY = 1000, 8200
 INPUTS = ("temperature", "top_p", "seed", "top_k", "min_p")  # the inputs of the program after the logits
 SETTINGS = (  # temperature, top_p, top_k, min_p. The seed of a row is its number.
-    (0.0, 1.0, 0, 0.0), (0.8, 1.0, 0, 0.0), (0.9, 0.9, 0, 0.0), (1.3, 1.0, 40, 0.0), (1.0, 1.0, 0, 0.05),
-    (1.0, 0.95, 300, 0.0), (0.7, 0.8, 0, 0.1), (1.0, 0.9, 40, 0.05),
-)  # fmt: skip
+    (0.0, 1.0, 0, 0.0),
+    (0.8, 1.0, 0, 0.0),
+    (0.9, 0.9, 0, 0.0),
+    (1.3, 1.0, 40, 0.0),
+    (1.0, 1.0, 0, 0.05),
+    (1.0, 0.95, 300, 0.0),
+    (0.7, 0.8, 0, 0.1),
+    (1.0, 0.9, 40, 0.05),
+)
 
 
 def export(program: str) -> None:

@@ -1,7 +1,7 @@
 """Compares sequences of kernels on the GPU with the CPU, where other operations read results in the middle of one.
 
-    python benchmarks/cuda/sequences.py export FOLDER     writes the programs; needs no GPU
-    python benchmarks/cuda/sequences.py FOLDER            compares all results; run.sh calls it
+python benchmarks/cuda/sequences.py export FOLDER     writes the programs; needs no GPU
+python benchmarks/cuda/sequences.py FOLDER            compares all results; run.sh calls it
 """
 
 from __future__ import annotations

@@ -103,9 +103,7 @@ def convert(source: Path, folder: Path, bits: int) -> None:
     model, config = load_model(source)
     model, config = quantize_model(model, config, group_size=64, bits=bits)
     folder.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(
-        str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"}
-    )
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -118,9 +116,8 @@ def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
     from executorch_mlx.llm.export import HeadConfig, export_llm
 
     exported = export_llm(
-        load(folder), max_context_len=capacity, head=HeadConfig(min_p=False), verify=False,
-        **activations_of(form),
-    )  # fmt: skip
+        load(folder), max_context_len=capacity, head=HeadConfig(min_p=False), verify=False, **activations_of(form)
+    )
     unfinished = path.with_suffix(".part")
     exported.save(unfinished)
     unfinished.rename(path)

@@ -63,9 +63,7 @@ class Cached(torch.nn.Module):
 
     def attend(self, module, query, keys, values, mask, scaling=None, **_):
         start = self.cache.layers[module.layer_idx].start
-        out = torch.ops.llama.custom_sdpa(
-            query.transpose(1, 2), keys, values, start, None, 0.0, True, scaling
-        )
+        out = torch.ops.llama.custom_sdpa(query.transpose(1, 2), keys, values, start, None, 0.0, True, scaling)
         return out, None
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -78,11 +76,7 @@ class Cached(torch.nn.Module):
             # Use the registered buffers: export would treat the tensors of the layer as constants.
             layer.keys, layer.values = getattr(self, f"keys_{index}"), getattr(self, f"values_{index}")
         return self.model(
-            input_ids=tokens,
-            position_ids=positions[None],
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
+            input_ids=tokens, position_ids=positions[None], past_key_values=self.cache, use_cache=True, logits_to_keep=1
         ).logits
 
 

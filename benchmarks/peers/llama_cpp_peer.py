@@ -20,9 +20,14 @@ def main() -> None:
     options = parse_arguments(__doc__)
     cache = llama_cpp.GGML_TYPE_F32 if options.format == "float32" else llama_cpp.GGML_TYPE_F16
     context = Context(
-        options.model, options.threads, n_ctx=positions(options), n_batch=CHUNK, n_ubatch=CHUNK,
-        type_k=cache, type_v=cache,
-    )  # fmt: skip
+        options.model,
+        options.threads,
+        n_ctx=positions(options),
+        n_batch=CHUNK,
+        n_ubatch=CHUNK,
+        type_k=cache,
+        type_v=cache,
+    )
 
     def call(tokens: list[int]) -> int:
         """Append tokens to the context. Return the most likely next token."""

@@ -25,7 +25,9 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 # Title, where and when it happens, color, boxes (title, explanation), whether arrows join the boxes.
 STAGES = (
     (
-        "Export", "Python, once", "#2b6cb0",
+        "Export",
+        "Python, once",
+        "#2b6cb0",
         (
             ("PyTorch model", ("SamplingHead adds", "token sampling")),
             ("torch.export", ("graph of ATen", "operators")),
@@ -35,7 +37,9 @@ STAGES = (
         True,
     ),
     (
-        "model.pte", "one file", "#6b46c1",
+        "model.pte",
+        "one file",
+        "#6b46c1",
         (
             ("ExecuTorch program", ("methods, metadata,", "undelegated operators")),
             ("MLX program", ("FlatBuffer of typed", "instructions")),
@@ -44,7 +48,9 @@ STAGES = (
         False,
     ),
     (
-        "Load and verify", "C++, once", "#b7791f",
+        "Load and verify",
+        "C++, once",
+        "#b7791f",
         (
             ("Verify", ("structure, slots, dtypes,", "limits of the program")),
             ("Bind weights", ("in place on a CPU,", "copied to a GPU")),
@@ -53,7 +59,9 @@ STAGES = (
         True,
     ),
     (
-        "Run", "C++, at every call", "#2f855a",
+        "Run",
+        "C++, at every call",
+        "#2f855a",
         (
             ("Bind inputs", ("dtypes and shapes", "are checked")),
             ("Interpret", ("instructions call", "mlx::core functions")),

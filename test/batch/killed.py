@@ -1,6 +1,6 @@
 """Runs the batch command, kills it with SIGKILL at random points, and resumes it.
 
-    python test/batch/killed.py MODEL.pte --requests 2000 --kills 3 --seed 0
+python test/batch/killed.py MODEL.pte --requests 2000 --kills 3 --seed 0
 """
 
 import argparse

@@ -75,13 +75,16 @@ NOT_FOLDED = {
     "cast that loses precision": (lambda x: x.to(bf16).to(f32), floats(3, dtype=f16), ["AsTypeNode"] * 2),
     "large integers through float32": (lambda x: x.to(f32).to(i64), ints(3), ["AsTypeNode"] * 2),
     "permutes around another instruction": (
-        lambda x: x.permute(1, 0, 2).exp().permute(1, 0, 2), floats(2, 3, 4),
+        lambda x: x.permute(1, 0, 2).exp().permute(1, 0, 2),
+        floats(2, 3, 4),
         ["TransposeNode", "ExpNode", "TransposeNode"],
     ),
     "summand of zero, which changes -0.0": (lambda x: x + 0.0, floats(3), ["AddNode"]),
     "factor of one that changes the shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),
     "large weight with two users": (
-        ScaledWeight(reads_weight=True), floats(2, 400), ["MultiplyNode", "AddmmNode", "TakeNode", "AddNode"]
+        ScaledWeight(reads_weight=True),
+        floats(2, 400),
+        ["MultiplyNode", "AddmmNode", "TakeNode", "AddNode"],
     ),
     "large constant": (lambda x: x + torch.arange(40000) * 2, ints(40000), ["ARangeNode", "MultiplyNode", "AddNode"]),
 }

@@ -210,9 +210,10 @@ def test_operand_and_result_of_a_replacement_share_no_slot():
     chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
     extension = Emitted(ir.ErfInvNode, {"x": slots[1], "out": slots[4]})
     program = SimpleNamespace(
-        chains=[chain], replacements=[Replacement(chain, chain[1:4], extension)],
+        chains=[chain],
+        replacements=[Replacement(chain, chain[1:4], extension)],
         interface=Interface([slots[0]], [slots[-1]], []),
-    )  # fmt: skip
+    )
     (replacement,) = assemble(program).graph.replacements
     assert (replacement.chain, replacement.first, replacement.count) == (0, 1, 3)
     assert replacement.instruction.op.x != replacement.instruction.op.out
@@ -224,9 +225,10 @@ def test_replacement_of_dead_instructions_is_dropped():
     chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
     extension = Emitted(ir.ErfInvNode, {"x": slots[1], "out": slots[3]})
     program = SimpleNamespace(
-        chains=[chain], replacements=[Replacement(chain, chain[1:], extension)],
+        chains=[chain],
+        replacements=[Replacement(chain, chain[1:], extension)],
         interface=Interface([slots[0]], [slots[1]], []),
-    )  # fmt: skip
+    )
     graph = assemble(program).graph
     assert graph.replacements is None and len(graph.instruction_chains[0].instructions) == 1
 
@@ -240,9 +242,10 @@ def test_replacement_with_two_results(outputs, is_kept):
     chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
     extension = Emitted(ir.QuantizeEntriesNode, {"xs": [slots[1]], "out": slots[2], "out_scales": slots[3]})
     program = SimpleNamespace(
-        chains=[chain], replacements=[Replacement(chain, chain[1:], extension)],
+        chains=[chain],
+        replacements=[Replacement(chain, chain[1:], extension)],
         interface=Interface([slots[0]], [slots[index] for index in outputs], []),
-    )  # fmt: skip
+    )
     graph = assemble(program).graph
     assert len(graph.replacements or ()) == is_kept
     assert len(graph.instruction_chains[0].instructions) == max(outputs)

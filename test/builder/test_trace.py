@@ -31,9 +31,7 @@ def branches_on_its_size(x):
 
 def test_function_that_specializes_a_dimension_is_refused():
     registry = Registry()
-    registry.add(
-        torch.ops.aten.tan.default, lambda P, self: P.trace(branches_on_its_size, self)[0]
-    )
+    registry.add(torch.ops.aten.tan.default, lambda P, self: P.trace(branches_on_its_size, self)[0])
     program = dynamic_program()
     shape_env = program.graph_module.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode.shape_env
     reasons = ProgramBuilder(program, registry).check()

@@ -18,8 +18,11 @@ def doctor(*arguments, **environment) -> tuple[int, list[str]]:
     """
     done = subprocess.run(
         [sys.executable, "-m", "executorch_mlx.cli.main", "doctor", *map(str, arguments)],
-        capture_output=True, text=True, env=os.environ | environment, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=300,
+    )
     return done.returncode, done.stdout.splitlines()
 
 

@@ -39,8 +39,17 @@ def greedy(model, steps=16):
 def test_export_merges_an_adapter(adapter, tmp_path, capsys):
     folder, merged = adapter
     file = tmp_path / "model.pte"
-    arguments = ["export", str(MODEL), "-o", str(file), "--adapter", str(folder), "--unseeded", "--max-context-len",
-                 "64"]
+    arguments = [
+        "export",
+        str(MODEL),
+        "-o",
+        str(file),
+        "--adapter",
+        str(folder),
+        "--unseeded",
+        "--max-context-len",
+        "64",
+    ]
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert "nodes delegated to MLX" in printed.out and "sampling_seed=False" in printed.out

@@ -31,9 +31,7 @@ std::filesystem::path folder;
 class Unknown : public mx::Primitive {
  public:
   using Primitive::Primitive;
-  const char* name() const override {
-    return "Unknown";
-  }
+  const char* name() const override { return "Unknown"; }
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {}
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {}
 };
@@ -42,16 +40,12 @@ class Unknown : public mx::Primitive {
 
 namespace executorch_mlx::gpu {
 
-bool is_cuda(mx::Stream) {
-  return true;
-}
+bool is_cuda(mx::Stream) { return true; }
 
-int architecture(mx::Stream) {
-  return 80;
-}
+int architecture(mx::Stream) { return 80; }
 
 std::string compile(const std::string& name, const std::string& source, mx::Stream) {
-  static std::map<std::string, int> counts;  // by name
+  static std::map<std::string, int> counts; // by name
   std::ofstream(folder / (name + "." + std::to_string(counts[name]++) + ".cu")) << source;
   return "binary";
 }
@@ -61,9 +55,7 @@ CUfunc_st* load(const std::string&, const std::string&, mx::Stream) {
   return reinterpret_cast<CUfunc_st*>(&function);
 }
 
-void* address_on_gpu(const mx::array&) {
-  return nullptr;
-}
+void* address_on_gpu(const mx::array&) { return nullptr; }
 
 std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream) {
   class EmptyGraph : public KernelGraph {
@@ -79,10 +71,10 @@ std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream) {
 } // namespace executorch_mlx::gpu
 
 // In place of the function in libmlx.
-std::vector<mx::array> mlx::core::fast::precompiled_cuda_kernel(
-    const std::string&, const std::string&, const std::vector<array>& inputs, const std::vector<Shape>& shapes,
-    const std::vector<Dtype>& dtypes, const std::vector<ScalarArg>&, std::tuple<int, int, int>,
-    std::tuple<int, int, int>, int, std::optional<float>, bool, StreamOrDevice) {
+std::vector<mx::array> mlx::core::fast::precompiled_cuda_kernel(const std::string&, const std::string&,
+    const std::vector<array>& inputs, const std::vector<Shape>& shapes, const std::vector<Dtype>& dtypes,
+    const std::vector<ScalarArg>&, std::tuple<int, int, int>, std::tuple<int, int, int>, int, std::optional<float>,
+    bool, StreamOrDevice) {
   const auto primitive = std::make_shared<Unknown>(default_stream(Device::cpu));
   return array::make_arrays(shapes, dtypes, primitive, inputs);
 }
@@ -137,7 +129,7 @@ class Kernels {
       compile(product(x, std::vector(count, w))[0]);
     }
     if (has_norm) {
-      const auto lazy = mx::square(zeros({kDepth}), stream_);  // whose address is not known when the kernel is chosen
+      const auto lazy = mx::square(zeros({kDepth}), stream_); // whose address is not known when the kernel is chosen
       compile(product(norm(zeros({1, vectors, kDepth}), lazy), {w})[0]);
     }
     const auto gate = product(x, {w})[0];
@@ -158,7 +150,7 @@ class Kernels {
   // With the norm and the rotation of query and key, and the update of the cache.
   void attention_step(int rows, bool has_norm) const {
     const auto heads = rotated({kHeads, kKeyHeads}, rows, has_norm);
-    const auto by_position = [&](const mx::array& x) {  // [rows, heads, 1, dim] -> [1, heads, rows, dim]
+    const auto by_position = [&](const mx::array& x) { // [rows, heads, 1, dim] -> [1, heads, rows, dim]
       return rows > 1 ? mx::transpose(x, {2, 1, 0, 3}, stream_) : x;
     };
     const auto value = mx::transpose(zeros({1, rows, kKeyHeads, kDim}), {0, 2, 1, 3}, stream_);
@@ -169,20 +161,15 @@ class Kernels {
 
   void sample() const {
     const auto number = [](mx::Dtype dtype) { return array_of({1}, dtype); };
-    const executorch_mlx::SampleInputs inputs{
-        zeros({1, 1000}), number(mx::float32), number(mx::float32), number(mx::int64), number(mx::int64),
-        number(mx::float32)};
+    const executorch_mlx::SampleInputs inputs{zeros({1, 1000}), number(mx::float32), number(mx::float32),
+        number(mx::int64), number(mx::int64), number(mx::float32)};
     expect(gpu::sample(inputs, mx::Stream(0, mx::Device::gpu)), "sample");
   }
 
  private:
-  mx::array zeros(const mx::Shape& shape) const {
-    return array_of(shape, dtype_);
-  }
+  mx::array zeros(const mx::Shape& shape) const { return array_of(shape, dtype_); }
 
-  mx::array norm(const mx::array& x) const {
-    return norm(x, zeros({x.shape(-1)}));
-  }
+  mx::array norm(const mx::array& x) const { return norm(x, zeros({x.shape(-1)})); }
 
   mx::array norm(const mx::array& x, const mx::array& weight) const {
     return expect(gpu::rms_norm(x, weight, 1e-5f, stream_), "rms_norm");
@@ -232,7 +219,7 @@ class Kernels {
       spans.push_back({0, 301 + i});
     }
     const auto y = expect(gpu::attention_of_rows(q, keys, values, 0.125f, spans, stream_), "attention_of_rows");
-    compile(y.inputs()[0]);  // y is a transposition
+    compile(y.inputs()[0]); // y is a transposition
   }
 
   mx::Dtype dtype_;

@@ -74,17 +74,23 @@ def case(seed, batch=3, dtype=torch.float32, vocabulary=VOCABULARY, **changes):
 
 
 def reference(
-    logits, *, repetition_penalty, presence_penalty, frequency_penalty, history, history_valid,
-    bias_tokens, bias_values, allowed_tokens,
-):  # fmt: skip
+    logits,
+    *,
+    repetition_penalty,
+    presence_penalty,
+    frequency_penalty,
+    history,
+    history_valid,
+    bias_tokens,
+    bias_values,
+    allowed_tokens,
+):
     x, vocabulary = logits.float().numpy().copy(), logits.shape[1]
     valid_ids = range(vocabulary)
     repetition, presence, frequency = (
         np.float32(float(v)) for v in (repetition_penalty, presence_penalty, frequency_penalty)
     )
-    for sequence, tokens, valid, words in zip(
-        x, history.tolist(), history_valid.tolist(), allowed_tokens.tolist()
-    ):
+    for sequence, tokens, valid, words in zip(x, history.tolist(), history_valid.tolist(), allowed_tokens.tolist()):
         for token, n in Counter(t for t, v in zip(tokens, valid) if v and t in valid_ids).items():
             value = sequence[token] / repetition if sequence[token] > 0 else sequence[token] * repetition
             sequence[token] = value - presence - frequency * np.float32(n)
@@ -223,8 +229,11 @@ LOGITS, HISTORY, ONE = torch.zeros(2, 40), torch.zeros(2, 3, dtype=torch.int64),
         (penalize_logits, (LOGITS, HISTORY[:1]), r"history: got torch.int64 of shape \[1, 3\], .* \[2, N\]"),
         (penalize_logits, (LOGITS, HISTORY, HISTORY), "valid: got torch.int64 .* expected torch.bool"),
         (penalize_logits, (LOGITS, HISTORY, HISTORY[:, :2] > 0), r"expected torch.bool of shape \[2, 3\]"),
-        (penalize_logits, (LOGITS, HISTORY, None, torch.ones(3)),
-         r"repetition: got torch.float32 .* or of shape \[2\]"),
+        (
+            penalize_logits,
+            (LOGITS, HISTORY, None, torch.ones(3)),
+            r"repetition: got torch.float32 .* or of shape \[2\]",
+        ),
         (penalize_logits, (LOGITS, HISTORY, None, None, HISTORY[0, 0]), "presence: got torch.int64"),
         (bias_logits, (LOGITS, HISTORY[:1], HISTORY), r"tokens: got torch.int64 of shape \[1, 3\], .* or \[2, K\]"),
         (bias_logits, (LOGITS, HISTORY[0], torch.ones(2)), r"values: .* of shape \[3\]"),

@@ -30,9 +30,7 @@ VOCABULARIES = [1, 2, 7, 63, 1000, 8191, 8193, 12289, 32000, 50257]
 def test_token_equals_the_specification(draw, reference, name, kind, vocabulary):
     for seed in range(8):
         logits = logits_of(kind, 1, vocabulary, seed)
-        assert draw(logits, seed=seed, **SETTINGS[name]).equal(
-            reference(logits, seed=seed, **SETTINGS[name])
-        ), seed
+        assert draw(logits, seed=seed, **SETTINGS[name]).equal(reference(logits, seed=seed, **SETTINGS[name])), seed
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
@@ -51,9 +49,7 @@ def test_any_vocabulary_and_batch(draw, reference, vocabulary, batch):
 def test_half_precision_logits_are_computed_in_float32(draw, reference, dtype, name):
     for seed in range(8):
         logits = logits_of("text", 2, 32000, seed).to(dtype)  # with many ties
-        assert draw(logits, seed=seed, **SETTINGS[name]).equal(
-            reference(logits, seed=seed, **SETTINGS[name])
-        )
+        assert draw(logits, seed=seed, **SETTINGS[name]).equal(reference(logits, seed=seed, **SETTINGS[name]))
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "all"])
@@ -167,18 +163,28 @@ def test_infinite_logits(draw, reference, name, vocabulary):
 
 @pytest.mark.parametrize(
     "off",
-    [{"top_p": 1.0}, {"top_p": 1.5}, {"top_k": 0}, {"top_k": -3}, {"top_k": 32000},
-     {"top_k": 32001}, {"top_k": 2**40}, {"min_p": 0.0}, {"min_p": -1.0}],
+    [
+        {"top_p": 1.0},
+        {"top_p": 1.5},
+        {"top_k": 0},
+        {"top_k": -3},
+        {"top_k": 32000},
+        {"top_k": 32001},
+        {"top_k": 2**40},
+        {"min_p": 0.0},
+        {"min_p": -1.0},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_off_value_of_a_filter_drops_nothing(draw, off):
     logits = logits_of("flat", 1, 32000)
     for seed in range(10):
         assert draw(logits, seed=seed, **off).equal(draw(logits, seed=seed))
 
 
-@pytest.mark.parametrize("strictest", [{"top_p": 0.0}, {"top_p": -1.0}, {"top_k": 1}, {"min_p": 1.0},
-                                      {"min_p": 7.0}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "strictest", [{"top_p": 0.0}, {"top_p": -1.0}, {"top_k": 1}, {"min_p": 1.0}, {"min_p": 7.0}], ids=str
+)
 @pytest.mark.parametrize("vocabulary", [100, 32000])
 def test_the_most_likely_token_is_always_kept(draw, strictest, vocabulary):
     logits = logits_of("text", 2, vocabulary)

@@ -61,10 +61,12 @@ def test_numbers_and_tensors_are_equivalent():
     head = SamplingHead(Decoder())
     numbers = {"temperature": 2, "top_k": 40, "top_p": 1, "seed": 2**64 - 5, "min_p": 0.01}
     tensors = {
-        "temperature": torch.tensor([2]), "top_k": torch.tensor(40, dtype=torch.int32),
-        "top_p": torch.tensor(1.0, dtype=torch.float64), "seed": torch.tensor([-5]),
+        "temperature": torch.tensor([2]),
+        "top_k": torch.tensor(40, dtype=torch.int32),
+        "top_p": torch.tensor(1.0, dtype=torch.float64),
+        "seed": torch.tensor([-5]),
         "min_p": torch.tensor([[0.01]]),
-    }  # fmt: skip
+    }
     assert head(TOKENS, **numbers).equal(head(TOKENS, **tensors))
 
 

@@ -32,9 +32,12 @@ def parameters(advance=0):
 
 def alone(logits, values):
     """Return the token of each row, drawn in a batch of its own."""
-    return torch.cat([
-        sample(logits[i : i + 1], **{n: v[i] if v.dim() else v for n, v in values.items()}) for i in range(len(logits))
-    ])  # fmt: skip
+    return torch.cat(
+        [
+            sample(logits[i : i + 1], **{n: v[i] if v.dim() else v for n, v in values.items()})
+            for i in range(len(logits))
+        ]
+    )
 
 
 @pytest.fixture(scope="module", params=[300, 20000])
@@ -48,9 +51,7 @@ def program(vocabulary, request):
     batch = torch.export.Dim("batch", min=1, max=ROWS)
     shapes = {"logits": {0: batch}, "values": ({0: batch},) * len(NAMES)}
     values = tuple(parameters().values())
-    lowered = lower(
-        Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), request.param, dynamic_shapes=shapes
-    )
+    lowered = lower(Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), request.param, dynamic_shapes=shapes)
     method = LoadedMethod(lowered.buffer)
     return lambda logits, values: method.execute([logits, *values.values()])[0].clone()
 
@@ -126,9 +127,12 @@ def adjustments():
     g = torch.Generator().manual_seed(1)
     history = torch.randint(-2, 60, (ROWS, 12), generator=g)
     return dict(
-        history=history, valid=history % 5 != 0, repetition=torch.rand(ROWS, generator=g) * 2,
-        presence=torch.randn(ROWS, generator=g), frequency=torch.randn(ROWS, generator=g),
-    ), dict(tokens=torch.randint(-2, 60, (ROWS, 5), generator=g), values=torch.randn(ROWS, 5, generator=g))  # fmt: skip
+        history=history,
+        valid=history % 5 != 0,
+        repetition=torch.rand(ROWS, generator=g) * 2,
+        presence=torch.randn(ROWS, generator=g),
+        frequency=torch.randn(ROWS, generator=g),
+    ), dict(tokens=torch.randint(-2, 60, (ROWS, 5), generator=g), values=torch.randn(ROWS, 5, generator=g))
 
 
 class Adjust(torch.nn.Module):

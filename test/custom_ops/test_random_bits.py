@@ -33,9 +33,12 @@ def libmlx_bits(tmp_path_factory):
     home = next(p for p in [home, *home.parents] if (p / "include" / "mlx").is_dir())
     program = compile_cpp(
         tmp_path_factory.mktemp("oracle") / "random_bits",
-        f"-I{home / 'include'}", Path(__file__).with_name("random_bits_oracle.cpp"),
-        f"-L{home / 'lib'}", "-lmlx", f"-Wl,-rpath,{home / 'lib'}",
-    )  # fmt: skip
+        f"-I{home / 'include'}",
+        Path(__file__).with_name("random_bits_oracle.cpp"),
+        f"-L{home / 'lib'}",
+        "-lmlx",
+        f"-Wl,-rpath,{home / 'lib'}",
+    )
 
     def draw(requests):
         lines = "".join(f"{seed} {width} {count}\n" for seed, width, count in requests)
@@ -97,8 +100,6 @@ def test_fake_kernel_keeps_symbolic_shapes():
     arguments = (torch.zeros(3, 2), torch.tensor(1))
     program = torch.export.export(Draw(), arguments, dynamic_shapes=({0: batch}, None))
     assert torch.ops.mlx.random_bits.default in [n.target for n in program.graph.nodes]
-    torch.testing.assert_close(
-        program.module()(torch.zeros(5, 2), torch.tensor(8)), bits([5, 6], 8, 2)
-    )
+    torch.testing.assert_close(program.module()(torch.zeros(5, 2), torch.tensor(8)), bits([5, 6], 8, 2))
     with FakeTensorMode():
         assert torch.ops.mlx.random_bits([2, 3], None, 1).dtype == torch.uint8

@@ -76,8 +76,16 @@ def test_available_values_are_checked(delegate, function, inputs):
         (torch.signbit, (tensor(NAN, -NAN, -0.0),), tensor(False, False, True)),
         (torch.copysign, (tensor(1.0), tensor(-NAN)), tensor(1.0)),
         (lambda x: x.softmax(0) * 2.0**126, (tensor(89.0, 1.0),), tensor(2.0**126, 0.0)),
-        (lambda x: torch.stack([x.cosh(), x.sinh()]), (torch.full((8,), 89.0),), (torch.full((2, 8), 88.0).exp() * (math.e / 2))),
-        (lambda x: x % 1e-30, (torch.full((8,), 1e20),), torch.full((8,), math.fmod(tensor(1e20).item(), tensor(1e-30).item()))),
+        (
+            lambda x: torch.stack([x.cosh(), x.sinh()]),
+            (torch.full((8,), 89.0),),
+            (torch.full((2, 8), 88.0).exp() * (math.e / 2)),
+        ),
+        (
+            lambda x: x % 1e-30,
+            (torch.full((8,), 1e20),),
+            torch.full((8,), math.fmod(tensor(1e20).item(), tensor(1e-30).item())),
+        ),
         (lambda x: x.mode()[0], (tensor(NAN, 1.0, NAN, 0.0),), torch.tensor(0.0)),
         (rms_norm, (torch.full((1, 8), 300, dtype=torch.float16),), torch.ones(1, 8, dtype=torch.float16)),
         (torch.nn.functional.gelu, (tensor(INF, 1.0),), torch.nn.functional.gelu(tensor(1.0)) * tensor(INF, 1)),

@@ -8,10 +8,27 @@ import functools
 from collections.abc import Callable, Sequence
 
 from executorch_mlx.llm.binding import (  # noqa: F401  (tests use the names that are not used here)
-    BUSY, CANCELLED, CONTEXT, FAILED, FINISH_ERROR, INVALID_ARGUMENT, INVALID_PROGRAM, LENGTH, NOT_FOUND, OK,
-    OUT_OF_MEMORY, RUNNING, STOP, AllowedTokens, EngineOptions, LoadOptions, OnEvent, RequestInfo, RequestOptions,
+    BUSY,
+    CANCELLED,
+    CONTEXT,
+    FAILED,
+    FINISH_ERROR,
+    INVALID_ARGUMENT,
+    INVALID_PROGRAM,
+    LENGTH,
+    NOT_FOUND,
+    OK,
+    OUT_OF_MEMORY,
+    RUNNING,
+    STOP,
+    AllowedTokens,
+    EngineOptions,
+    LoadOptions,
+    OnEvent,
+    RequestInfo,
+    RequestOptions,
     library,
-)  # fmt: skip
+)
 from executorch_mlx.llm.binding import EngineStats as Stats
 
 
@@ -85,17 +102,30 @@ class Engine:
     def score(self, prompt: Sequence[int], targets: Sequence[int]) -> tuple[list[float], list[bool]]:
         logprobs, greedy = (c.c_float * len(targets))(), (c.c_bool * len(targets))()
         call(
-            "engine_score", self.handle, array(c.c_int64, prompt), c.c_size_t(len(prompt)), array(c.c_int64, targets),
-            c.c_size_t(len(targets)), logprobs, greedy,
-        )  # fmt: skip
+            "engine_score",
+            self.handle,
+            array(c.c_int64, prompt),
+            c.c_size_t(len(prompt)),
+            array(c.c_int64, targets),
+            c.c_size_t(len(targets)),
+            logprobs,
+            greedy,
+        )
         return list(logprobs), list(greedy)
 
     def score_top(self, prompt: Sequence[int], targets: Sequence[int], top: int) -> list[dict[int, float]]:
         tokens, logprobs = (c.c_int64 * (len(targets) * top))(), (c.c_float * (len(targets) * top))()
         call(
-            "engine_score_top", self.handle, array(c.c_int64, prompt), c.c_size_t(len(prompt)),
-            array(c.c_int64, targets), c.c_size_t(len(targets)), c.c_size_t(top), tokens, logprobs,
-        )  # fmt: skip
+            "engine_score_top",
+            self.handle,
+            array(c.c_int64, prompt),
+            c.c_size_t(len(prompt)),
+            array(c.c_int64, targets),
+            c.c_size_t(len(targets)),
+            c.c_size_t(top),
+            tokens,
+            logprobs,
+        )
         return [dict(zip(tokens[i : i + top], logprobs[i : i + top])) for i in range(0, len(tokens), top)]
 
     def free(self) -> None:
@@ -151,9 +181,7 @@ class Request:
     @property
     def tokens(self) -> list[int]:
         """The tokens of the answer, without a stop id."""
-        return [
-            token for token, _, finish, stop in self.events if token >= 0 and not (finish == STOP and stop < 0)
-        ]
+        return [token for token, _, finish, stop in self.events if token >= 0 and not (finish == STOP and stop < 0)]
 
     @property
     def text(self) -> bytes:

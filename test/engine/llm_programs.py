@@ -10,11 +10,7 @@ import torch
 from executorch.exir import to_edge, to_edge_transform_and_lower
 
 # The optional parameters of the sampling head, with example values.
-OPTIONAL = {
-    "seed": torch.tensor(0),
-    "top_k": torch.tensor(0),
-    "min_p": torch.tensor(0.0),
-}
+OPTIONAL = {"seed": torch.tensor(0), "top_k": torch.tensor(0), "min_p": torch.tensor(0.0)}
 BYTES = [bytes([i]) for i in range(256)]  # token i is the byte i
 
 # `rule(self, tokens, input_pos, **parameters)` returns the next token [1], or logits.
@@ -63,11 +59,7 @@ def export(
     sequence = torch.export.Dim("sequence", min=1, max=max_seq_len)
     program = torch.export.export(
         module,
-        (
-            torch.zeros(1, 2, dtype=torch.int64),
-            torch.zeros(1, dtype=torch.int64),
-            *examples.values(),
-        ),
+        (torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), *examples.values()),
         dynamic_shapes=({1: sequence}, None, *([(None,) * len(examples)] if examples else [])),
     )
     methods: dict[str, object] = {
@@ -137,10 +129,7 @@ def summed(self, tokens, input_pos, **_):
 
 def summed_state(capacity: int) -> dict[str, torch.Tensor]:
     """The buffers of `summed`."""
-    return {
-        "cache": torch.zeros(capacity, dtype=torch.int64),
-        "positions": torch.arange(capacity),
-    }
+    return {"cache": torch.zeros(capacity, dtype=torch.int64), "positions": torch.arange(capacity)}
 
 
 class _RowMethod(torch.nn.Module):
@@ -176,9 +165,14 @@ def export_rows(path: Path, rows: int, *, max_seq_len: int = 8, max_context_len:
         shapes = (None if name == "decode" else {1: sequence}, None, None, None, None, None)
         programs[name] = torch.export.export(_RowMethod(name), inputs, dynamic_shapes=shapes)
     methods = {
-        "get_max_seq_len": max_seq_len, "get_max_context_len": max_context_len, "get_max_batch_size": rows,
-        "get_vocab_size": 256, "sampling_head": True, "sampling_seed": True,
-        "token_bytes": torch.arange(256, dtype=torch.uint8), "token_offsets": torch.arange(257),
-    } | metadata  # fmt: skip
+        "get_max_seq_len": max_seq_len,
+        "get_max_context_len": max_context_len,
+        "get_max_batch_size": rows,
+        "get_vocab_size": 256,
+        "sampling_head": True,
+        "sampling_seed": True,
+        "token_bytes": torch.arange(256, dtype=torch.uint8),
+        "token_offsets": torch.arange(257),
+    } | metadata
     path.write_bytes(to_edge(programs, constant_methods=methods).to_executorch().buffer)
     return path

@@ -24,9 +24,7 @@ class Run:
 
     def __init__(self, *arguments: object, stdin: str | None = None):
         command = [find_program("mlx_llm_runner"), *arguments]
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, timeout=120, input=stdin and stdin.encode()
-        )
+        done = subprocess.run(list(map(str, command)), capture_output=True, timeout=120, input=stdin and stdin.encode())
         self.code = done.returncode
         self.stdout = done.stdout.decode()
         self.stderr = done.stderr.decode()

@@ -61,8 +61,7 @@ def test_invalid_request_is_an_error(run, successor, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "name"),
-    [("--seed", "1", "seed"), ("--top-k", "40", "top_k"), ("--min-p", "0.1", "min_p")],
+    ("flag", "value", "name"), [("--seed", "1", "seed"), ("--top-k", "40", "top_k"), ("--min-p", "0.1", "min_p")]
 )
 def test_parameter_that_was_not_exported_is_an_error(run, program, flag, value, name):
     bare = program("bare", programs.successor, optional=())

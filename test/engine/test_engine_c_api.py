@@ -56,8 +56,10 @@ def test_events_and_info_of_an_answer(engine):
     with engine.submit(b"abc", max_new_tokens=3, seed=4) as request:
         assert request.wait()
         assert request.events == [
-            (100, b"d", api.RUNNING, -1), (101, b"e", api.RUNNING, -1), (102, b"f", api.LENGTH, -1)
-        ]  # fmt: skip
+            (100, b"d", api.RUNNING, -1),
+            (101, b"e", api.RUNNING, -1),
+            (102, b"f", api.LENGTH, -1),
+        ]
         info = request.info
         assert (info.finish, info.status, info.seed, info.has_seed, info.stop_id) == (api.LENGTH, api.OK, 4, True, -1)
         assert (info.prompt_tokens, info.reused_tokens, info.generated_tokens) == (3, 0, 3)
@@ -307,9 +309,7 @@ def test_missing_files_and_values(path, tmp_path):
     assert error_of(api.Model, tmp_path / "none.pte")[0] == api.NOT_FOUND
     (tmp_path / "bad.pte").write_bytes(b"x" * 100)
     assert error_of(api.Model, tmp_path / "bad.pte")[0] == api.INVALID_PROGRAM
-    assert error_of(api.Model, path, device=b"tpu") == (
-        api.INVALID_ARGUMENT, "device: got 'tpu', expected cpu or gpu"
-    )  # fmt: skip
+    assert error_of(api.Model, path, device=b"tpu") == (api.INVALID_ARGUMENT, "device: got 'tpu', expected cpu or gpu")
     model = api.Model(path)
     assert error_of(model.get_int, "nothing") == (api.NOT_FOUND, "name: the program has no integer nothing")
     assert error_of(model.get_data, "get_vocab_size")[0] == api.NOT_FOUND
@@ -411,8 +411,9 @@ def test_struct_without_a_size_is_refused(engine, size):
     options = api.RequestOptions()
     options.size = size
     assert error_of(api.call, "engine_submit", engine.handle, c.byref(options), c.byref(c.c_void_p())) == (
-        api.INVALID_ARGUMENT, f"options: got size {size}, expected that of the struct"
-    )  # fmt: skip
+        api.INVALID_ARGUMENT,
+        f"options: got size {size}, expected that of the struct",
+    )
 
 
 # -- masks and drafts ------------------------------------------------------------------

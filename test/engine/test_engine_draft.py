@@ -70,9 +70,10 @@ def test_wrong_guesses_are_rejected(counting, program, draft):
     model = api.Model(counting, draft=str(path).encode())
     with api.Engine(counting) as plain:
         expected = plain.generate([5] * 12, max_new_tokens=100, temperature=1, seed=5, draft=0)
-    with api.Engine(model) as engine, engine.submit(
-        [5] * 12, max_new_tokens=100, temperature=1, seed=5, draft=draft
-    ) as request:
+    with (
+        api.Engine(model) as engine,
+        engine.submit([5] * 12, max_new_tokens=100, temperature=1, seed=5, draft=draft) as request,
+    ):
         assert request.wait() and request.tokens == expected
         if draft > 0:
             assert 0 < request.info.accepted_tokens < request.info.drafted_tokens

@@ -34,10 +34,15 @@ def test_calls_in_a_fork_are_errors(logprob_program, tmp_path):
         llm.save_prefix([5, 6], tmp_path / "cache")
         running = llm.generate([5, 6, 7], ignore_eos=True)
         calls = [
-            lambda: llm.generate([5]), lambda: llm.generate_batch([[5]]), lambda: llm.score([5], [[6]]),
-            lambda: llm.save_prefix([5], tmp_path / "cache"), lambda: llm.load_prefix(tmp_path / "cache"),
-            lambda: llm.stats, lambda: list(running), lambda: LLM.load(logprob_program),
-        ]  # fmt: skip
+            lambda: llm.generate([5]),
+            lambda: llm.generate_batch([[5]]),
+            lambda: llm.score([5], [[6]]),
+            lambda: llm.save_prefix([5], tmp_path / "cache"),
+            lambda: llm.load_prefix(tmp_path / "cache"),
+            lambda: llm.stats,
+            lambda: list(running),
+            lambda: LLM.load(logprob_program),
+        ]
 
         def check() -> None:
             for call in calls:
@@ -56,9 +61,13 @@ def test_c_api_in_a_fork(logprob_program, tmp_path):
     engine = Engine(model)
     request = engine.submit([5, 6, 7], ignore_eos=True)
     calls = [
-        lambda: engine.submit([5]), lambda: engine.score([5], [6]), engine.stats, lambda: Model(logprob_program),
-        lambda: engine.save_prefix([5], tmp_path / "cache"), lambda: engine.load_prefix(tmp_path / "cache"),
-    ]  # fmt: skip
+        lambda: engine.submit([5]),
+        lambda: engine.score([5], [6]),
+        engine.stats,
+        lambda: Model(logprob_program),
+        lambda: engine.save_prefix([5], tmp_path / "cache"),
+        lambda: engine.load_prefix(tmp_path / "cache"),
+    ]
 
     def check() -> None:
         for call in calls:

@@ -82,9 +82,7 @@ def _next_token(context: list[int]) -> int:
 def test_long_prompt_is_processed_in_chunks(run, summed, length):
     """A chunk has at most max_seq_len tokens."""
     context = [(7 * i + 3) % 256 for i in range(length)]
-    done = run(
-        summed, "--prompt-ids", ",".join(map(str, context)), "--ids", "--max-new-tokens", "4"
-    )
+    done = run(summed, "--prompt-ids", ",".join(map(str, context)), "--ids", "--max-new-tokens", "4")
     expected = []
     for _ in range(4):
         expected.append(_next_token(context))
@@ -96,9 +94,7 @@ def test_long_prompt_is_processed_in_chunks(run, summed, length):
 def test_seed_advances_by_one(run, program, seed):
     """Step i draws with seed + i, which wraps around at the end of int64."""
     path = program("seeded", programs.seeded)
-    done = run(
-        path, "--prompt-ids", "1", "--ids", "--max-new-tokens", "5", f"--seed={seed}"
-    )
+    done = run(path, "--prompt-ids", "1", "--ids", "--max-new-tokens", "5", f"--seed={seed}")
     assert done.ids == [(seed + step) % 256 for step in range(5)]
     assert f"seed: {seed}\n" in done.stderr
 
@@ -164,10 +160,7 @@ def test_interrupt_ends_the_answer(program):
     path = program("endless", programs.successor, max_context_len=10**12)
     command = [find_program("mlx_llm_runner"), path, "--prompt-ids", "1", "--ids"]
     process = subprocess.Popen(
-        [*map(str, command), "--max-new-tokens", str(10**12)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*map(str, command), "--max-new-tokens", str(10**12)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         head = [process.stdout.readline() for _ in range(100)]

@@ -25,10 +25,7 @@ def build_project(source: Path, folder: Path) -> Path:
     """Build the CMake project `source` in `folder`."""
     # Prefer CMake from PyPI: that of the system may be too old for the wheels.
     cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
-    for command in (
-        [cmake, "-S", source, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}"],
-        [cmake, "--build", folder],
-    ):
+    for command in ([cmake, "-S", source, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}"], [cmake, "--build", folder]):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -216,9 +213,7 @@ def test_invalid_metadata_is_an_error(run, tmp_path, metadata, message):
 
 def test_sizes_that_contradict_the_program_take_no_memory(tmp_path):
     """The metadata are compared with the program before its inputs get memory: here 2 GiB."""
-    path = programs.export(
-        tmp_path / "model.pte", programs.successor, get_max_seq_len=2**28, get_max_context_len=2**28
-    )
+    path = programs.export(tmp_path / "model.pte", programs.successor, get_max_seq_len=2**28, get_max_context_len=2**28)
     before = peak_gigabytes()
     with pytest.raises(api.ApiError, match="got size 8 on axis 1, expected at least 268435456"):
         api.Model(path)
@@ -226,9 +221,7 @@ def test_sizes_that_contradict_the_program_take_no_memory(tmp_path):
 
 
 def test_eos_ids_may_be_a_tensor(run, tmp_path):
-    path = programs.export(
-        tmp_path / "model.pte", programs.successor, get_eos_ids=torch.tensor([4, 9])
-    )
+    path = programs.export(tmp_path / "model.pte", programs.successor, get_eos_ids=torch.tensor([4, 9]))
     assert run(path, "--prompt-ids", "1", "--ids").ids == [2, 3]
 
 

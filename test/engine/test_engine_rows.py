@@ -11,8 +11,16 @@ import c_api as api
 import pytest
 import torch
 from engine_rows import (  # noqa: F401 (fixtures)
-    LONG, PROMPTS, REQUESTS, ROWS, answer, one_row, options_of, path, windowed,
-)  # fmt: skip
+    LONG,
+    PROMPTS,
+    REQUESTS,
+    ROWS,
+    answer,
+    one_row,
+    options_of,
+    path,
+    windowed,
+)
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,17 @@ def exported(tmp_path_factory):
         if not path.exists():
             torch.manual_seed(0)
             config = LlamaConfig(
-                vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-                bos_token_id=None, eos_token_id=None, initializer_range=0.3,
-            )  # fmt: skip
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                bos_token_id=None,
+                eos_token_id=None,
+                initializer_range=0.3,
+            )
             export_llm(LlamaForCausalLM(config), chunk=8, verify=False, speculation=False, **options).save(path)
         return path
 

@@ -7,10 +7,23 @@ import pytest
 
 # Overlong forms, surrogates, code points beyond U+10FFFF, incomplete characters, stray continuation bytes.
 INVALID = [
-    b"\x80", b"\xbf\xbf", b"\xc0\xaf", b"\xc1", b"\xe0\x80\xaf", b"\xed\xa0\x80", b"\xf0\x80\x80\x80",
-    b"\xf4\x90\x80\x80", b"\xf5", b"\xff", b"\xe2\x82", b"\xf0\x9f\x98", b"\xc3", b"\xe2\x28\xa1",
-    b"\xf0\x9f\x41", b"\xe2\xe2\x82\xac",
-]  # fmt: skip
+    b"\x80",
+    b"\xbf\xbf",
+    b"\xc0\xaf",
+    b"\xc1",
+    b"\xe0\x80\xaf",
+    b"\xed\xa0\x80",
+    b"\xf0\x80\x80\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xf5",
+    b"\xff",
+    b"\xe2\x82",
+    b"\xf0\x9f\x98",
+    b"\xc3",
+    b"\xe2\x28\xa1",
+    b"\xf0\x9f\x41",
+    b"\xe2\xe2\x82\xac",
+]
 
 
 def _play(run, tmp_path, script: bytes) -> str:
@@ -29,10 +42,7 @@ def test_random_bytes_are_decoded_as_in_python(run, tmp_path):
     source = random.Random(7)
     boundaries = [0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC]
     boundaries += [0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
-    script = bytes(
-        source.choice(boundaries) if source.random() < 0.8 else source.randrange(256)
-        for _ in range(2000)
-    )
+    script = bytes(source.choice(boundaries) if source.random() < 0.8 else source.randrange(256) for _ in range(2000))
     assert _play(run, tmp_path, script) == script.decode(errors="replace")
 
 

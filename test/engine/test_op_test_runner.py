@@ -32,12 +32,15 @@ def test_output_is_row_major(model, tmp_path):
     assert torch.equal(actual, x.t())
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ((), "expected MODEL.pte, --inputs and --outputs"),
-    (("a.pte", "b.pte"), "unexpected argument 'b.pte': the model is a.pte"),
-    (("a.pte", "--inputs"), "--inputs: missing value"),
-    (("a.pte", "--nonsense", "1"), "--nonsense: unknown option"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((), "expected MODEL.pte, --inputs and --outputs"),
+        (("a.pte", "b.pte"), "unexpected argument 'b.pte': the model is a.pte"),
+        (("a.pte", "--inputs"), "--inputs: missing value"),
+        (("a.pte", "--nonsense", "1"), "--nonsense: unknown option"),
+    ],
+)
 def test_invalid_command_line_prints_usage(arguments, message):
     code, errors = run(*arguments)
     assert code == 2 and message in errors and "usage:" in errors
@@ -57,7 +60,8 @@ def test_invalid_input_files_are_errors(model, tmp_path):
     file = tmp_path / "in" / "0.tensor"
     content = file.read_bytes()
     for broken, message in (
-        (b"", "incomplete header"), (b"x" * 64, "not a .tensor file"),
+        (b"", "incomplete header"),
+        (b"x" * 64, "not a .tensor file"),
         (content[:-1], "got 23 bytes of elements, expected 24"),
         (content[:8] + b"\xff" * 8 + content[16:], "invalid header: ScalarType -1, rank -1"),
     ):

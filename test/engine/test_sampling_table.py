@@ -13,9 +13,21 @@ VOCABULARY = 1 << len(PARAMETERS)  # a token for each set of parameters, see `Pr
 FULL = HeadConfig(penalties=4, logit_bias=2, allowed_tokens=True)
 OPTIONS = {name: f"--{name.replace('_', '-')}" for name in PARAMETERS} | {"allowed_tokens": "--allow-ids"}
 OTHER_OPTIONS = {
-    "--prompt-ids", "--max-new-tokens", "--min-new-tokens", "--stop", "--stop-ids", "--ignore-eos", "--ids", "--json", "--device",
-    "--memory-limit", "--repeat", "--profile", "--draft-model", "--help",
-}  # fmt: skip
+    "--prompt-ids",
+    "--max-new-tokens",
+    "--min-new-tokens",
+    "--stop",
+    "--stop-ids",
+    "--ignore-eos",
+    "--ids",
+    "--json",
+    "--device",
+    "--memory-limit",
+    "--repeat",
+    "--profile",
+    "--draft-model",
+    "--help",
+}
 
 
 class Probe(torch.nn.Module):

@@ -108,16 +108,27 @@ class Program:
         names = ", ".join(i.name for i in self.inputs)
         buffers = [f"        self.register_buffer({name!r}, {expression})" for name, expression in self.buffers]
         unpack = [f"{name} = self.{name}" for name, _ in self.buffers]
-        lines = ["import math", "import torch", "import torch.nn.functional as F", "", "",
-                 "nan, inf = math.nan, math.inf", "", "", "class Model(torch.nn.Module):"]
+        lines = [
+            "import math",
+            "import torch",
+            "import torch.nn.functional as F",
+            "",
+            "",
+            "nan, inf = math.nan, math.inf",
+            "",
+            "",
+            "class Model(torch.nn.Module):",
+        ]
         if buffers:
             lines += ["    def __init__(self):", "        super().__init__()", *buffers, ""]
         lines += [f"    def forward(self, {names}):", *(f"        {line}" for line in [*unpack, *self.body()])]
         lines += ["", ""]
         for i in self.inputs:
             value = i.make(EXTENTS[0])
-            lines.append(f"{i.name} = torch.tensor({value.tolist()}, dtype={value.dtype}).reshape({tuple(value.shape)})"
-                         + (f"  # dynamic: {i.shape}" if i.is_dynamic else ""))
+            lines.append(
+                f"{i.name} = torch.tensor({value.tolist()}, dtype={value.dtype}).reshape({tuple(value.shape)})"
+                + (f"  # dynamic: {i.shape}" if i.is_dynamic else "")
+            )
         return "\n".join([*lines, f"print(Model()({names}))", ""])
 
     def arguments(self, extent: int) -> tuple[torch.Tensor, ...]:

@@ -184,9 +184,23 @@ def binary(g: Graph):
 
 def with_number(g: Graph):
     x = g.value().name
-    form = g.choice(["{x} + {k}", "{x} - {k}", "{k} - {x}", "{x} * {k}", "{x} / {k}", "{k} / {x}", "{x} ** 2",
-                     "{x} ** 3",
-                     "{x} ** 0.5", "2.0 ** {x}", "{x} > {k}", "torch.clamp({x}, min={k})", "torch.clamp({x}, -1, 2)"])
+    form = g.choice(
+        [
+            "{x} + {k}",
+            "{x} - {k}",
+            "{k} - {x}",
+            "{x} * {k}",
+            "{x} / {k}",
+            "{k} / {x}",
+            "{x} ** 2",
+            "{x} ** 3",
+            "{x} ** 0.5",
+            "2.0 ** {x}",
+            "{x} > {k}",
+            "torch.clamp({x}, min={k})",
+            "torch.clamp({x}, -1, 2)",
+        ]
+    )
     return form.format(x=x, k=g.number())
 
 
@@ -199,13 +213,25 @@ def integer_bits(g: Graph):
 def select(g: Graph):
     mask = g.value(lambda v: v.dtype == torch.bool)
     a, b = g.value(), g.value()
-    return g.choice([f"torch.where({mask.name}, {a.name}, {b.name})",
-                     f"{a.name}.masked_fill({mask.name}, {g.number()})"])
+    return g.choice(
+        [f"torch.where({mask.name}, {a.name}, {b.name})", f"{a.name}.masked_fill({mask.name}, {g.number()})"]
+    )
 
 
 def cast(g: Graph):
-    dtype = g.choice(["torch.float32", "torch.float16", "torch.bfloat16", "torch.int64", "torch.int32", "torch.int16",
-                      "torch.int8", "torch.uint8", "torch.bool"])
+    dtype = g.choice(
+        [
+            "torch.float32",
+            "torch.float16",
+            "torch.bfloat16",
+            "torch.int64",
+            "torch.int32",
+            "torch.int16",
+            "torch.int8",
+            "torch.uint8",
+            "torch.bool",
+        ]
+    )
     x = g.value(lambda v: v.is_float or dtype != "torch.bool")
     if x.is_float and "int" in dtype:
         return f"{x.name}.nan_to_num(0).clamp({0 if 'uint' in dtype else -99}, 99).to({dtype})"
@@ -214,8 +240,27 @@ def cast(g: Graph):
 
 def reduce(g: Graph):
     x, keep = g.value(lambda v: v.ndim > 0), g.boolean()
-    name = g.choice(["sum", "mean", "amax", "amin", "prod", "any", "all", "var", "std", "logsumexp", "argmax", "argmin",
-                     "max", "min", "linalg.vector_norm", "total", "median"])
+    name = g.choice(
+        [
+            "sum",
+            "mean",
+            "amax",
+            "amin",
+            "prod",
+            "any",
+            "all",
+            "var",
+            "std",
+            "logsumexp",
+            "argmax",
+            "argmin",
+            "max",
+            "min",
+            "linalg.vector_norm",
+            "total",
+            "median",
+        ]
+    )
     axes, axis = g.axes(x), g.axis(x)
     if name in ("prod", "any", "all", "argmax", "argmin"):
         return f"torch.{name}({x.name}, {axis}, keepdim={keep})"
@@ -235,8 +280,9 @@ def reduce(g: Graph):
 
 def scan(g: Graph):
     x = g.value(lambda v: v.ndim > 0)
-    name = g.choice(["cumsum", "cumprod", "softmax", "log_softmax", "sort", "argsort", "cummax", "logcumsumexp",
-                     "flip"])
+    name = g.choice(
+        ["cumsum", "cumprod", "softmax", "log_softmax", "sort", "argsort", "cummax", "logcumsumexp", "flip"]
+    )
     axis = g.axis(x)
     if name == "sort":
         return f"torch.sort({x.name}, dim={axis}, descending={g.boolean()})[0]"
@@ -259,8 +305,9 @@ def reorder(g: Graph):
     x = g.value(lambda v: v.ndim > 1)
     order = list(g.draw(st.permutations(range(x.ndim))))
     a, b = g.axis(x), g.axis(x)
-    return g.choice([f"{x.name}.permute({order})", f"{x.name}.transpose({a}, {b})",
-                     f"torch.movedim({x.name}, {a}, {b})"])
+    return g.choice(
+        [f"{x.name}.permute({order})", f"{x.name}.transpose({a}, {b})", f"torch.movedim({x.name}, {a}, {b})"]
+    )
 
 
 def reshape(g: Graph):
@@ -300,17 +347,19 @@ def repeat(g: Graph):
     times = [g.integer(1, 2) for _ in range(x.ndim)]
     axis = g.axis(x)
     pads = [g.integer(0, 2) for _ in range(2)]
-    return g.choice([
-        f"{x.name}.repeat({times})",
-        f"{x.name}.repeat_interleave(2, {axis})",
-        f"torch.roll({x.name}, {g.integer(-2, 2)}, {axis})",
-        f"F.pad({x.name}, {pads}, value={g.number()})",
-        f"{x.name}[None].expand(2, {', '.join(['-1'] * x.ndim)})",
-        f"torch.tril({x.name}, {g.integer(-1, 1)})",
-        f"torch.triu({x.name}, {g.integer(-1, 1)})",
-        f"torch.zeros_like({x.name})",
-        f"torch.full_like({x.name}, {g.number()})",
-    ])
+    return g.choice(
+        [
+            f"{x.name}.repeat({times})",
+            f"{x.name}.repeat_interleave(2, {axis})",
+            f"torch.roll({x.name}, {g.integer(-2, 2)}, {axis})",
+            f"F.pad({x.name}, {pads}, value={g.number()})",
+            f"{x.name}[None].expand(2, {', '.join(['-1'] * x.ndim)})",
+            f"torch.tril({x.name}, {g.integer(-1, 1)})",
+            f"torch.triu({x.name}, {g.integer(-1, 1)})",
+            f"torch.zeros_like({x.name})",
+            f"torch.full_like({x.name}, {g.number()})",
+        ]
+    )
 
 
 def index(g: Graph):
@@ -321,18 +370,26 @@ def index(g: Graph):
     if not x.is_static(axis) or limit == 0:
         raise Skip
     ids = g.add_input((g.choice([2, 3, DYNAMIC]),), torch.int64, 0, limit)
-    return g.choice([
-        f"torch.index_select({x.name}, {axis}, {ids.name})",
-        f"{x.name}[{', '.join([':'] * (axis % x.ndim) + [ids.name])}]",
-        f"F.embedding({ids.name}, {x.name})" if axis % x.ndim == 0 else f"{x.name}.unsqueeze(0)",
-        f"torch.gather({x.name}, {axis}, {ids.name}{'[None]' * (x.ndim - 1)})",
-    ])
+    return g.choice(
+        [
+            f"torch.index_select({x.name}, {axis}, {ids.name})",
+            f"{x.name}[{', '.join([':'] * (axis % x.ndim) + [ids.name])}]",
+            f"F.embedding({ids.name}, {x.name})" if axis % x.ndim == 0 else f"{x.name}.unsqueeze(0)",
+            f"torch.gather({x.name}, {axis}, {ids.name}{'[None]' * (x.ndim - 1)})",
+        ]
+    )
 
 
 def product(g: Graph):
     a, b = g.floating(1), g.floating(1)
-    return g.choice([f"{a.name} @ {b.name}", f"{a.name} @ {b.name}.mT" if b.ndim > 1 else f"{a.name} * {b.name}",
-                     f"F.linear({a.name}, {b.name})", f"torch.einsum('...i,...i->...', {a.name}, {b.name})"])
+    return g.choice(
+        [
+            f"{a.name} @ {b.name}",
+            f"{a.name} @ {b.name}.mT" if b.ndim > 1 else f"{a.name} * {b.name}",
+            f"F.linear({a.name}, {b.name})",
+            f"torch.einsum('...i,...i->...', {a.name}, {b.name})",
+        ]
+    )
 
 
 def linear(g: Graph):
@@ -351,9 +408,15 @@ def norm(g: Graph):
         raise Skip
     width = x.shape[-1]
     w = g.add_input((width,), x.dtype)
-    return g.choice([f"F.layer_norm({x.name}, [{width}])", f"F.layer_norm({x.name}, [{width}], {w.name}, eps=0.01)",
-                     f"F.rms_norm({x.name}, [{width}], {w.name}, eps=0.01)",
-                     f"F.rms_norm({x.name}, [{width}], eps=1e-5)", f"F.normalize({x.name}, dim=-1)"])
+    return g.choice(
+        [
+            f"F.layer_norm({x.name}, [{width}])",
+            f"F.layer_norm({x.name}, [{width}], {w.name}, eps=0.01)",
+            f"F.rms_norm({x.name}, [{width}], {w.name}, eps=0.01)",
+            f"F.rms_norm({x.name}, [{width}], eps=1e-5)",
+            f"F.normalize({x.name}, dim=-1)",
+        ]
+    )
 
 
 def convolution(g: Graph):
@@ -371,8 +434,13 @@ def pool(g: Graph):
     if x.ndim > 4:
         raise Skip
     spatial = x.ndim - 2
-    return g.choice([f"F.max_pool{spatial}d({x.name}, 2, padding=1)", f"F.avg_pool{spatial}d({x.name}, 2, padding=1)",
-                     f"F.adaptive_avg_pool{spatial}d({x.name}, 1)"])
+    return g.choice(
+        [
+            f"F.max_pool{spatial}d({x.name}, 2, padding=1)",
+            f"F.avg_pool{spatial}d({x.name}, 2, padding=1)",
+            f"F.adaptive_avg_pool{spatial}d({x.name}, 1)",
+        ]
+    )
 
 
 def attention(g: Graph):
@@ -395,75 +463,106 @@ def computed_indices(g: Graph):
     values = f"{x.name}.index_select({axis}, {indices})"
     expanded = f"{indices}.reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape)"
     before = ":, " * (axis % x.ndim)
-    return g.choice([
-        f"torch.index_copy({x.name}, {axis}, torch.arange({limit}).flip(0), {x.name})",
-        f"torch.index_add({x.name}, {axis}, {indices}, {x.name})",
-        f"torch.index_fill({x.name}, {axis}, {indices}[:1], {g.number()})",
-        f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0)"
-        f".reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape), {x.name})",
-        f"torch.scatter_add({x.name}, {axis}, {expanded}, {x.name})",
-        f"torch.scatter_reduce({x.name}, {axis}, {expanded}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
-        f"torch.select_scatter({x.name}, {x.name}.select({axis}, 0), {axis}, {limit - 1})",
-        f"torch.slice_scatter({x.name}, {x.name}.narrow({axis}, 0, 1), {axis}, {limit - 1}, {limit})",
-        f"torch.index_put({x.name}, ({indices},), torch.ones_like({x.name}[:1]))" if axis % x.ndim == 0 else values,
-        f"torch.take_along_dim({x.name}, {expanded}, {axis})",
-        f"{x.name}[{before}{indices}]",
-    ])
+    return g.choice(
+        [
+            f"torch.index_copy({x.name}, {axis}, torch.arange({limit}).flip(0), {x.name})",
+            f"torch.index_add({x.name}, {axis}, {indices}, {x.name})",
+            f"torch.index_fill({x.name}, {axis}, {indices}[:1], {g.number()})",
+            f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0)"
+            f".reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape), {x.name})",
+            f"torch.scatter_add({x.name}, {axis}, {expanded}, {x.name})",
+            f"torch.scatter_reduce({x.name}, {axis}, {expanded}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
+            f"torch.select_scatter({x.name}, {x.name}.select({axis}, 0), {axis}, {limit - 1})",
+            f"torch.slice_scatter({x.name}, {x.name}.narrow({axis}, 0, 1), {axis}, {limit - 1}, {limit})",
+            f"torch.index_put({x.name}, ({indices},), torch.ones_like({x.name}[:1]))" if axis % x.ndim == 0 else values,
+            f"torch.take_along_dim({x.name}, {expanded}, {axis})",
+            f"{x.name}[{before}{indices}]",
+        ]
+    )
 
 
 def three_operands(g: Graph):
     a, b, c = (g.value() for _ in range(3))
     k = g.number()
-    return g.choice([
-        f"torch.addcmul({a.name}, {b.name}, {c.name}, value={k})",
-        f"torch.addcdiv({a.name}, {b.name}, {c.name}, value={k})",
-        f"torch.lerp({a.name}, {b.name}, {c.name})", f"torch.clamp({a.name}, {b.name}, {c.name})",
-        f"torch.where({a.name} > {b.name}, {c.name}, {k})",
-        f"torch.baddbmm({a.name}, {b.name}, {c.name}, beta=0.5, alpha=2)",
-        f"torch.addmm({a.name}, {b.name}, {c.name}, beta=0.5)",
-        # The sign comes from 1 or -1, not from a value of the graph: the sign of NaN and of zero is not specified.
-        f"torch.copysign({a.name}, torch.where({b.name} > 0, 1.0, -1.0))", f"torch.isclose({a.name}, {b.name})",
-    ])
+    return g.choice(
+        [
+            f"torch.addcmul({a.name}, {b.name}, {c.name}, value={k})",
+            f"torch.addcdiv({a.name}, {b.name}, {c.name}, value={k})",
+            f"torch.lerp({a.name}, {b.name}, {c.name})",
+            f"torch.clamp({a.name}, {b.name}, {c.name})",
+            f"torch.where({a.name} > {b.name}, {c.name}, {k})",
+            f"torch.baddbmm({a.name}, {b.name}, {c.name}, beta=0.5, alpha=2)",
+            f"torch.addmm({a.name}, {b.name}, {c.name}, beta=0.5)",
+            # The sign comes from 1 or -1, not from a value of the graph: the sign of NaN and of zero is not specified.
+            f"torch.copysign({a.name}, torch.where({b.name} > 0, 1.0, -1.0))",
+            f"torch.isclose({a.name}, {b.name})",
+        ]
+    )
 
 
 def decomposed(g: Graph):
     """Functions that torch expresses in several operators."""
     x = g.floating(2)
-    forms = [f"F.glu({x.name}, -1)", f"F.softmin({x.name}, 0)", f"torch.cdist({x.name}, {x.name})",
-             f"F.hardshrink({x.name})",
-             f"F.softshrink({x.name}, 0.25)", f"F.threshold({x.name}, 0.5, -1.0)", f"F.celu({x.name}, 0.5)",
-             f"F.rrelu({x.name})",
-             f"torch.nan_to_num({x.name}, 1.0, 2.0, -2.0)", f"F.cosine_similarity({x.name}, {x.name}.flip(-1), -1)",
-             f"{x.name}.unfold(-1, 2, 1)", f"torch.outer({x.name}.reshape(-1), {x.name}.reshape(-1)[:3])",
-             f"F.mse_loss({x.name}, {x.name}.flip(-1))", f"F.one_hot({x.name}.argmax(-1), 9)",
-             f"torch.diff({x.name}, dim=-1)",
-             f"torch.cumulative_trapezoid({x.name}, dim=-1)", f"torch.nanmean({x.name}, -1)",
-             f"torch.quantile({x.name}, 0.5, -1)",
-             f"torch.trapezoid({x.name}, dim=-1)", f"torch.rot90({x.name}, 1, [0, 1])",
-             f"torch.meshgrid({x.name}[0], {x.name}[0], indexing='ij')[0]"]
+    forms = [
+        f"F.glu({x.name}, -1)",
+        f"F.softmin({x.name}, 0)",
+        f"torch.cdist({x.name}, {x.name})",
+        f"F.hardshrink({x.name})",
+        f"F.softshrink({x.name}, 0.25)",
+        f"F.threshold({x.name}, 0.5, -1.0)",
+        f"F.celu({x.name}, 0.5)",
+        f"F.rrelu({x.name})",
+        f"torch.nan_to_num({x.name}, 1.0, 2.0, -2.0)",
+        f"F.cosine_similarity({x.name}, {x.name}.flip(-1), -1)",
+        f"{x.name}.unfold(-1, 2, 1)",
+        f"torch.outer({x.name}.reshape(-1), {x.name}.reshape(-1)[:3])",
+        f"F.mse_loss({x.name}, {x.name}.flip(-1))",
+        f"F.one_hot({x.name}.argmax(-1), 9)",
+        f"torch.diff({x.name}, dim=-1)",
+        f"torch.cumulative_trapezoid({x.name}, dim=-1)",
+        f"torch.nanmean({x.name}, -1)",
+        f"torch.quantile({x.name}, 0.5, -1)",
+        f"torch.trapezoid({x.name}, dim=-1)",
+        f"torch.rot90({x.name}, 1, [0, 1])",
+        f"torch.meshgrid({x.name}[0], {x.name}[0], indexing='ij')[0]",
+    ]
     if x.ndim > 2:
-        forms += [f"F.group_norm({x.name}, 1)", f"F.instance_norm({x.name})", f"F.local_response_norm({x.name}, 2)",
-                  f"F.interpolate({x.name}, scale_factor=2, mode='nearest')", f"F.channel_shuffle({x.name}, 1)"]
+        forms += [
+            f"F.group_norm({x.name}, 1)",
+            f"F.instance_norm({x.name})",
+            f"F.local_response_norm({x.name}, 2)",
+            f"F.interpolate({x.name}, scale_factor=2, mode='nearest')",
+            f"F.channel_shuffle({x.name}, 1)",
+        ]
     if x.ndim == 4:
-        forms += [f"F.pixel_shuffle({x.name}, 1)",
-                  f"F.interpolate({x.name}, scale_factor=2, mode='bilinear', align_corners={g.boolean()})",
-                  f"F.pad({x.name}, [1, 1, 1, 0], mode={g.choice(['reflect', 'replicate', 'circular'])!r})",
-                  f"F.unfold({x.name}, 2)", f"F.lp_pool2d({x.name}, 2.0, 2)"]
+        forms += [
+            f"F.pixel_shuffle({x.name}, 1)",
+            f"F.interpolate({x.name}, scale_factor=2, mode='bilinear', align_corners={g.boolean()})",
+            f"F.pad({x.name}, [1, 1, 1, 0], mode={g.choice(['reflect', 'replicate', 'circular'])!r})",
+            f"F.unfold({x.name}, 2)",
+            f"F.lp_pool2d({x.name}, 2.0, 2)",
+        ]
     if x.ndim == 3:
-        forms += [f"F.pad({x.name}, [1, 1], mode={g.choice(['reflect', 'replicate', 'circular'])!r})",
-                  f"F.interpolate({x.name}, scale_factor=2, mode='linear')"]
+        forms += [
+            f"F.pad({x.name}, [1, 1], mode={g.choice(['reflect', 'replicate', 'circular'])!r})",
+            f"F.interpolate({x.name}, scale_factor=2, mode='linear')",
+        ]
     return g.choice(forms)
 
 
 def search(g: Graph):
     x = g.floating(1)
-    return g.choice([
-        f"torch.bucketize({x.name}, torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}))",
-        f"torch.isin({x.name}, torch.tensor([0.5, 1.0], dtype={x.dtype}))",
-        f"torch.sort({x.name}, dim=-1, stable=True)[1]",
-        f"torch.searchsorted(torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}), {x.name})",
-        f"torch.aminmax({x.name}, dim=0)[1]", f"torch.count_nonzero({x.name}, 0)", f"torch.kthvalue({x.name}, 1)[0]",
-    ])
+    return g.choice(
+        [
+            f"torch.bucketize({x.name}, torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}))",
+            f"torch.isin({x.name}, torch.tensor([0.5, 1.0], dtype={x.dtype}))",
+            f"torch.sort({x.name}, dim=-1, stable=True)[1]",
+            f"torch.searchsorted(torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}), {x.name})",
+            f"torch.aminmax({x.name}, dim=0)[1]",
+            f"torch.count_nonzero({x.name}, 0)",
+            f"torch.kthvalue({x.name}, 1)[0]",
+        ]
+    )
 
 
 def write(g: Graph):
@@ -471,13 +570,22 @@ def write(g: Graph):
     if not g.state:
         raise Skip
     b, x, k = g.choice(g.state), g.value(), g.number()
-    forms = [f"{b.name}.add_({x.name})", f"{b.name}.sub_({k})", f"{b.name}.mul_({x.name})", f"{b.name}.copy_({x.name})",
-             f"{b.name}.zero_()", f"{b.name}.clamp_(-2, 3)", f"{b.name}.masked_fill_({x.name} > 0, {k})"]
+    forms = [
+        f"{b.name}.add_({x.name})",
+        f"{b.name}.sub_({k})",
+        f"{b.name}.mul_({x.name})",
+        f"{b.name}.copy_({x.name})",
+        f"{b.name}.zero_()",
+        f"{b.name}.clamp_(-2, 3)",
+        f"{b.name}.masked_fill_({x.name} > 0, {k})",
+    ]
     if b.ndim:
         axis, limit = g.axis(b), b.shape[0]
         forms += [
-            f"{b.name}.narrow({axis}, 0, 1).copy_({x.name})", f"{b.name}.select({axis}, -1).fill_({k})",
-            f"{b.name}.copy_(torch.roll({b.name}, 1, {axis}))", f"{b.name}[1:].add_({b.name}[:-1].clone())",
+            f"{b.name}.narrow({axis}, 0, 1).copy_({x.name})",
+            f"{b.name}.select({axis}, -1).fill_({k})",
+            f"{b.name}.copy_(torch.roll({b.name}, 1, {axis}))",
+            f"{b.name}[1:].add_({b.name}[:-1].clone())",
             f"{b.name}.index_copy_(0, torch.arange({limit}).flip(0), {x.name}.to({b.name}.dtype).expand_as({b.name}))",
             f"{b.name}.index_put_((torch.tensor([0, -1]),), {x.name}.to({b.name}.dtype))",
             f"{b.name}.index_add_(0, torch.tensor([0, 0]), {b.name}[:1].repeat({[2] + [1] * (b.ndim - 1)}))",
@@ -487,12 +595,60 @@ def write(g: Graph):
 
 
 # A template that is listed twice is chosen twice as often.
-TEMPLATES = (computed_indices, three_operands, decomposed, search, unary, activation, binary, binary, with_number,
-             with_number, integer_bits, select, cast, reduce, reduce, scan, topk, reorder, reorder, reshape, reshape,
-             cut, join, repeat, index, product, linear, norm, convolution, pool, attention)
+TEMPLATES = (
+    computed_indices,
+    three_operands,
+    decomposed,
+    search,
+    unary,
+    activation,
+    binary,
+    binary,
+    with_number,
+    with_number,
+    integer_bits,
+    select,
+    cast,
+    reduce,
+    reduce,
+    scan,
+    topk,
+    reorder,
+    reorder,
+    reshape,
+    reshape,
+    cut,
+    join,
+    repeat,
+    index,
+    product,
+    linear,
+    norm,
+    convolution,
+    pool,
+    attention,
+)
 
-_SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (DYNAMIC, 4), (2, DYNAMIC), (2, DYNAMIC, 4), (1, 2, DYNAMIC, 4), (2, 3, 4, 4),
-           (1, 4), (), (4, 4), (DYNAMIC,), (2, 1, 4), (), (0,), (2, 0, 4), (0, 4))
+_SHAPES = (
+    (2, 3),
+    (3,),
+    (2, 3, 4),
+    (4,),
+    (DYNAMIC, 4),
+    (2, DYNAMIC),
+    (2, DYNAMIC, 4),
+    (1, 2, DYNAMIC, 4),
+    (2, 3, 4, 4),
+    (1, 4),
+    (),
+    (4, 4),
+    (DYNAMIC,),
+    (2, 1, 4),
+    (),
+    (0,),
+    (2, 0, 4),
+    (0, 4),
+)
 _STATIC_SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (), (4, 4))
 
 
@@ -520,8 +676,9 @@ def programs(draw) -> Program:
         g.statements.append(Statement(f"{name}_new", g.choice([name, f"{name} * 2"])))
     used = {s.target for s in g.statements if any(_reads(t.expression, s.target) for t in g.statements)}
     is_write = re.compile(r"b\d\S*_\(")
-    outputs = [s.target for s in g.statements
-               if s.target not in used and not (is_write.match(s.expression) and g.boolean())]
+    outputs = [
+        s.target for s in g.statements if s.target not in used and not (is_write.match(s.expression) and g.boolean())
+    ]
     read = [i for i in g.inputs if any(_reads(s.expression, i.name) for s in g.statements)]
     return Program(tuple(read), tuple(g.statements), tuple(outputs), state=tuple(state))
 

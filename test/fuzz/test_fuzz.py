@@ -19,8 +19,14 @@ BATCH = 20
 
 def short(examples: int):
     """Return the settings of a deterministic run with a number of examples. Here, an example is a list of programs."""
-    return settings(max_examples=examples, deadline=None, database=None, derandomize=True,
-                    phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,8 +103,10 @@ def test_programs_that_executorch_refuses_are_counted(delegate, route, length):
     w = "torch.ops.torchao.dequantize_affine(q, [1, 32], scale, None, torch.int8, -128, 127)"
     program = Program(
         (Input("i", (), torch.int64, 0, 8), Input("x", (length,), torch.float32)),
-        (Statement("w", w), Statement("y", "w[i]"), Statement("z", "x + 1")), ("y", "z"),
-        (("q", "torch.arange(512).reshape(8, 64).to(torch.int8)"), ("scale", "torch.ones(8, 2)")))
+        (Statement("w", w), Statement("y", "w[i]"), Statement("z", "x + 1")),
+        ("y", "z"),
+        (("q", "torch.arange(512).reshape(8, 64).to(torch.int8)"), ("scale", "torch.ones(8, 2)")),
+    )
     counts = Counts()
     check([program, example()], counts, route=route)
     assert (counts.programs, counts.compared, counts.not_exported.total()) == (2, 1, 1)

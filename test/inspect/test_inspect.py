@@ -125,7 +125,7 @@ def test_dot_has_all_instructions_and_edges(inspect, net, report):
     assert code == 0 and out.startswith("digraph") and out.count("{") == out.count("}")
     forward = by_method(report)["forward"]
     for instruction in forward["chains"][0]:
-        assert f"d0_0_{instruction['index']} [label=\"{instruction['op']}" in out
+        assert f'd0_0_{instruction["index"]} [label="{instruction["op"]}' in out
     operands = sum("tensor" in v for i in forward["chains"][0] for v in i["operands"].values() if isinstance(v, dict))
     assert out.count(" -> ") == operands + len(forward["outputs"])
 
@@ -207,9 +207,11 @@ def test_scan_lists_slices_and_outputs_with_their_types():
     )
     meta = ir.TensorMeta(shape=[ir.ShapeDim(value=3), ir.ShapeDim(value=2)], scalar_type=FLOAT32)
     graph = ir.MLXGraph(
-        num_input_tensors=1, num_output_tensors=1, num_temp_tensors=1,
+        num_input_tensors=1,
+        num_output_tensors=1,
+        num_temp_tensors=1,
         instruction_chains=[ir.InstructionChain(instructions=[ir.Instruction(op=op)]) for op in (scan, body)],
         tensor_meta=[meta, meta],
-    )  # fmt: skip
+    )
     ((listed,), _) = describe(Delegate("forward", 0, b"", graph), {})["chains"]
     assert {r["tensor"]: r["type"] for r in listed["results"]} == {1: "float32[3, 2]", 2: "float32[2]"}

@@ -109,10 +109,7 @@ def save_exported(test, path: Path) -> None:
         with torch.no_grad():  # torch.export.load fails on float8 weights that require a gradient
             model = test.create_model().eval()
         exported = torch.export.export(
-            model,
-            test.create_inputs(),
-            dynamic_shapes=test.get_dynamic_shapes(),
-            strict=True,
+            model, test.create_inputs(), dynamic_shapes=test.get_dynamic_shapes(), strict=True
         )
         torch.export.save(exported, path)
     except Exception as error:  # noqa: BLE001  (a failure of torch.export; counted as not exported)
@@ -198,9 +195,7 @@ def run_one(target: Path, program: Path, lower: bool) -> int:
     try:
         for actual, expected in zip(outputs, data["expected"], strict=True):
             if isinstance(expected, torch.Tensor):
-                torch.testing.assert_close(
-                    actual, expected, rtol=data["rtol"], atol=data["atol"], equal_nan=True
-                )
+                torch.testing.assert_close(actual, expected, rtol=data["rtol"], atol=data["atol"], equal_nan=True)
     except (AssertionError, ValueError) as error:
         print(str(error).strip().replace("\n", " "))
         return 3
@@ -215,9 +210,7 @@ def lower_with_ours(source: Path, path: Path) -> None:
 
     partitioner = MLXPartitioner()
     config = EdgeCompileConfig(_check_ir_validity=False)
-    manager = to_edge_transform_and_lower(
-        torch.export.load(source), partitioner=[partitioner], compile_config=config
-    )
+    manager = to_edge_transform_and_lower(torch.export.load(source), partitioner=[partitioner], compile_config=config)
     for refused in partitioner.explain().refused:
         print(f"{refused.target}: {refused.reason}")
     path.write_bytes(manager.to_executorch().buffer)

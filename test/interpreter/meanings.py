@@ -15,8 +15,19 @@ from .call import Call
 from .meaning import Meaning, Refused
 
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, FLOAT32, BOOL, BFLOAT16, UINT16, UINT32, UINT64 = (
-    0, 1, 2, 3, 4, 5, 6, 11, 15, 27, 28, 29,
-)  # fmt: skip
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    11,
+    15,
+    27,
+    28,
+    29,
+)
 OFFICIAL_DTYPES = frozenset({UINT8, INT8, INT16, INT32, INT64, FLOAT16, FLOAT32, BOOL, BFLOAT16, UINT32})
 
 OFFICIAL = Meaning(

@@ -353,8 +353,7 @@ def quantized_matmul(n: ir.QuantizedMatmulNode, c: Call) -> mx.array:
 def gather_qmm(n: ir.GatherQmmNode, c: Call) -> mx.array:
     indices = c.optional(n.lhs_indices), c.optional(n.rhs_indices)
     return mx.gather_qmm(
-        c.read(n.x), *weights(n, c), *indices, n.transpose, n.group_size, n.bits, n.mode,
-        sorted_indices=is_sorted(n, c),
+        c.read(n.x), *weights(n, c), *indices, n.transpose, n.group_size, n.bits, n.mode, sorted_indices=is_sorted(n, c)
     )
 
 
@@ -366,8 +365,13 @@ def dequantize(n: ir.DequantizeNode, c: Call) -> mx.array:
 def rope(n: ir.RopeNode, c: Call) -> mx.array:
     freqs = c.optional(n.freqs)
     return mx.fast.rope(
-        c.read(n.x), n.dims, traditional=n.traditional, base=n.base if freqs is None else None, scale=n.scale,
-        offset=c.value(n.offset.vid) if n.offset.is_vid else c.read(n.offset.tid), freqs=freqs,
+        c.read(n.x),
+        n.dims,
+        traditional=n.traditional,
+        base=n.base if freqs is None else None,
+        scale=n.scale,
+        offset=c.value(n.offset.vid) if n.offset.is_vid else c.read(n.offset.tid),
+        freqs=freqs,
     )
 
 

@@ -88,7 +88,6 @@ def refused(reason: str) -> Callable:
     return refuse
 
 
-# fmt: off
 NODES: dict[type[ir.Op], Callable] = {
     ir.NoopNode: lambda n, c: None,
     ir.IdCopyNode: unary(lambda x: x),
@@ -227,4 +226,3 @@ NODES: dict[type[ir.Op], Callable] = {
     ir.TruncNode: unary(mx.trunc),
     ir.FlipNode: f.flip,
 }
-# fmt: on

@@ -134,11 +134,25 @@ def product_without_bias(g: Graph):
 
 
 CASES = [
-    item_of_bool, item_of_float, literal_beyond_int32, sum_beyond_int32, quotient_of_integers, full_without_elements,
-    number_beyond_float32, initial_value, update_of_a_constant, unsigned_16_bits, channels_last_input,
-    channels_last_output, seed_beyond_int32, argmax_of_a_scalar, mean_in_half_precision, sums_at_fewer_indices,
-    indices_with_gaps, product_without_bias,
-]  # fmt: skip
+    item_of_bool,
+    item_of_float,
+    literal_beyond_int32,
+    sum_beyond_int32,
+    quotient_of_integers,
+    full_without_elements,
+    number_beyond_float32,
+    initial_value,
+    update_of_a_constant,
+    unsigned_16_bits,
+    channels_last_input,
+    channels_last_output,
+    seed_beyond_int32,
+    argmax_of_a_scalar,
+    mean_in_half_precision,
+    sums_at_fewer_indices,
+    indices_with_gaps,
+    product_without_bias,
+]
 
 
 def flat(outputs) -> list:

@@ -41,11 +41,10 @@ def decoder():
         history[name] = g.new_temp()
         g.emit(
             ir.SliceUpdateNode(
-                dst=buffer, update=heads[name], out=buffer,
-                axis=lit(2), start=value_of(p), stop=value_of(end),
+                dst=buffer, update=heads[name], out=buffer, axis=lit(2), start=value_of(p), stop=value_of(end)
             ),
             ir.SliceNode(x=buffer, out=history[name], axis=lit(2), start=lit(0), stop=value_of(end)),
-        )  # fmt: skip
+        )
     y, logits = g.new_temp(), g.output((1, 16))
     g.emit(
         ir.SdpaNode(q=heads["q"], k=history["k"], v=history["v"], out=y, scale=0.5),
@@ -58,8 +57,7 @@ def decoder():
     )
     chosen, is_greedy, zero, bits = g.output((1,), torch.int32), g.new_temp(), g.new_temp(), g.new_temp()
     g.emit(
-        ir.FullLikeNode(x=temperature, out=zero, v=number(0.0)),
-        ir.LessEqualNode(a=temperature, b=zero, out=is_greedy),
+        ir.FullLikeNode(x=temperature, out=zero, v=number(0.0)), ir.LessEqualNode(a=temperature, b=zero, out=is_greedy)
     )
     greedy = g.chain(ir.ArgmaxNode(x=logits, out=chosen, axis=-1))
     sample = g.chain(

@@ -16,10 +16,20 @@ from executorch_mlx.serialization.pack import pack_payload
 from loaded_method import LoadedMethod
 
 SCALAR_TYPES = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4,
-    torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bool: 11,
-    torch.bfloat16: 15, torch.uint16: 27, torch.uint32: 28, torch.uint64: 29,
-}  # fmt: skip
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.uint16: 27,
+    torch.uint32: 28,
+    torch.uint64: 29,
+}
 FLOAT32, INT32, BOOL = (SCALAR_TYPES[dtype] for dtype in (torch.float32, torch.int32, torch.bool))
 
 # The final number of a slot is known only when the program is complete. Until then, a slot has the provisional number
@@ -166,21 +176,17 @@ class Graph:
             num_temp_tensors=self.counts[TEMP],
             num_values=self.num_values,
             instruction_chains=[
-                ir.InstructionChain(
-                    instructions=[ir.Instruction(op=self._renumbered(op)) for op in chain]
-                )
+                ir.InstructionChain(instructions=[ir.Instruction(op=self._renumbered(op)) for op in chain])
                 for chain in self.chains
             ],
             init_chain_idx=self.init_chain,
             input_map=[self._variant(slot) for slot in self.inputs],
             output_map=[self._variant(slot) for slot in self.outputs],
             mutable_buffer_map=[
-                ir.SlotVariant(idx=self._final(BUFFER * KIND_STRIDE + i))
-                for i in range(self.counts[BUFFER])
+                ir.SlotVariant(idx=self._final(BUFFER * KIND_STRIDE + i)) for i in range(self.counts[BUFFER])
             ],
             named_slots=[
-                ir.NamedSlot(name=name, slot=ir.SlotVariant(idx=self._final(i)))
-                for i, name in self.names.items()
+                ir.NamedSlot(name=name, slot=ir.SlotVariant(idx=self._final(i))) for i, name in self.names.items()
             ],
             tensor_meta=[meta[i] for i in sorted(meta)],
             replacements=[
@@ -275,9 +281,7 @@ def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
         layout=0,
         data_buffer_idx=0,
         allocation_info=et.AllocationDetails(1, memory, 0),
-        shape_dynamism=(
-            et.TensorShapeDynamism.DYNAMIC_BOUND if dynamic else et.TensorShapeDynamism.STATIC
-        ),
+        shape_dynamism=(et.TensorShapeDynamism.DYNAMIC_BOUND if dynamic else et.TensorShapeDynamism.STATIC),
     )
     return et.EValue(tensor), memory + -(-max(size, 1) // 16) * 16
 

@@ -94,8 +94,6 @@ def check(case: NodeCase, dtype: torch.dtype) -> None:
     for result, output in zip(results, outputs, strict=True):
         assert result.dtype == output.dtype
         if output.dtype.is_floating_point:
-            torch.testing.assert_close(
-                result.float(), output.float(), rtol=tolerance, atol=tolerance, equal_nan=True
-            )
+            torch.testing.assert_close(result.float(), output.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
         else:
             assert torch.equal(result, output), (result, output)

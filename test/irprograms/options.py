@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from executorch_mlx.loader import load_delegate
 
 DEFAULTS = {
-    "device": "", "metal_kernels": "false", "kv_windows": "",
-    "max_instructions": str(2**24), "max_operations": str(2**50),
-}  # fmt: skip
+    "device": "",
+    "metal_kernels": "false",
+    "kv_windows": "",
+    "max_instructions": str(2**24),
+    "max_operations": str(2**50),
+}
 
 
 def set_option(key: str, value: str) -> int:

@@ -49,8 +49,7 @@ TRANSFORMS = {
     "shift": lambda a, b, r: fft.fftshift(fft.fft(a), dim=-1) + fft.ifftshift(a),
     "stft": lambda a, b, r: torch.stft(r.flatten(1), 6, 2, window=HANN_WINDOW, return_complex=True),
     "stft with a shorter window": lambda a, b, r: torch.stft(
-        r.flatten(), 7, 3, 4, window=HANN_WINDOW[:4], normalized=True, onesided=False, center=False,
-        return_complex=True,
+        r.flatten(), 7, 3, 4, window=HANN_WINDOW[:4], normalized=True, onesided=False, center=False, return_complex=True
     ),
     "stft of windows of ones": lambda a, b, r: torch.stft(r.flatten(), 8, win_length=5, return_complex=True).abs(),
 }
@@ -125,22 +124,37 @@ def test_complex_parameters_buffers_and_constants(delegate):
         torch.testing.assert_close(method.execute([x])[0], module(x))
 
 
-@pytest.mark.parametrize("function, example", [
-    (lambda x: x * 2, generate(3)),
-    (lambda x: torch.complex(x, x), torch.randn(3)),
-    (lambda x: torch.complex(x, x).tanh().abs(), torch.randn(3)),
-], ids=["input", "output", "operator without a rule"])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, example",
+    [
+        (lambda x: x * 2, generate(3)),
+        (lambda x: torch.complex(x, x), torch.randn(3)),
+        (lambda x: torch.complex(x, x).tanh().abs(), torch.randn(3)),
+    ],
+    ids=["input", "output", "operator without a rule"],
+)
 def test_a_program_that_needs_complex_tensors_stays_as_it_is(function, example):
     program = torch.export.export(Function(function), (example,))
     assert with_real_numbers(program) is program
 
 
-@pytest.mark.parametrize("function, legalize, expected", [
-    (lambda x: torch.polar(x, x).abs(), (), r'polar.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
-    (lambda x: fft.rfft(x).abs(), (), r'r2c.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
-    (lambda x: torch.polar(x, x).tanh().abs(), (), r"polar.*no rule for aten.tanh.default \(tanh\)"),
-    (lambda x: torch.polar(x, x).tanh().abs(), ("complex",), r"polar.*no rule for aten.tanh.default \(tanh\); let inputs and outputs be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, legalize, expected",
+    [
+        (
+            lambda x: torch.polar(x, x).abs(),
+            (),
+            r'polar.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs',
+        ),
+        (lambda x: fft.rfft(x).abs(), (), r'r2c.*MLXPartitioner\(legalize=\("complex",\)\) computes with pairs'),
+        (lambda x: torch.polar(x, x).tanh().abs(), (), r"polar.*no rule for aten.tanh.default \(tanh\)"),
+        (
+            lambda x: torch.polar(x, x).tanh().abs(),
+            ("complex",),
+            r"polar.*no rule for aten.tanh.default \(tanh\); let inputs and outputs be",
+        ),
+    ],
+)
 def test_complex_operators_inside_of_a_program_are_refused(function, legalize, expected):
     exported = torch.export.export(Function(function), (torch.randn(3),))
     with pytest.raises(ValueError, match=expected):

@@ -31,13 +31,15 @@ FUNCTIONS = {
     "differences": lambda x, p: (1.1 - torch.sub(x.double(), x, alpha=0.25)).float(),
     "integers": lambda x, p: ((p.long() * 123456789012).double() * 1e-11 - 7).float(),
     "dynamic arange": lambda x, p: (torch.arange(p.shape[0], dtype=DOUBLE) * math.pi - 3).float(),
-    "grid": lambda x, p: torch.meshgrid(
-        torch.arange(p.shape[0], dtype=DOUBLE), torch.arange(3.0, dtype=DOUBLE), indexing="ij",
-    )[0].mul(0.1).float(),
+    "grid": lambda x, p: (
+        torch.meshgrid(torch.arange(p.shape[0], dtype=DOUBLE), torch.arange(3.0, dtype=DOUBLE), indexing="ij")[0]
+        .mul(0.1)
+        .float()
+    ),
     "constant": lambda x, p: x + (torch.linspace(0, 1, 4, dtype=DOUBLE).exp() - 1).float(),
     "infinities": lambda x, p: torch.stack([(x / 0).double() * 3, -(x / 0).double() + 1, x.double() * 1e35]).float(),
     "views": lambda x, p: torch.cat([x.double()[None].expand(2, 3, 4), (x.double() * math.pi)[None]])[1:].mT.half(),
-}  # fmt: skip
+}
 
 
 class Functions(torch.nn.Module):
@@ -119,14 +121,18 @@ def written():
     return table
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: x.double() * 2,
-    lambda x: (x.double() * 2).sum().float(),
-    lambda x: (x.double().cos() - 1).float(),
-    lambda x: x.double().mul_(2).float(),
-    lambda x: (x.double() * 1e200).mul(1e-200).float(),
-    lambda x: x * torch.rand(3, dtype=DOUBLE).float(),
-], ids=["output", "operator without a rule", "sum of a cosine", "write", "number out of range", "random"])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.double() * 2,
+        lambda x: (x.double() * 2).sum().float(),
+        lambda x: (x.double().cos() - 1).float(),
+        lambda x: x.double().mul_(2).float(),
+        lambda x: (x.double() * 1e200).mul(1e-200).float(),
+        lambda x: x * torch.rand(3, dtype=DOUBLE).float(),
+    ],
+    ids=["output", "operator without a rule", "sum of a cosine", "write", "number out of range", "random"],
+)
 def test_float64_that_has_no_rule_stays(function):
     program = torch.export.export(Function(function), (torch.randn(3),))
     assert with_float32_numbers(program) is program

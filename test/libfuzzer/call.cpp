@@ -31,13 +31,13 @@ namespace {
 namespace et = executorch::runtime;
 namespace fb = mlx_delegate;
 namespace mx = mlx::core;
+using et::Error;
 using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
 using executorch::aten::TensorImpl;
-using et::Error;
 
-constexpr int64_t kMaxElements = 1 << 12;  // of an argument or a constant
-constexpr int kDefaultSize = 4;            // of a dynamic dimension without an upper bound
+constexpr int64_t kMaxElements = 1 << 12; // of an argument or a constant
+constexpr int kDefaultSize = 4; // of a dynamic dimension without an upper bound
 constexpr size_t kMaxRank = 16;
 
 // Generates random values that are valid operands of most nodes. Floats and doubles are small numbers, and sometimes
@@ -56,9 +56,7 @@ class Values {
     }
   }
 
-  uint32_t operator()() {
-    return random_();
-  }
+  uint32_t operator()() { return random_(); }
 
  private:
   void write(char* to, ScalarType type, size_t width) {
@@ -68,8 +66,7 @@ class Values {
       const float value = is_extreme ? std::numeric_limits<float>::infinity() : static_cast<float>(bits % 9) / 4 - 1;
       std::memcpy(to, &value, width);
     } else if (type == ScalarType::Double) {
-      const double value =
-          is_extreme ? std::numeric_limits<double>::infinity() : static_cast<double>(bits % 9) / 4 - 1;
+      const double value = is_extreme ? std::numeric_limits<double>::infinity() : static_cast<double>(bits % 9) / 4 - 1;
       std::memcpy(to, &value, width);
     } else if (type == ScalarType::Bool) {
       *to = static_cast<char>(bits >> 8 & 1);
@@ -170,18 +167,12 @@ class RandomNamedData final : public et::NamedDataMap {
     return Error::NotFound;
   }
 
-  et::Result<uint32_t> get_num_keys() const override {
-    return static_cast<uint32_t>(entries_.size());
-  }
-  et::Result<const char*> get_key(uint32_t index) const override {
-    return entries_[index].name.c_str();
-  }
+  et::Result<uint32_t> get_num_keys() const override { return static_cast<uint32_t>(entries_.size()); }
+  et::Result<const char*> get_key(uint32_t index) const override { return entries_[index].name.c_str(); }
   et::Result<const et::TensorLayout> get_tensor_layout(std::string_view) const override {
     return Error::NotImplemented;
   }
-  Error load_data_into(std::string_view, void*, size_t) const override {
-    return Error::NotImplemented;
-  }
+  Error load_data_into(std::string_view, void*, size_t) const override { return Error::NotImplemented; }
 
  private:
   struct Entry {
@@ -211,9 +202,7 @@ class Arguments {
 
   bool complete = true;
 
-  et::Span<et::EValue*> span() {
-    return {pointers_.data(), pointers_.size()};
-  }
+  et::Span<et::EValue*> span() { return {pointers_.data(), pointers_.size()}; }
 
  private:
   bool add(const fb::MLXGraph& graph, const fb::SlotVariant& slot, bool is_input, Values& values) {
@@ -239,11 +228,9 @@ class Arguments {
     if (is_input) {
       values.fill(memory_.back().get(), spec->elements, spec->type);
     }
-    const auto dynamism =
-        spec->is_dynamic ? et::TensorShapeDynamism::DYNAMIC_BOUND : et::TensorShapeDynamism::STATIC;
-    tensors_.emplace_back(
-        spec->type, static_cast<ssize_t>(spec->sizes.size()), spec->sizes.data(), memory_.back().get(),
-        spec->order.data(), spec->strides.data(), dynamism);
+    const auto dynamism = spec->is_dynamic ? et::TensorShapeDynamism::DYNAMIC_BOUND : et::TensorShapeDynamism::STATIC;
+    tensors_.emplace_back(spec->type, static_cast<ssize_t>(spec->sizes.size()), spec->sizes.data(),
+        memory_.back().get(), spec->order.data(), spec->strides.data(), dynamism);
     specs_.push_back(std::move(spec));
     evalues_.emplace_back(Tensor(&tensors_.back()));
     return true;
@@ -277,9 +264,8 @@ const fb::MLXGraph* parse(const uint8_t* data, size_t size) {
 
 void load_and_call(const uint8_t* data, size_t size) {
   static auto* const backend = et::get_backend_class("MLXBackend");
-  static const et::BackendOption options[] = {
-      text_option("device", "cpu"), text_option("kv_windows", "0,6"), text_option("max_instructions", "4000"),
-      text_option("max_operations", "1000000")};
+  static const et::BackendOption options[] = {text_option("device", "cpu"), text_option("kv_windows", "0,6"),
+      text_option("max_instructions", "4000"), text_option("max_operations", "1000000")};
 
   Values values({reinterpret_cast<const char*>(data), size});
   const auto* graph = parse(data, size);

@@ -27,14 +27,8 @@ def loops() -> Graph:
     x, out = g.input((4, 2)), g.output((4, 2))
     count, carry, part = g.new_temp(), g.new_temp(), g.new_temp()
     go, limit, size, value = g.new_temp(), g.new_temp(), g.new_value(), g.new_value()
-    condition = g.chain(
-        ir.LessNode(a=count, b=limit, out=go),
-        ir.ItemIntNode(x=go, out=value),
-    )
-    body = g.chain(
-        ir.AddNode(a=count, b=limit, out=count),
-        ir.MultiplyNode(a=carry, b=carry, out=carry),
-    )
+    condition = g.chain(ir.LessNode(a=count, b=limit, out=go), ir.ItemIntNode(x=go, out=value))
+    body = g.chain(ir.AddNode(a=count, b=limit, out=count), ir.MultiplyNode(a=carry, b=carry, out=carry))
     scanned = g.chain(ir.ExpNode(x=part, out=part))
     branch = g.chain(ir.NegNode(x=carry, out=carry))
     g.emit(
@@ -43,13 +37,9 @@ def loops() -> Graph:
         ir.FullNode(out=count, shape=[], v=number(0), scalar_type=INT32),
         ir.FullNode(out=limit, shape=[], v=number(2), scalar_type=INT32),
         ir.IdCopyNode(x=x, out=carry),
-        ir.WhileNode(
-            cond_chain_idx=condition, cond=value_of(value), body_chain_idx=body, carry=[count, carry]
-        ),
+        ir.WhileNode(cond_chain_idx=condition, cond=value_of(value), body_chain_idx=body, carry=[count, carry]),
         ir.IfNode(cond=value_of(size), then_chain_idx=branch, else_chain_idx=scanned),
-        ir.ScanNode(
-            originals=[carry], sliced=[part], outputs=[part], carry=[], body_chain_idx=scanned, scan_axis=0
-        ),
+        ir.ScanNode(originals=[carry], sliced=[part], outputs=[part], carry=[], body_chain_idx=scanned, scan_axis=0),
         ir.AddNode(a=carry, b=part, out=out),
     )
     g.output_value(size)
@@ -83,11 +73,19 @@ def experts() -> Graph:
     g.emit(
         ir.GatherMmNode(a=x, b=dense, out=g.output((3, 1, 8)), rhs_indices=chosen),
         ir.GatherQmmNode(
-            x=x, w=w, scales=scales, biases=biases, rhs_indices=chosen, out=g.output((3, 1, 8)),
-            group_size=32, bits=4, mode="affine", transpose=True,
+            x=x,
+            w=w,
+            scales=scales,
+            biases=biases,
+            rhs_indices=chosen,
+            out=g.output((3, 1, 8)),
+            group_size=32,
+            bits=4,
+            mode="affine",
+            transpose=True,
         ),
         ir.RandomBitsNode(out=g.output((4,), torch.uint32), shape=lits(4), seed=g.new_value()),
-    )  # fmt: skip
+    )
     return g
 
 

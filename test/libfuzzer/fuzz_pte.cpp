@@ -25,16 +25,14 @@ namespace {
 namespace et = executorch::runtime;
 using executorch::extension::BufferDataLoader;
 
-constexpr size_t kMaxMemory = 1 << 20;  // bytes of a method
+constexpr size_t kMaxMemory = 1 << 20; // bytes of a method
 constexpr size_t kMaxMethods = 32;
 
 // Thrown where ExecuTorch would end the process. This target does not test ExecuTorch's checks of its own part of the
 // file.
 struct Aborted {};
 
-[[noreturn]] void on_abort() {
-  throw Aborted();
-}
+[[noreturn]] void on_abort() { throw Aborted(); }
 
 void quiet(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char*, size_t) {}
 

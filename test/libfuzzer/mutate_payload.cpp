@@ -17,15 +17,15 @@ namespace fb = mlx_delegate;
 namespace flat = flatbuffers;
 
 constexpr int64_t kIntegers[] = {0, 1, -1, 2, 3, -2, 4, 7, 8, 16, 32, 64, 127, 128, 255, 256, 1 << 16, 1 << 20,
-                                 std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min(),
-                                 std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+    std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min(), std::numeric_limits<int64_t>::max(),
+    std::numeric_limits<int64_t>::min()};
 constexpr double kReals[] = {0, -1, 1, 0.5, -0.0, 1e-30, 1e30, 1e300, std::numeric_limits<double>::infinity(),
-                             std::numeric_limits<double>::quiet_NaN()};
+    std::numeric_limits<double>::quiet_NaN()};
 
 // A place in the payload that a mutation can change.
 struct Site {
   uint8_t* at;
-  flat::ElementaryType type;  // ET_SEQUENCE stands for an entry of a vector of tables. `at` is then the vector.
+  flat::ElementaryType type; // ET_SEQUENCE stands for an entry of a vector of tables. `at` is then the vector.
 };
 
 // Collects the sites of a table and of all tables that it refers to.
@@ -61,7 +61,7 @@ class Walker {
       return add_scalar(value, base);
     }
     if (nested->st == flat::ST_STRUCT) {
-      return add_scalar(value, flat::ET_UINT);  // Tid and Vid hold one index each
+      return add_scalar(value, flat::ET_UINT); // Tid and Vid hold one index each
     }
     const uint8_t* target = value + flat::ReadScalar<flat::uoffset_t>(value);
     if (nested->st == flat::ST_TABLE) {
@@ -108,9 +108,7 @@ class Mutator {
  public:
   explicit Mutator(unsigned seed) : random_(seed) {}
 
-  size_t below(size_t count) {
-    return std::uniform_int_distribution<size_t>(0, count - 1)(random_);
-  }
+  size_t below(size_t count) { return std::uniform_int_distribution<size_t>(0, count - 1)(random_); }
 
   template <typename List>
   auto pick(const List& list) {

@@ -26,8 +26,15 @@ def main() -> None:
         folder, quantization = job.split("=")
         mode, bits, group = quantization.split(",")
         converted = Path(folder) / "mlx"
-        convert(folder, str(converted), quantize=True, q_mode=mode, q_bits=int(bits), q_group_size=int(group),
-                dtype="float32")
+        convert(
+            folder,
+            str(converted),
+            quantize=True,
+            q_mode=mode,
+            q_bits=int(bits),
+            q_group_size=int(group),
+            dtype="float32",
+        )
         model, _ = utils.load_model(converted)
         answer = {"logits": model(prompt[None])[0]}
         if steps:

@@ -10,18 +10,38 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig,
 
 VOCABULARY, HIDDEN, LAYERS = 96, 64, 2
 COMMON = dict(
-    vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=LAYERS,
-    num_attention_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1,
-    n_group=1, topk_group=1, max_position_embeddings=128, bos_token_id=0, eos_token_id=1, num_mtp_layers=1,
-    tie_word_embeddings=False, initializer_range=0.2,
-)  # fmt: skip
+    vocab_size=VOCABULARY,
+    hidden_size=HIDDEN,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
+    n_group=1,
+    topk_group=1,
+    max_position_embeddings=128,
+    bos_token_id=0,
+    eos_token_id=1,
+    num_mtp_layers=1,
+    tie_word_embeddings=False,
+    initializer_range=0.2,
+)
 MODELS = {
     "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, dict(num_key_value_heads=2, head_dim=16)),
     "deepseek_v3": (
         DeepseekV3ForCausalLM,
         DeepseekV3Config,
-        dict(num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=16,
-             qk_nope_head_dim=16),
+        dict(
+            num_key_value_heads=4,
+            kv_lora_rank=16,
+            q_lora_rank=24,
+            qk_rope_head_dim=8,
+            v_head_dim=16,
+            qk_nope_head_dim=16,
+        ),
     ),
 }
 

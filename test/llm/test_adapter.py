@@ -14,9 +14,15 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 SMALL = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, max_position_embeddings=32, rope_theta=10000.0,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=32,
+    rope_theta=10000.0,
+)
 PROMPT = torch.arange(1, 13)[None]
 
 
@@ -57,11 +63,16 @@ def test_an_adapter_may_be_for_the_whole_model(folder, prefix, tmp_path):
     torch.testing.assert_close(logits(merged), expected)
 
 
-@pytest.mark.parametrize("settings", [
-    {"target_modules": ["q_proj", "lm_head"]}, {"target_modules": ["q_proj", "embed_tokens"]},
-    {"target_modules": ["q_proj"], "layer_replication": [[0, 2], [1, 2]]},
-    {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "layer_replication": [[0, 2], [1, 2]]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]},
+    ],
+    ids=str,
+)
 def test_a_layer_that_shares_its_weight(settings, tmp_path):
     """The adapter of a layer changes no other layer: neither the one that it is tied to, nor one that repeats it."""
     torch.manual_seed(0)
@@ -79,9 +90,9 @@ def test_a_layer_that_shares_its_weight(settings, tmp_path):
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("settings", [
-    {"modules_to_save": ["embed_tokens", "lm_head"]}, {}, {"trainable_token_indices": [64, 66]},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings", [{"modules_to_save": ["embed_tokens", "lm_head"]}, {}, {"trainable_token_indices": [64, 66]}], ids=str
+)
 def test_training_may_add_tokens(settings, is_tied, folder, tmp_path):
     torch.manual_seed(0)
     config = hf.LlamaConfig(**SMALL, tie_word_embeddings=is_tied, initializer_range=0.2)

@@ -17,10 +17,16 @@ SOURCE = re.sub(r"//[^\n]*", "", HEADER.read_text())
 PREFIX = "executorch_mlx_"
 
 SCALARS = {
-    "bool": ctypes.c_bool, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t,
-    "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "executorch_mlx_status": ctypes.c_int32,
-    "executorch_mlx_on_event": binding.OnEvent, "executorch_mlx_allowed_tokens": binding.AllowedTokens,
-}  # fmt: skip
+    "bool": ctypes.c_bool,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "size_t": ctypes.c_size_t,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "executorch_mlx_status": ctypes.c_int32,
+    "executorch_mlx_on_event": binding.OnEvent,
+    "executorch_mlx_allowed_tokens": binding.AllowedTokens,
+}
 HANDLES = {"executorch_mlx_model", "executorch_mlx_engine", "executorch_mlx_request"}
 
 

@@ -78,7 +78,7 @@ TOOLS = """\
 TEMPLATES = {"ChatML": CHATML, "Llama 3": LLAMA_3, "Gemma": GEMMA, "Mistral": MISTRAL, "tools": TOOLS}
 TEMPLATES["small"] = small_llm.TEMPLATE
 
-USER = {"role": "user", "content": "  Überprüfe <b>\"1 & 2\"</b>\n"}
+USER = {"role": "user", "content": '  Überprüfe <b>"1 & 2"</b>\n'}
 CHATS = [
     [USER],
     [{"role": "system", "content": "Be brief."}, USER],

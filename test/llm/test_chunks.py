@@ -77,9 +77,7 @@ def test_half_precision_and_quantization(name, options, tmp_path):
     assert_chunks_do_not_matter(LoadedMethod(tmp_path / "model.pte"))
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3_5", "kimi_linear", "mamba2", "mamba", "minimax", "recurrent_gemma", "zamba2"]
-)
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "mamba2", "mamba", "minimax", "recurrent_gemma", "zamba2"])
 def test_models_with_states(name, tmp_path):
     """A row that is decoded together with others gives the logits that it gives alone."""
     exported = export_llm(

@@ -121,9 +121,10 @@ def check(function, is_dynamic):
 
 
 @pytest.mark.parametrize(
-    "function, is_dynamic", [*((f, False) for f in ONE_BY_ONE), *((f, True) for f in DYNAMIC)],
+    "function, is_dynamic",
+    [*((f, False) for f in ONE_BY_ONE), *((f, True) for f in DYNAMIC)],
     ids=lambda value: getattr(value, "__name__", None),
-)  # fmt: skip
+)
 def test_decomposed_one_by_one(function, is_dynamic):
     program = check(function, is_dynamic)
     _Decomposition(program, default_decompositions().materialize()).run()  # raises no _Unsupported
@@ -175,10 +176,16 @@ def branches(x, buffer):
 @pytest.mark.parametrize(
     "function",
     [
-        stale_view, changed_view, stale_reshape, slice_of_buffer, input_as_new_value, returned_new_value, other_layout,
+        stale_view,
+        changed_view,
+        stale_reshape,
+        slice_of_buffer,
+        input_as_new_value,
+        returned_new_value,
+        other_layout,
         branches,
     ],
-)  # fmt: skip
+)
 def test_decomposed_as_a_whole(function):
     program = check(function, False)
     with pytest.raises(_Unsupported):

@@ -26,15 +26,39 @@ FAMILIES = {
     "mixtral": (hf.MixtralForCausalLM, hf.MixtralConfig, dict(num_local_experts=4)),
     "qwen3_moe": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig, dict(num_experts=5, moe_intermediate_size=32)),
     # Some experts only return their input.
-    "longcat": (hf.LongcatFlashForCausalLM, hf.LongcatFlashConfig, dict(
-        num_layers=1, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10,
-        head_dim=8, n_routed_experts=4, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=32, ffn_hidden_size=64)),
+    "longcat": (
+        hf.LongcatFlashForCausalLM,
+        hf.LongcatFlashConfig,
+        dict(
+            num_layers=1,
+            q_lora_rank=24,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=12,
+            v_head_dim=10,
+            head_dim=8,
+            n_routed_experts=4,
+            zero_expert_num=2,
+            moe_topk=2,
+            expert_ffn_hidden_size=32,
+            ffn_hidden_size=64,
+        ),
+    ),
     # These do not use the experts interface of transformers.
     "jetmoe": (hf.JetMoeForCausalLM, hf.JetMoeConfig, dict(kv_channels=16, num_local_experts=4)),
-    "dbrx": (hf.DbrxForCausalLM, hf.DbrxConfig, dict(
-        d_model=64, head_dim=32, n_heads=2, n_layers=1, max_seq_len=64,
-        attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
-        ffn_config=dict(ffn_hidden_size=96, moe_num_experts=4, moe_top_k=2))),
+    "dbrx": (
+        hf.DbrxForCausalLM,
+        hf.DbrxConfig,
+        dict(
+            d_model=64,
+            head_dim=32,
+            n_heads=2,
+            n_layers=1,
+            max_seq_len=64,
+            attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
+            ffn_config=dict(ffn_hidden_size=96, moe_num_experts=4, moe_top_k=2),
+        ),
+    ),
 }
 TOKENS = torch.tensor([[5, 17, 99, 3, 77, 9, 8, 1, 5]])
 

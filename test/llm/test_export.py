@@ -75,9 +75,9 @@ def test_every_node_is_delegated_in_one_call(exported):
 def test_greedy_equals_transformers(llm):
     model = small_llama()
     model.generation_config.eos_token_id = None
-    expected = model.generate(
-        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=40, pad_token_id=0
-    )[0, len(PROMPT) :].tolist()
+    expected = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=40, pad_token_id=0)[
+        0, len(PROMPT) :
+    ].tolist()
     stop = next((i for i, t in enumerate(expected) if t in llm.eos_ids), len(expected))
     assert len(set(expected[:stop])) > 5
     assert llm.generate(PROMPT, max_new_tokens=40).result().tokens == expected[:stop]

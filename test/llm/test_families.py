@@ -23,12 +23,19 @@ SMALL = dict(
 )
 ALTERNATING = ["sliding_attention", "full_attention"]
 LLAMA3 = dict(
-    rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
 LONGROPE = dict(
-    rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=200,
-    short_factor=[1.0] * 6, long_factor=[2.0] * 6,
+    rope_type="longrope",
+    rope_theta=10000.0,
+    original_max_position_embeddings=200,
+    short_factor=[1.0] * 6,
+    long_factor=[2.0] * 6,
 )
 DYNAMIC = dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
@@ -36,27 +43,44 @@ YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_posit
 # Name → config class, model class, changes of SMALL. Prompts have 30 tokens, in chunks of 16.
 FAMILIES = {
     "llama2": (hf.LlamaConfig, hf.LlamaForCausalLM, dict(num_key_value_heads=4)),
-    "llama3": (hf.LlamaConfig, hf.LlamaForCausalLM,
-               dict(rope_parameters=LLAMA3, tie_word_embeddings=True, head_dim=16)),
-    "llama, dynamic rope": (hf.LlamaConfig, hf.LlamaForCausalLM,
-                            dict(rope_parameters=DYNAMIC, max_position_embeddings=64)),
+    "llama3": (
+        hf.LlamaConfig,
+        hf.LlamaForCausalLM,
+        dict(rope_parameters=LLAMA3, tie_word_embeddings=True, head_dim=16),
+    ),
+    "llama, dynamic rope": (
+        hf.LlamaConfig,
+        hf.LlamaForCausalLM,
+        dict(rope_parameters=DYNAMIC, max_position_embeddings=64),
+    ),
     "mistral": (hf.MistralConfig, hf.MistralForCausalLM, dict(sliding_window=10)),
-    "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM,
-              dict(use_sliding_window=True, sliding_window=20, max_window_layers=1, layer_types=ALTERNATING)),
+    "qwen2": (
+        hf.Qwen2Config,
+        hf.Qwen2ForCausalLM,
+        dict(use_sliding_window=True, sliding_window=20, max_window_layers=1, layer_types=ALTERNATING),
+    ),
     "qwen2, yarn": (hf.Qwen2Config, hf.Qwen2ForCausalLM, dict(rope_parameters=YARN)),
     "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, dict(head_dim=16, tie_word_embeddings=True)),
     "gemma2": (hf.Gemma2Config, hf.Gemma2ForCausalLM, dict(head_dim=16, sliding_window=12, tie_word_embeddings=False)),
-    "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM,
-               dict(head_dim=16, sliding_window=12, layer_types=ALTERNATING, tie_word_embeddings=False)),
+    "gemma3": (
+        hf.Gemma3TextConfig,
+        hf.Gemma3ForCausalLM,
+        dict(head_dim=16, sliding_window=12, layer_types=ALTERNATING, tie_word_embeddings=False),
+    ),
     "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM, dict(sliding_window=None)),
-    "phi3, longrope": (hf.Phi3Config, hf.Phi3ForCausalLM,
-                       dict(sliding_window=40, rope_parameters=LONGROPE, max_position_embeddings=400)),
+    "phi3, longrope": (
+        hf.Phi3Config,
+        hf.Phi3ForCausalLM,
+        dict(sliding_window=40, rope_parameters=LONGROPE, max_position_embeddings=400),
+    ),
     "smollm3": (hf.SmolLM3Config, hf.SmolLM3ForCausalLM, dict(no_rope_layers=[1, 0])),
     "olmo2": (hf.Olmo2Config, hf.Olmo2ForCausalLM, dict()),
-    "mixtral": (hf.MixtralConfig, hf.MixtralForCausalLM,
-                dict(num_local_experts=4, num_experts_per_tok=2)),
-    "qwen3_moe": (hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM,
-                  dict(head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
+    "mixtral": (hf.MixtralConfig, hf.MixtralForCausalLM, dict(num_local_experts=4, num_experts_per_tok=2)),
+    "qwen3_moe": (
+        hf.Qwen3MoeConfig,
+        hf.Qwen3MoeForCausalLM,
+        dict(head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    ),
 }
 PROMPT_LENGTH, STEPS = 30, 64
 # Changes of SMALL. A model of these sizes uses every matrix-product kernel. The sizes are not multiples of 16.

@@ -202,10 +202,15 @@ def test_close(chat_program):
     assert generation.result().finish == "cancelled"
     llm.close()
     calls = [
-        lambda: llm.generate(PROMPTS[0]), lambda: llm.score([5], [[6]]), lambda: llm.classify([[5]], [" a", " b"]),
-        lambda: llm.save_prefix([5], "x"), lambda: llm.stats, lambda: llm.program.get("get_bos_id"),
-        lambda: llm.program.takes("top_k"), lambda: llm.program.write_profile(os.devnull),
-    ]  # fmt: skip
+        lambda: llm.generate(PROMPTS[0]),
+        lambda: llm.score([5], [[6]]),
+        lambda: llm.classify([[5]], [" a", " b"]),
+        lambda: llm.save_prefix([5], "x"),
+        lambda: llm.stats,
+        lambda: llm.program.get("get_bos_id"),
+        lambda: llm.program.takes("top_k"),
+        lambda: llm.program.write_profile(os.devnull),
+    ]
     for call in calls:
         with pytest.raises(RuntimeError, match="chat.pte is closed"):
             call()
@@ -316,8 +321,7 @@ def test_a_request_is_freed_once_when_both_parties_leave_it_at_the_same_time():
 
 
 def test_many_requests_leave_nothing_behind(chat_program):
-    """Run 300 requests, 16 at once. A third is cancelled or dropped, and some fail. All others are complete and right.
-    """
+    """Run 300 requests, 16 at once. A third is cancelled or dropped, and some fail. All others are complete and right."""
 
     async def request(number: int, llm: LLM) -> list[int] | None:
         fails = number % 7 == 0

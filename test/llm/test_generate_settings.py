@@ -162,11 +162,15 @@ def test_unsupported_parameter_is_an_error(batch_program):
         ("seed", 2**64, f"seed: got {2**64}, expected 64 bits"),
         ("repetition_penalty", 0, "repetition_penalty: got 0, expected more than 0"),
         pytest.param(
-            "temperature", 10**400, "temperature: got an integer of 1329 bits, expected a number",
-            id="large temperature"
+            "temperature",
+            10**400,
+            "temperature: got an integer of 1329 bits, expected a number",
+            id="large temperature",
         ),
         pytest.param(
-            "temperature", 10**5000, "temperature: got an integer of 16610 bits, expected a number",
+            "temperature",
+            10**5000,
+            "temperature: got an integer of 16610 bits, expected a number",
             id="huge temperature",
         ),
         pytest.param("seed", 10**5000, "seed: got an integer of 16610 bits, expected 64 bits", id="huge seed"),
@@ -186,7 +190,9 @@ def test_unsupported_parameter_is_an_error(batch_program):
         ("stop", 5, "stop: got 5, expected stop strings"),
         ("stop", "\ud800", "stop: got ['\\ud800'], expected non-empty strings without zeros and lone surrogates"),
         pytest.param(
-            "max_new_tokens", 10**5000, "max_new_tokens: got an integer of 16610 bits, expected an integer below 2**31",
+            "max_new_tokens",
+            10**5000,
+            "max_new_tokens: got an integer of 16610 bits, expected an integer below 2**31",
             id="huge max_new_tokens",
         ),
     ],

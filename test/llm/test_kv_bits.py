@@ -11,9 +11,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 PROMPT = torch.randint(2, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
 SHAPE = dict(
-    hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=40, vocab_size=300,
-    num_hidden_layers=2, max_position_embeddings=512, initializer_range=0.3, eos_token_id=None,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=40,
+    vocab_size=300,
+    num_hidden_layers=2,
+    max_position_embeddings=512,
+    initializer_range=0.3,
+    eos_token_id=None,
+)
 
 
 def llama():

@@ -15,12 +15,23 @@ from safetensors.torch import load_file, save_file
 from test_quantized_folder import FORMATS, float8_by_tensor, gptq
 
 TEXT = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=16, vocab_size=200, max_position_embeddings=128,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=200,
+    max_position_embeddings=128,
+)
 VISION = dict(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=16, image_size=28,
-    patch_size=14
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    head_dim=16,
+    image_size=28,
+    patch_size=14,
 )
 ROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[2, 3, 3]), pad_token_id=0)
 BLOCKS = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64)
@@ -31,15 +42,17 @@ PROMPT = torch.tensor([[5, 17, 100, 3, 77, 9]])
 
 CONFIGS = {
     "mistral3": lambda: hf.Mistral3Config(
-        text_config=TEXT | dict(model_type="mistral"), vision_config=VISION | dict(model_type="pixtral"),
-        image_token_index=199
+        text_config=TEXT | dict(model_type="mistral"),
+        vision_config=VISION | dict(model_type="pixtral"),
+        image_token_index=199,
     ),
     # The names of its tensors differ: `model.text_model` in place of `model.language_model`.
-    "smolvlm": lambda: hf.SmolVLMConfig(text_config=TEXT | dict(model_type="llama"), vision_config=VISION,
-                                        image_token_id=199),
+    "smolvlm": lambda: hf.SmolVLMConfig(
+        text_config=TEXT | dict(model_type="llama"), vision_config=VISION, image_token_id=199
+    ),
     # Its outer config has no setting about tied weights.
     "voxtral": lambda: hf.VoxtralConfig(
-        text_config=TEXT | dict(model_type="llama"), audio_token_id=199, audio_config=VISION | dict(num_mel_bins=16),
+        text_config=TEXT | dict(model_type="llama"), audio_token_id=199, audio_config=VISION | dict(num_mel_bins=16)
     ),
     # transformers has no causal language model of this kind, but one that computes the same for text.
     "qwen3_vl": lambda: hf.Qwen3VLConfig(text_config=TEXT | ROPE, vision_config=BLOCKS, **TOKENS),
@@ -48,45 +61,85 @@ CONFIGS = {
     "hunyuan_vl": lambda: hf.HunYuanVLConfig(text_config=TEXT | ROPE, vision_config=VISION, image_token_id=199),
     # transformers has no causal language model that computes the same: a part of the whole model is used.
     "paddleocr_vl": lambda: hf.PaddleOCRVLConfig(
-        text_config=TEXT | ROPE, vision_config=VISION | dict(spatial_merge_size=2), image_token_id=199,
-        vision_start_token_id=198, video_token_id=197,
+        text_config=TEXT | ROPE,
+        vision_config=VISION | dict(spatial_merge_size=2),
+        image_token_id=199,
+        vision_start_token_id=198,
+        video_token_id=197,
     ),
     # The same, with states and an index that chooses pools of keys.
     "glm5_next": lambda: hf.Glm5NextConfig(
-        text_config=TEXT | EXPERTS | dict(
-            num_hidden_layers=2, layer_types=["linear_attention", "indexed_attention"], indexer_types=["full"] * 2,
-            mlp_layer_types=["dense", "sparse"], num_key_value_heads=4, head_dim=0, q_lora_rank=32, kv_lora_rank=16,
-            qk_nope_head_dim=12, v_head_dim=16, index_topk=8, index_kpool=4, index_head_dim=16, index_n_heads=2,
-            linear_head_dim=16, linear_num_heads=4, n_routed_experts=4, n_group=1, topk_group=1, pad_token_id=0,
+        text_config=TEXT
+        | EXPERTS
+        | dict(
+            num_hidden_layers=2,
+            layer_types=["linear_attention", "indexed_attention"],
+            indexer_types=["full"] * 2,
+            mlp_layer_types=["dense", "sparse"],
+            num_key_value_heads=4,
+            head_dim=0,
+            q_lora_rank=32,
+            kv_lora_rank=16,
+            qk_nope_head_dim=12,
+            v_head_dim=16,
+            index_topk=8,
+            index_kpool=4,
+            index_head_dim=16,
+            index_n_heads=2,
+            linear_head_dim=16,
+            linear_num_heads=4,
+            n_routed_experts=4,
+            n_group=1,
+            topk_group=1,
+            pad_token_id=0,
         ),
-        vision_config=BLOCKS | dict(projection_intermediate_size=32), image_token_id=199, video_token_id=198,
+        vision_config=BLOCKS | dict(projection_intermediate_size=32),
+        image_token_id=199,
+        video_token_id=198,
     ),
     # transformers converts the tensors only of the whole model.
     "minimax_m3_vl": lambda: hf.MiniMaxM3VLConfig(
-        text_config=TEXT | EXPERTS | dict(
-            num_hidden_layers=2, layer_types=["full_attention", "minimax_m3_sparse"],
-            mlp_layer_types=["dense", "sparse"], dense_intermediate_size=96, shared_intermediate_size=32, rotary_dim=8,
-            index_n_heads=2, index_head_dim=16, index_block_size=4,
+        text_config=TEXT
+        | EXPERTS
+        | dict(
+            num_hidden_layers=2,
+            layer_types=["full_attention", "minimax_m3_sparse"],
+            mlp_layer_types=["dense", "sparse"],
+            dense_intermediate_size=96,
+            shared_intermediate_size=32,
+            rotary_dim=8,
+            index_n_heads=2,
+            index_head_dim=16,
+            index_block_size=4,
         ),
-        vision_config=VISION, projector_hidden_size=32, image_token_index=199, video_token_index=198,
+        vision_config=VISION,
+        projector_hidden_size=32,
+        image_token_index=199,
+        video_token_index=198,
     ),
     # transformers has a causal language model for its outer config.
     "qwen3_5": lambda: hf.Qwen3_5Config(
         text_config=TEXT | dict(layer_types=["full_attention"]),
         vision_config=dict(depth=1, hidden_size=32, num_heads=2),
-        image_token_id=199, video_token_id=198, vision_start_token_id=197, vision_end_token_id=196,
+        image_token_id=199,
+        video_token_id=198,
+        vision_start_token_id=197,
+        vision_end_token_id=196,
     ),
     # For its outer config, transformers has a model for text and images in the place of a causal language model.
     "gemma4_unified": lambda: hf.Gemma4UnifiedConfig(
         text_config=TEXT | dict(layer_types=["full_attention"], global_head_dim=16, pad_token_id=0),
-        vision_config=dict(mm_embed_dim=32, mm_posemb_size=16, patch_size=4), audio_config=None, image_token_id=199,
+        vision_config=dict(mm_embed_dim=32, mm_posemb_size=16, patch_size=4),
+        audio_config=None,
+        image_token_id=199,
     ),
     # It has layers that attend to an image. The language model leaves them out.
     "mllama": lambda: hf.MllamaConfig(
-        text_config=TEXT | dict(num_hidden_layers=3, cross_attention_layers=[1], pad_token_id=0), image_token_index=199,
+        text_config=TEXT | dict(num_hidden_layers=3, cross_attention_layers=[1], pad_token_id=0),
+        image_token_index=199,
         vision_config=VISION | dict(vision_output_dim=96, intermediate_layers_indices=[0], num_global_layers=1),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=CONFIGS)
@@ -202,9 +255,10 @@ def test_older_names_of_tensors(tmp_path):
     write(CONFIGS["qwen2_5_vl"](), tmp_path)
     expected = logits(load_causal_lm(tmp_path))
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors = {re.sub(r"^model\.(visual|language_model)\.", lambda m: {"visual": "visual."}.get(m[1], "model."),
-                      name): tensor
-               for name, tensor in tensors.items()}  # fmt: skip
+    tensors = {
+        re.sub(r"^model\.(visual|language_model)\.", lambda m: {"visual": "visual."}.get(m[1], "model."), name): tensor
+        for name, tensor in tensors.items()
+    }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     torch.testing.assert_close(logits(load_causal_lm(tmp_path)), expected)
 
@@ -233,11 +287,14 @@ def write_language_model(prefix, folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("config, got", [
-    (hf.CLIPConfig, "a model of kind clip"),
-    # transformers has a causal language model of this kind: the decoder without the encoder.
-    (hf.BartConfig, "an encoder with a decoder of kind bart"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config, got",
+    [
+        (hf.CLIPConfig, "a model of kind clip"),
+        # transformers has a causal language model of this kind: the decoder without the encoder.
+        (hf.BartConfig, "an encoder with a decoder of kind bart"),
+    ],
+)
 def test_a_model_without_a_causal_language_model_is_refused(config, got, tmp_path):
     config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"got {got}, expected one for which transformers has a causal"):

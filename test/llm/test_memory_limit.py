@@ -83,13 +83,25 @@ def test_packed_weights_take_the_place_of_those_in_the_file(tied, tmp_path):
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=256, intermediate_size=1024, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=small_llm.VOCABULARY, max_position_embeddings=128, eos_token_id=None, tie_word_embeddings=tied,
-    )  # fmt: skip
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=small_llm.VOCABULARY,
+        max_position_embeddings=128,
+        eos_token_id=None,
+        tie_word_embeddings=tied,
+    )
     exported = export_llm(
-        LlamaForCausalLM(config).eval(), quantize="int4", activations="int8", allow_extensions=True, verify=False,
-        head=HeadConfig.minimal(), speculation=False,
-    )  # fmt: skip
+        LlamaForCausalLM(config).eval(),
+        quantize="int4",
+        activations="int8",
+        allow_extensions=True,
+        verify=False,
+        head=HeadConfig.minimal(),
+        speculation=False,
+    )
     size = exported.save(tmp_path / "model.pte") + exported.cache_bytes
     gc.collect()
     before, before_in_mlx = memory.get_active_memory(), mx.get_active_memory()
@@ -127,9 +139,14 @@ def run(program, *options: str) -> int:
 
 
 SIZES = {
-    "1GiB": 2**30, "512MiB": 2**29, "1.5 gb": 1_500_000_000, "900m": 900_000_000, "1000000000": 10**9,
-    "100000000B": 10**8, "0.5GiB": 2**29,
-}  # fmt: skip
+    "1GiB": 2**30,
+    "512MiB": 2**29,
+    "1.5 gb": 1_500_000_000,
+    "900m": 900_000_000,
+    "1000000000": 10**9,
+    "100000000B": 10**8,
+    "0.5GiB": 2**29,
+}
 
 
 @pytest.mark.parametrize("size", SIZES)

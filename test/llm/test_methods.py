@@ -37,8 +37,13 @@ def model_of(name):
 def program(request, tmp_path_factory):
     _, head, outputs = PROGRAMS[request.param]
     exported = export_llm(
-        model_of(request.param), chunk=CHUNK, batch=ROWS, max_context_len=CONTEXT, head=head, outputs=outputs,
-        verify=False
+        model_of(request.param),
+        chunk=CHUNK,
+        batch=ROWS,
+        max_context_len=CONTEXT,
+        head=head,
+        outputs=outputs,
+        verify=False,
     )
     assert exported.report.refused == ()
     path = tmp_path_factory.mktemp("methods") / "model.pte"

@@ -87,8 +87,13 @@ def test_a_format_that_mlx_lacks_is_refused():
 def test_export_keeps_the_format_and_quantizes_the_other_layers(tmp_path):
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=32, initializer_range=0.5,
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.5,
     )
     model = LlamaForCausalLM(config).eval()
     quantize_(model.model.layers, NVFP4WeightOnlyConfig())

@@ -31,12 +31,26 @@ SMALL = dict(
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, head_dim=16)
 TIED = dict(tie_word_embeddings=True, head_dim=32)
 LINEAR = dict(
-    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=32, linear_value_head_dim=32,
-    shared_expert_intermediate_size=64, layer_types=["linear_attention", "full_attention"], full_attention_interval=2,
+    linear_num_value_heads=4,
+    linear_num_key_heads=2,
+    linear_key_head_dim=32,
+    linear_value_head_dim=32,
+    shared_expert_intermediate_size=64,
+    layer_types=["linear_attention", "full_attention"],
+    full_attention_interval=2,
 )
 LATENT = dict(
-    num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=64, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32,
-    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, n_group=2, topk_group=1,
+    num_key_value_heads=4,
+    q_lora_rank=64,
+    kv_lora_rank=64,
+    qk_rope_head_dim=32,
+    qk_nope_head_dim=32,
+    v_head_dim=32,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=64,
+    n_group=2,
+    topk_group=1,
     first_k_dense_replace=1,
 )
 CONVOLUTION = dict(layer_types=["conv", "full_attention"], num_dense_layers=1)
@@ -51,18 +65,43 @@ FOLDERS = {
     "deepseek_v3": (hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, LATENT, "affine,8,32"),
     "lfm2_moe": (hf.Lfm2MoeForCausalLM, hf.Lfm2MoeConfig, EXPERTS | CONVOLUTION, "affine,8,32"),
     # mlx-lm leaves out the biases of its routers.
-    "ernie4_5_moe": (hf.Ernie4_5_MoeForCausalLM, hf.Ernie4_5_MoeConfig,
-                     dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=64, moe_num_shared_experts=1,
-                          moe_layer_start_index=1, moe_layer_end_index=1, head_dim=16), "affine,8,32"),
+    "ernie4_5_moe": (
+        hf.Ernie4_5_MoeForCausalLM,
+        hf.Ernie4_5_MoeConfig,
+        dict(
+            moe_num_experts=4,
+            moe_k=2,
+            moe_intermediate_size=64,
+            moe_num_shared_experts=1,
+            moe_layer_start_index=1,
+            moe_layer_end_index=1,
+            head_dim=16,
+        ),
+        "affine,8,32",
+    ),
     # The numbers of its activation are tensors without axes.
-    "apertus": (hf.ApertusForCausalLM, hf.ApertusConfig,
-                dict(rope_parameters=dict(rope_type="default", rope_theta=1e4), mlp_bias=False, post_norm=False,
-                     qk_norm=True), "affine,4,32"),
+    "apertus": (
+        hf.ApertusForCausalLM,
+        hf.ApertusConfig,
+        dict(rope_parameters=dict(rope_type="default", rope_theta=1e4), mlp_bias=False, post_norm=False, qk_norm=True),
+        "affine,4,32",
+    ),
     "mistral3": (hf.MistralForCausalLM, hf.MistralConfig, dict(sliding_window=None), "affine,4,32"),
     # transformers computes its experts without the experts interface.
-    "llama4": (hf.Llama4ForCausalLM, hf.Llama4TextConfig,
-               dict(num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], head_dim=16, attention_chunk_size=64,
-                    num_local_experts=4, intermediate_size_mlp=128, interleave_moe_layer_step=2), "affine,8,32"),
+    "llama4": (
+        hf.Llama4ForCausalLM,
+        hf.Llama4TextConfig,
+        dict(
+            num_hidden_layers=4,
+            no_rope_layers=[1, 1, 1, 0],
+            head_dim=16,
+            attention_chunk_size=64,
+            num_local_experts=4,
+            intermediate_size_mlp=128,
+            interleave_moe_layer_step=2,
+        ),
+        "affine,8,32",
+    ),
 }
 MEDIA = {"mistral3", "llama4"}  # models for text and other media, of which mlx-lm keeps the language model
 PROMPT, STEPS = [5, 17, 100, 3, 77, 9], 64
@@ -122,9 +161,7 @@ def test_logits_equal_mlx_lm(folders, name):
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
 def test_greedy_equals_mlx_lm(folders, name, tmp_path):
     folder, answer = folders[name]
-    exported = export_llm(
-        load_causal_lm(folder), head=HeadConfig.minimal(), max_context_len=len(PROMPT) + STEPS
-    )
+    exported = export_llm(load_causal_lm(folder), head=HeadConfig.minimal(), max_context_len=len(PROMPT) + STEPS)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
     llm = LLM.load(tmp_path / "model.pte")
@@ -158,14 +195,17 @@ def test_dtype_casts_only_the_parameters(folders):
     assert model(torch.tensor([PROMPT])).logits.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda t: t.pop("model.norm.weight"), "missing tensors for LlamaForCausalLM: model.norm.weight"),
-    (lambda t: t.pop("lm_head.weight"), "lm_head: expected both a weight and its scales"),
-    (lambda t: t.update(spare=torch.zeros(1)), "unexpected tensors for LlamaForCausalLM: spare"),
-    (lambda t: t.update({"lm_head.scales": torch.zeros(200, 3)}), "expected a multiple of the group size"),
-    (lambda t: t.update({"model.norm.weight": torch.zeros(3)}), r"model.norm.weight: got \[3\], expected \[64\]"),
-    (lambda t: t.update({"model.other.scales": torch.zeros(2, 3)}), "LlamaForCausalLM has no module model.other"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda t: t.pop("model.norm.weight"), "missing tensors for LlamaForCausalLM: model.norm.weight"),
+        (lambda t: t.pop("lm_head.weight"), "lm_head: expected both a weight and its scales"),
+        (lambda t: t.update(spare=torch.zeros(1)), "unexpected tensors for LlamaForCausalLM: spare"),
+        (lambda t: t.update({"lm_head.scales": torch.zeros(200, 3)}), "expected a multiple of the group size"),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(3)}), r"model.norm.weight: got \[3\], expected \[64\]"),
+        (lambda t: t.update({"model.other.scales": torch.zeros(2, 3)}), "LlamaForCausalLM has no module model.other"),
+    ],
+)
 def test_a_checkpoint_that_does_not_match_is_refused(folders, change, message, tmp_path):
     source = folders["llama"][0]
     tensors = load_file(source / "model.safetensors")

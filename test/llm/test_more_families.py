@@ -21,8 +21,12 @@ LATENT = dict(
     num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10
 )
 ROUTED = dict(
-    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_group=2, topk_group=1,
-    first_k_dense_replace=1
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=32,
+    n_group=2,
+    topk_group=1,
+    first_k_dense_replace=1,
 )
 GPT = dict(n_embd=48, n_head=4, n_layer=2, n_positions=128)
 
@@ -32,40 +36,105 @@ PROMPT = torch.randint(1, 256, (1, 30), generator=torch.Generator().manual_seed(
 # Name → config class, model class, changes of `SMALL`, and the number of rows.
 EXPORTED = {
     "latent attention": (hf.DeepseekV3Config, hf.DeepseekV3ForCausalLM, LATENT | ROUTED, 2),
-    "sinks": (hf.GptOssConfig, hf.GptOssForCausalLM,
-              dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=12, layer_types=ALTERNATING),
-              2),
-    "chunked attention": (hf.Llama4TextConfig, hf.Llama4ForCausalLM,
-                          dict(head_dim=16, attention_chunk_size=12, no_rope_layers=[1, 0], num_local_experts=4,
-                               intermediate_size_mlp=64, interleave_moe_layer_step=2, floor_scale=8), 2),
-    "shared caches": (hf.Gemma4TextConfig, hf.Gemma4ForCausalLM,
-                      dict(head_dim=16, global_head_dim=24, num_hidden_layers=4, layer_types=ALTERNATING * 2,
-                           num_kv_shared_layers=2, sliding_window=12, vocab_size_per_layer_input=256,
-                           hidden_size_per_layer_input=8), 1),
-    "sparse activations": (hf.Gemma3nTextConfig, hf.Gemma3nForCausalLM,
-                           dict(head_dim=16, vocab_size_per_layer_input=256, hidden_size_per_layer_input=8,
-                                num_hidden_layers=4, layer_types=ALTERNATING * 2, num_kv_shared_layers=2,
-                                sliding_window=12, laurel_rank=8, altup_num_inputs=2,
-                                activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0]), 1),
+    "sinks": (
+        hf.GptOssConfig,
+        hf.GptOssForCausalLM,
+        dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=12, layer_types=ALTERNATING),
+        2,
+    ),
+    "chunked attention": (
+        hf.Llama4TextConfig,
+        hf.Llama4ForCausalLM,
+        dict(
+            head_dim=16,
+            attention_chunk_size=12,
+            no_rope_layers=[1, 0],
+            num_local_experts=4,
+            intermediate_size_mlp=64,
+            interleave_moe_layer_step=2,
+            floor_scale=8,
+        ),
+        2,
+    ),
+    "shared caches": (
+        hf.Gemma4TextConfig,
+        hf.Gemma4ForCausalLM,
+        dict(
+            head_dim=16,
+            global_head_dim=24,
+            num_hidden_layers=4,
+            layer_types=ALTERNATING * 2,
+            num_kv_shared_layers=2,
+            sliding_window=12,
+            vocab_size_per_layer_input=256,
+            hidden_size_per_layer_input=8,
+        ),
+        1,
+    ),
+    "sparse activations": (
+        hf.Gemma3nTextConfig,
+        hf.Gemma3nForCausalLM,
+        dict(
+            head_dim=16,
+            vocab_size_per_layer_input=256,
+            hidden_size_per_layer_input=8,
+            num_hidden_layers=4,
+            layer_types=ALTERNATING * 2,
+            num_kv_shared_layers=2,
+            sliding_window=12,
+            laurel_rank=8,
+            altup_num_inputs=2,
+            activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
+        ),
+        1,
+    ),
     "linear biases": (hf.BloomConfig, hf.BloomForCausalLM, dict(n_layer=2, n_head=4, tie_word_embeddings=False), 2),
     "own attention": (hf.GPTJConfig, hf.GPTJForCausalLM, GPT | dict(rotary_dim=8), 1),
-}  # fmt: skip
-BLOCKS = dict(layer_types=["full_attention", "minimax_m3_sparse"], index_block_size=8, index_head_dim=16,
-              index_n_heads=2)
+}
+BLOCKS = dict(
+    layer_types=["full_attention", "minimax_m3_sparse"], index_block_size=8, index_head_dim=16, index_n_heads=2
+)
 INDEXED = LATENT | ROUTED | dict(index_topk=PROMPT.shape[1] + STEPS, index_head_dim=16, index_n_heads=2)
 IN_EAGER_TORCH = {
     "deepseek_v32, indexed attention": (hf.DeepseekV32Config, hf.DeepseekV32ForCausalLM, INDEXED),
-    "glm_moe_dsa, a shared index": (hf.GlmMoeDsaConfig, hf.GlmMoeDsaForCausalLM,
-                                    INDEXED | dict(indexer_types=["full", "shared"])),
+    "glm_moe_dsa, a shared index": (
+        hf.GlmMoeDsaConfig,
+        hf.GlmMoeDsaForCausalLM,
+        INDEXED | dict(indexer_types=["full", "shared"]),
+    ),
     "minimax_m3, an index of blocks": (
-        hf.MiniMaxM3VLTextConfig, hf.MiniMaxM3VLForCausalLM,
-        BLOCKS | dict(mlp_layer_types=["dense", "sparse"], dense_intermediate_size=64, shared_intermediate_size=32,
-                      num_local_experts=4, num_experts_per_tok=2, head_dim=16, rotary_dim=8)),
-    "deepseek_v2, one query projection": (hf.DeepseekV2Config, hf.DeepseekV2ForCausalLM,
-                                          LATENT | ROUTED | dict(q_lora_rank=None)),
-    "longcat, two caches a layer": (hf.LongcatFlashConfig, hf.LongcatFlashForCausalLM,
-                                    LATENT | dict(head_dim=8, num_layers=2, n_routed_experts=4, zero_expert_num=2,
-                                                  moe_topk=2, expert_ffn_hidden_size=32, ffn_hidden_size=64)),
+        hf.MiniMaxM3VLTextConfig,
+        hf.MiniMaxM3VLForCausalLM,
+        BLOCKS
+        | dict(
+            mlp_layer_types=["dense", "sparse"],
+            dense_intermediate_size=64,
+            shared_intermediate_size=32,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            head_dim=16,
+            rotary_dim=8,
+        ),
+    ),
+    "deepseek_v2, one query projection": (
+        hf.DeepseekV2Config,
+        hf.DeepseekV2ForCausalLM,
+        LATENT | ROUTED | dict(q_lora_rank=None),
+    ),
+    "longcat, two caches a layer": (
+        hf.LongcatFlashConfig,
+        hf.LongcatFlashForCausalLM,
+        LATENT
+        | dict(
+            head_dim=8,
+            num_layers=2,
+            n_routed_experts=4,
+            zero_expert_num=2,
+            moe_topk=2,
+            expert_ffn_hidden_size=32,
+            ffn_hidden_size=64,
+        ),
+    ),
     "glm4_moe_lite": (hf.Glm4MoeLiteConfig, hf.Glm4MoeLiteForCausalLM, LATENT | ROUTED),
     "mpt": (hf.MptConfig, hf.MptForCausalLM, dict(d_model=48, n_heads=4, n_layers=2, max_seq_len=128)),
     "falcon": (hf.FalconConfig, hf.FalconForCausalLM, dict(multi_query=True)),
@@ -73,26 +142,57 @@ IN_EAGER_TORCH = {
     "gpt_bigcode": (hf.GPTBigCodeConfig, hf.GPTBigCodeForCausalLM, GPT),
     "codegen": (hf.CodeGenConfig, hf.CodeGenForCausalLM, GPT | dict(rotary_dim=8, n_ctx=128)),
     "doge, a bias of the keys": (
-        hf.DogeConfig, hf.DogeForCausalLM, dict(keep_window_size=PROMPT.shape[1] + STEPS, attention_bias=True)),
+        hf.DogeConfig,
+        hf.DogeForCausalLM,
+        dict(keep_window_size=PROMPT.shape[1] + STEPS, attention_bias=True),
+    ),
     "hrm_text, layers that run several times": (hf.HrmTextConfig, hf.HrmTextForCausalLM, dict(head_dim=16)),
     "jetmoe, experts of attention heads": (
-        hf.JetMoeConfig, hf.JetMoeForCausalLM, dict(kv_channels=12, num_local_experts=4, num_experts_per_tok=2)),
-    "dbrx": (hf.DbrxConfig, hf.DbrxForCausalLM,
-             dict(d_model=48, n_heads=4, n_layers=2, max_seq_len=128,
-                  attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
-                  ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2))),
+        hf.JetMoeConfig,
+        hf.JetMoeForCausalLM,
+        dict(kv_channels=12, num_local_experts=4, num_experts_per_tok=2),
+    ),
+    "dbrx": (
+        hf.DbrxConfig,
+        hf.DbrxForCausalLM,
+        dict(
+            d_model=48,
+            n_heads=4,
+            n_layers=2,
+            max_seq_len=128,
+            attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
+            ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2),
+        ),
+    ),
     "xglm, scores whose shape is checked": (
-        hf.XGLMConfig, hf.XGLMForCausalLM, dict(d_model=48, ffn_dim=64, num_layers=2, attention_heads=4,
-                                                   tie_word_embeddings=False)),
-    "gpt_neo": (hf.GPTNeoConfig, hf.GPTNeoForCausalLM,
-                dict(num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4, window_size=12)),
+        hf.XGLMConfig,
+        hf.XGLMForCausalLM,
+        dict(d_model=48, ffn_dim=64, num_layers=2, attention_heads=4, tie_word_embeddings=False),
+    ),
+    "gpt_neo": (
+        hf.GPTNeoConfig,
+        hf.GPTNeoForCausalLM,
+        dict(num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4, window_size=12),
+    ),
     "bart, positions from the number of cached tokens": (
-        hf.BartConfig, hf.BartForCausalLM,
-        dict(d_model=48, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64, is_encoder_decoder=False,
-             is_decoder=True, forced_eos_token_id=None)),
+        hf.BartConfig,
+        hf.BartForCausalLM,
+        dict(
+            d_model=48,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=64,
+            is_encoder_decoder=False,
+            is_decoder=True,
+            forced_eos_token_id=None,
+        ),
+    ),
     "roformer, rotations by the number of cached tokens": (
-        hf.RoFormerConfig, hf.RoFormerForCausalLM, dict(is_decoder=True, rotary_value=True)),
-}  # fmt: skip
+        hf.RoFormerConfig,
+        hf.RoFormerForCausalLM,
+        dict(is_decoder=True, rotary_value=True),
+    ),
+}
 
 
 def tokens_of(decoder, prompt):

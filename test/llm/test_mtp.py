@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 
 CONTEXT = 96
 PROMPT = torch.randint(mtp_checkpoints.VOCABULARY, (12,), generator=torch.Generator().manual_seed(2)).tolist()
-SETTINGS = [{}, {"temperature": 0.9, "seed": 5},
-            {"temperature": 1.5, "seed": 6, "top_k": 20, "repetition_penalty": 1.2}]
+SETTINGS = [
+    {},
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 1.5, "seed": 6, "top_k": 20, "repetition_penalty": 1.2},
+]
 
 
 @pytest.fixture(scope="module")

@@ -34,10 +34,21 @@ def checkpoint(tmp_path_factory):
     """A folder with MXFP4 experts, and the model with their values in floats."""
     torch.manual_seed(0)
     config = GptOssConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, num_local_experts=4, num_experts_per_tok=2, vocab_size=200, max_position_embeddings=256,
-        sliding_window=16, initializer_range=0.2, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=200,
+        max_position_embeddings=256,
+        sliding_window=16,
+        initializer_range=0.2,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     model = GptOssForCausalLM(config).eval()
     for parameter in model.parameters():  # also biases and sinks
         torch.nn.init.normal_(parameter, std=0.2)
@@ -114,11 +125,14 @@ def test_tokens_equal_transformers(checkpoint, tmp_path):
     assert answer.result().tokens == expected
 
 
-@pytest.mark.parametrize("name, change, message", [
-    ("down_proj_blocks", lambda x: x[:, :-1], "got blocks torch.uint8"),
-    ("down_proj_scales", lambda x: x.int(), "scales torch.int32"),
-    ("down_proj_scales", None, "missing tensors"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("down_proj_blocks", lambda x: x[:, :-1], "got blocks torch.uint8"),
+        ("down_proj_scales", lambda x: x.int(), "scales torch.int32"),
+        ("down_proj_scales", None, "missing tensors"),
+    ],
+)
 def test_damaged_tensors_are_refused(checkpoint, tmp_path, name, change, message):
     folder, _ = checkpoint
     tensors, path = load_file(folder / "model.safetensors"), f"model.layers.0.mlp.experts.{name}"

@@ -38,19 +38,29 @@ class Forward(torch.nn.Module):
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     inputs = {
-        "tokens": torch.zeros(1, 2, dtype=torch.int64), "input_pos": torch.tensor([0]),
-        "temperature": torch.tensor(0.0), "top_p": torch.tensor(1.0), "seed": torch.tensor(0),
-    }  # fmt: skip
+        "tokens": torch.zeros(1, 2, dtype=torch.int64),
+        "input_pos": torch.tensor([0]),
+        "temperature": torch.tensor(0.0),
+        "top_p": torch.tensor(1.0),
+        "seed": torch.tensor(0),
+    }
     shapes = dict.fromkeys(inputs) | {"tokens": {1: torch.export.Dim("sequence", min=1, max=CHUNK)}}
     cache = ContiguousReferenceCache(CacheConfig(n_layers=1, n_kv_heads=2, head_dim=WIDTH // 2, capacity=CONTEXT))
     REGISTRY.install("test_official_cache", cache)
     with torch.no_grad(), REGISTRY.active("test_official_cache"):
         exported = torch.export.export(Forward().eval(), tuple(inputs.values()), dynamic_shapes=shapes)
     metadata = {
-        "get_max_seq_len": CHUNK, "get_max_context_len": CONTEXT, "get_max_rewind": CONTEXT,
-        "get_vocab_size": VOCABULARY, "get_bos_id": -1, "get_eos_ids": [0],
-        "use_kv_cache": True, "enable_dynamic_shape": True, "sampling_head": True, "sampling_seed": True,
-    }  # fmt: skip
+        "get_max_seq_len": CHUNK,
+        "get_max_context_len": CONTEXT,
+        "get_max_rewind": CONTEXT,
+        "get_vocab_size": VOCABULARY,
+        "get_bos_id": -1,
+        "get_eos_ids": [0],
+        "use_kv_cache": True,
+        "enable_dynamic_shape": True,
+        "sampling_head": True,
+        "sampling_seed": True,
+    }
     lowered = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()], constant_methods=metadata)
     path = tmp_path_factory.mktemp("official") / "model.pte"
     path.write_bytes(lowered.to_executorch().buffer)

@@ -210,9 +210,13 @@ def test_greedy_equals_the_eager_model(quantized, tmp_path):
 def test_int8_activations(allow_extensions, tmp_path):
     """`save` compares the program with eager torch, which rounds the activations too."""
     exported = export_llm(
-        small_model(num_hidden_layers=1), quantize="int8", activations="int8", allow_extensions=allow_extensions,
-        head=HeadConfig.minimal(), speculation=False,
-    )  # fmt: skip
+        small_model(num_hidden_layers=1),
+        quantize="int8",
+        activations="int8",
+        allow_extensions=allow_extensions,
+        head=HeadConfig.minimal(),
+        speculation=False,
+    )
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
     assert exported.check.ok

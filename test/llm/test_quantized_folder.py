@@ -78,8 +78,11 @@ def compressed(weight):
     q, scales, zeros, values = integers(weight)
     shape = torch.tensor(weight.shape)
     return {
-        "weight_packed": words(q), "weight_scale": scales, "weight_zero_point": words(zeros.T).T, "weight_shape": shape
-    }, values  # fmt: skip
+        "weight_packed": words(q),
+        "weight_scale": scales,
+        "weight_zero_point": words(zeros.T).T,
+        "weight_shape": shape,
+    }, values
 
 
 def compressed_int8(weight):
@@ -104,8 +107,11 @@ def float8(weight, name, scales):
 
 def float8_in_blocks(weight):
     scales = torch.zeros_like(weight)
-    for block in [columns for rows in torch.arange(weight.numel()).view(weight.shape).split(BLOCK[0])
-                  for columns in rows.split(BLOCK[1], 1)]:  # fmt: skip
+    for block in [
+        columns
+        for rows in torch.arange(weight.numel()).view(weight.shape).split(BLOCK[0])
+        for columns in rows.split(BLOCK[1], 1)
+    ]:
         scales.view(-1)[block] = weight.view(-1)[block].abs().max() / 448
     return float8(weight, "weight_scale_inv", scales)
 
@@ -256,8 +262,11 @@ FORMATS = {
     bitsandbytes_4_bits_as_bfloat16: ({"quant_method": "bitsandbytes", "_load_in_4bit": True}, False),
     bitsandbytes_8_bits: ({"quant_method": "bitsandbytes", "load_in_8bit": True}, False),
     float8_in_blocks: ({"quant_method": "fp8", "weight_block_size": BLOCK}, False),
-    compressed_float8_in_blocks: (COMPRESSED | {
-        "format": "float-quantized", "config_groups": {"group_0": {"weights": {"block_structure": "24x48"}}}}, False),
+    compressed_float8_in_blocks: (
+        COMPRESSED
+        | {"format": "float-quantized", "config_groups": {"group_0": {"weights": {"block_structure": "24x48"}}}},
+        False,
+    ),
     float8_by_tensor: ({"quant_method": "fp8", "activation_scheme": "static"}, False),  # AutoFP8
     float8_of_quark: ({"quant_method": "quark", "quant_mode": "eager_mode"}, False),
     bitnet: ({"quant_method": "bitnet"}, True),
@@ -271,10 +280,20 @@ def floats(tmp_path_factory):
     """A folder with a mixture of experts in floats, each expert with tensors of its own."""
     torch.manual_seed(0)
     config = hf.Qwen3MoeConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, vocab_size=200, max_position_embeddings=128, num_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=64, initializer_range=0.15, mlp_only_layers=[0],
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=200,
+        max_position_embeddings=128,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        initializer_range=0.15,
+        mlp_only_layers=[0],
+    )
     folder = tmp_path_factory.mktemp("floats")
     hf.Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder
@@ -329,13 +348,19 @@ def test_gemma(quantize, floats, tmp_path, monkeypatch):
     assert check_logits(floats, quantize, tmp_path, pattern) == {MLXEmbedding if is_embedding else MLXLinear}
 
 
-@pytest.mark.parametrize("config, changes, pattern", [
-    # Layers that store the transpose of a weight, and biases with names that transformers ignores in some checkpoints.
-    (hf.GPT2Config, dict(n_embd=64, n_head=4, n_layer=1, n_positions=16), r"c_(attn|proj|fc)\.weight$"),
-    # The experts have one tensor for each projection, and stay floats.
-    (hf.GraniteMoeConfig, dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, num_local_experts=4,
-                               intermediate_size=64), r"_proj\.weight$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config, changes, pattern",
+    [
+        # Layers that store the transpose of a weight, and biases with names that transformers ignores in some checkpoints.
+        (hf.GPT2Config, dict(n_embd=64, n_head=4, n_layer=1, n_positions=16), r"c_(attn|proj|fc)\.weight$"),
+        # The experts have one tensor for each projection, and stay floats.
+        (
+            hf.GraniteMoeConfig,
+            dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, num_local_experts=4, intermediate_size=64),
+            r"_proj\.weight$",
+        ),
+    ],
+)
 def test_other_layouts(config, changes, pattern, tmp_path):
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config(**changes, vocab_size=200, initializer_range=0.15))
@@ -348,10 +373,18 @@ def test_experts_that_transformers_cannot_stack(quantize, tmp_path):
     """Tools that quantize Llama 4 store each expert on its own. transformers has no conversion of such experts."""
     torch.manual_seed(0)
     config = hf.Llama4TextConfig(
-        hidden_size=64, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, vocab_size=200, num_local_experts=2, interleave_moe_layer_step=1,
+        hidden_size=64,
+        intermediate_size=64,
+        intermediate_size_mlp=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=200,
+        num_local_experts=2,
+        interleave_moe_layer_step=1,
         initializer_range=0.15,
-    )  # fmt: skip
+    )
     hf.Llama4ForCausalLM(config).save_pretrained(tmp_path / "floats")
     dequantized = load_file(tmp_path / "floats" / "model.safetensors")
     stored, path = dict(dequantized), "model.layers.0.feed_forward.experts"
@@ -394,16 +427,29 @@ def test_modelopt_has_a_file_for_its_settings(floats, tmp_path):
         assert a.equal(b), name
 
 
-@pytest.mark.parametrize("settings, leaf, message", [
-    ({"quant_method": "new"}, None, "quantization_config: got {'quant_method': 'new'}, which is not supported"),
-    ({"quant_method": "higgs"}, None, "got {'quant_method': 'higgs'}, which is not supported"),
-    (COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}}, None,
-     "transform_config"),
-    ({"quant_method": "quark"}, "weight_scale", "model.layers.0.mlp.up_proj: .*got a weight of torch.float32, expected"),
-    (None, "weight_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.weight_scale"),
-    ({"quant_method": "fp8"}, "pre_quant_scale",
-     "unexpected tensors for .*: model.layers.0.mlp.up_proj.pre_quant_scale"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, leaf, message",
+    [
+        ({"quant_method": "new"}, None, "quantization_config: got {'quant_method': 'new'}, which is not supported"),
+        ({"quant_method": "higgs"}, None, "got {'quant_method': 'higgs'}, which is not supported"),
+        (
+            COMPRESSED | {"format": "int-quantized", "transform_config": {"config_groups": {"u": {}}}},
+            None,
+            "transform_config",
+        ),
+        (
+            {"quant_method": "quark"},
+            "weight_scale",
+            "model.layers.0.mlp.up_proj: .*got a weight of torch.float32, expected",
+        ),
+        (None, "weight_scale", "unexpected tensors for .*: model.layers.0.mlp.up_proj.weight_scale"),
+        (
+            {"quant_method": "fp8"},
+            "pre_quant_scale",
+            "unexpected tensors for .*: model.layers.0.mlp.up_proj.pre_quant_scale",
+        ),
+    ],
+)
 def test_a_quantization_that_cannot_be_read_is_refused(floats, settings, leaf, message, tmp_path):
     tensors = load_file(floats / "model.safetensors")
     if leaf:

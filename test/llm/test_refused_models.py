@@ -14,7 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 SMALL = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
     max_position_embeddings=32,
 )
 MODELS = {
@@ -34,15 +38,24 @@ MODELS = {
     "a bias of the scores": (
         hf.InklingForCausalLM,
         hf.InklingTextConfig(
-            **SMALL, num_key_value_heads=2, head_dim=16, d_rel=4, rel_extent=8, layer_types=["hybrid"],
-            mlp_layer_types=["dense"], unpadded_vocab_size=64,
+            **SMALL,
+            num_key_value_heads=2,
+            head_dim=16,
+            d_rel=4,
+            rel_extent=8,
+            layer_types=["hybrid"],
+            mlp_layer_types=["dense"],
+            unpadded_vocab_size=64,
         ),
         "InklingAttention: got position_bias for the attention, a tensor, expected a mask that depends on positions",
     ),
     "compressed keys": (
         hf.DeepseekV4ForCausalLM,
         hf.DeepseekV4Config(
-            **SMALL, num_key_value_heads=1, head_dim=16, qk_rope_head_dim=8,
+            **SMALL,
+            num_key_value_heads=1,
+            head_dim=16,
+            qk_rope_head_dim=8,
             layer_types=["heavily_compressed_attention"],
         ),
         "DeepseekV4ForCausalLM: got layers of kind heavily_compressed_attention",
@@ -51,8 +64,13 @@ MODELS = {
     "keys of a call that are not cached": (
         hf.DoryForCausalLM,
         hf.DoryConfig(
-            **SMALL | dict(num_hidden_layers=3), num_key_value_heads=2, head_dim=16, layer_types=["full_attention"] * 3,
-            n_input_layers=1, n_output_layers=1, recurrent_kv_cache_mode="last_loop",
+            **SMALL | dict(num_hidden_layers=3),
+            num_key_value_heads=2,
+            head_dim=16,
+            layer_types=["full_attention"] * 3,
+            n_input_layers=1,
+            n_output_layers=1,
+            recurrent_kv_cache_mode="last_loop",
         ),
         "DoryAttention of layer 1 attends to keys that it does not write to its cache",
     ),
@@ -99,9 +117,15 @@ class ForgetfulAttention(GPTNeoSelfAttention):
 )
 def test_attention_that_a_cache_cannot_do_is_refused(attention, message):
     config = hf.GPTNeoConfig(
-        vocab_size=64, hidden_size=32, num_layers=1, num_heads=2, attention_types=[[["global"], 1]],
-        max_position_embeddings=32, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        attention_types=[[["global"], 1]],
+        max_position_embeddings=32,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     model = hf.GPTNeoForCausalLM(config).eval()
     model.transformer.h[0].attn.attention.__class__ = attention
     with pytest.raises(ValueError, match=message):

@@ -10,9 +10,14 @@ from executorch_mlx.workarounds.repeated_layers import Unrepeatable, expand, tra
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 COMMON = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=128,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+)
 WINDOWS = dict(head_dim=8, sliding_window=16, layer_types=["sliding_attention", "full_attention"] * 2)
 MODELS = {
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**COMMON)),

@@ -8,9 +8,15 @@ from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.reference import Reference
 
 SMALL = dict(
-    hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    vocab_size=64, max_position_embeddings=80, pad_token_id=0,
-)  # fmt: skip
+    hidden_size=48,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=64,
+    max_position_embeddings=80,
+    pad_token_id=0,
+)
 LONGROPE = dict(
     rope_type="longrope",
     rope_theta=10000.0,
@@ -24,22 +30,32 @@ BY_LAYER = dict(head_dim=12, sliding_window=12, layer_types=["sliding_attention"
 MODELS = {
     "longrope": (hf.Phi3Config, dict(rope_parameters=LONGROPE)),
     "dynamic": (hf.LlamaConfig, dict(rope_parameters=DYNAMIC)),
-    "longrope by layer": (hf.Gemma3TextConfig, BY_LAYER | dict(
-        rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN})),
-    "dynamic by layer": (hf.Gemma3TextConfig, BY_LAYER | dict(
-        rope_parameters={"full_attention": DYNAMIC, "sliding_attention": PLAIN})),
+    "longrope by layer": (
+        hf.Gemma3TextConfig,
+        BY_LAYER | dict(rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN}),
+    ),
+    "dynamic by layer": (
+        hf.Gemma3TextConfig,
+        BY_LAYER | dict(rope_parameters={"full_attention": DYNAMIC, "sliding_attention": PLAIN}),
+    ),
     # Cosines and sines in another order, only one for each pair, and complex numbers.
     "dynamic, neighbours": (hf.CohereConfig, dict(rope_parameters=DYNAMIC)),
     "dynamic, pairs": (hf.GptOssConfig, dict(head_dim=12, num_local_experts=4, rope_parameters=DYNAMIC)),
     "dynamic, complex": (hf.Llama4TextConfig, dict(head_dim=12, num_local_experts=2, rope_parameters=DYNAMIC)),
     # The model gives three positions for each token.
-    "dynamic, three axes": (hf.Qwen3_5TextConfig, dict(
-        head_dim=12, layer_types=["full_attention"] * 2, rope_parameters=DYNAMIC | dict(mrope_section=[2, 2, 2]))),
-    "longrope by layer, attributes": (hf.Lfm3Config, BY_LAYER | dict(
-        rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN})),
-    "longrope with scales": (hf.PhimoeConfig, dict(
-        num_local_experts=2, rope_parameters=LONGROPE | dict(short_mscale=1.25, long_mscale=1.5))),
-}  # fmt: skip
+    "dynamic, three axes": (
+        hf.Qwen3_5TextConfig,
+        dict(head_dim=12, layer_types=["full_attention"] * 2, rope_parameters=DYNAMIC | dict(mrope_section=[2, 2, 2])),
+    ),
+    "longrope by layer, attributes": (
+        hf.Lfm3Config,
+        BY_LAYER | dict(rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN}),
+    ),
+    "longrope with scales": (
+        hf.PhimoeConfig,
+        dict(num_local_experts=2, rope_parameters=LONGROPE | dict(short_mscale=1.25, long_mscale=1.5)),
+    ),
+}
 
 
 def parts_of(result):

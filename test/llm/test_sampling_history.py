@@ -135,9 +135,15 @@ class Step(torch.nn.Module):
     def forward(self, tokens, input_pos, temperature, seed, repetition, presence, frequency):
         ids, valid = self.history.update(tokens, input_pos)
         return self.head(
-            tokens, temperature=temperature, seed=seed, history=ids, history_valid=valid,
-            repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
-        )  # fmt: skip
+            tokens,
+            temperature=temperature,
+            seed=seed,
+            history=ids,
+            history_valid=valid,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -220,8 +226,11 @@ def test_a_parameter_that_is_none_adds_no_operator():
     assert operators(**history) == ["mlx::penalize_logits", "mlx::sample"]
     assert operators(**bias) == ["mlx::bias_logits", "mlx::sample"]
     assert operators(**history, **bias, **allowed) == [
-        "mlx::penalize_logits", "mlx::bias_logits", "mlx::mask_logits", "mlx::sample",
-    ]  # fmt: skip
+        "mlx::penalize_logits",
+        "mlx::bias_logits",
+        "mlx::mask_logits",
+        "mlx::sample",
+    ]
 
 
 class Penalized(torch.nn.Module):
@@ -248,8 +257,6 @@ def chains(lowered):
 
     program = lowered.exported_program()
     payloads = [
-        getattr(program.graph_module, n.target).processed_bytes
-        for n in program.graph.nodes
-        if n.op == "get_attr"
+        getattr(program.graph_module, n.target).processed_bytes for n in program.graph.nodes if n.op == "get_attr"
     ]
     return [c.instructions for p in payloads for c in read_payload(p).instruction_chains]

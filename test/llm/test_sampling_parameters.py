@@ -50,9 +50,17 @@ def test_head_metadata_covers_the_table():
 
 
 ON = {
-    "temperature": 0.5, "top_p": 0.5, "seed": 0, "top_k": 1, "min_p": 0.5, "repetition_penalty": 0.5,
-    "presence_penalty": -1.0, "frequency_penalty": 1, "logit_bias": {0: 0.0}, "allowed_tokens": len,
-}  # fmt: skip
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "seed": 0,
+    "top_k": 1,
+    "min_p": 0.5,
+    "repetition_penalty": 0.5,
+    "presence_penalty": -1.0,
+    "frequency_penalty": 1,
+    "logit_bias": {0: 0.0},
+    "allowed_tokens": len,
+}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -26,8 +26,19 @@ SETTINGS = [
     {"temperature": 0.8, "seed": 5},
     {"temperature": 0.8, "seed": 6, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
 ]
-REWINDABLE = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid", "kimi_linear", "lfm2", "lfm2_moe",
-              "minimax", "recurrent_gemma", "zaya"}  # fmt: skip
+REWINDABLE = {
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen4_exp",
+    "olmo_hybrid",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "minimax",
+    "recurrent_gemma",
+    "zaya",
+}
 
 
 @pytest.fixture(scope="module")

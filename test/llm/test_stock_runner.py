@@ -38,9 +38,7 @@ def test_greedy_text_equals_transformers(tmp_path, portable):
     path = tmp_path / "model.pte"
     export_llm(MODEL, outputs="logits", chunk=64, portable=portable).save(path)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, path, MODEL / "tokenizer.json", PROMPT, str(STEPS)],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", RUN, path, MODEL / "tokenizer.json", PROMPT, str(STEPS)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]

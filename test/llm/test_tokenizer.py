@@ -16,9 +16,17 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 TEXTS = [
-    "Return the value.", "", " ", "  two  spaces\n\nand\tlines ", "naïve — 日本語 \U0001f600\U0001f44d\U0001f3fd",
-    "</s><s>x", "<|user|>text<|end|>", "1234567", "don't", "\u00a0\ufeffa\r\n",
-]  # fmt: skip
+    "Return the value.",
+    "",
+    " ",
+    "  two  spaces\n\nand\tlines ",
+    "naïve — 日本語 \U0001f600\U0001f44d\U0001f3fd",
+    "</s><s>x",
+    "<|user|>text<|end|>",
+    "1234567",
+    "don't",
+    "\u00a0\ufeffa\r\n",
+]
 CORPUS = ["Return the value of the first item.", "naïve — 日本語", "def f(x):\n\treturn x", "12 345"] * 3
 
 
@@ -74,8 +82,12 @@ CASES = {
     "no bos in the config": (lambda: with_bos(byte_level()), CONFIG | {"add_bos_token": False}),
     "added tokens": (
         byte_level,
-        CONFIG | {"pad_token": "<|pad|>", "extra_special_tokens": ["<|more|>"],
-                  "eos_token": {"__type": "AddedToken", "content": "<|end|>"}},
+        CONFIG
+        | {
+            "pad_token": "<|pad|>",
+            "extra_special_tokens": ["<|more|>"],
+            "eos_token": {"__type": "AddedToken", "content": "<|end|>"},
+        },
     ),
     "named tokens": (byte_level, CONFIG | {"image_token": "<|user|>", "extra_special_tokens": {"t_token": "<|t|>"}}),
     "tokens that only the config makes special": (lambda: with_plain(byte_level(), "</s>"), CONFIG),

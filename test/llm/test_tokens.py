@@ -16,9 +16,7 @@ def token_table(tokenizer, vocab_size):
     return methods["token_bytes"], methods["token_offsets"]
 
 
-@pytest.mark.parametrize(
-    "text", ["Return the value.", "  tabs\tand\nlines", "naïve — 日本語 \U0001f600", "\x00\x7f"]
-)
+@pytest.mark.parametrize("text", ["Return the value.", "  tabs\tand\nlines", "naïve — 日本語 \U0001f600", "\x00\x7f"])
 def test_the_bytes_of_the_tokens_are_those_of_the_text(text):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     data, offsets = token_table(tokenizer, len(tokenizer))

@@ -106,6 +106,5 @@ def difference(actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, .
     assert [(a.shape, a.dtype) for a in actual] == [(e.shape, e.dtype) for e in expected]
     assert all(a.isfinite().all() and e.isfinite().all() for a, e in zip(actual, expected))
     return max(
-        ((a.double() - e.double()).abs().max() / e.double().abs().max()).item()
-        for a, e in zip(actual, expected)
+        ((a.double() - e.double()).abs().max() / e.double().abs().max()).item() for a, e in zip(actual, expected)
     )

@@ -12,13 +12,20 @@ class Bottleneck(nn.Module):
     def __init__(self, channels: int, inner: int, out: int, stride: int):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
-            nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
-            nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out),
+            nn.Conv2d(channels, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(inner, inner, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(inner, out, 1, bias=False),
+            nn.BatchNorm2d(out),
         )
         same = channels == out and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Sequential(
-            nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
         )
 
     def forward(self, x):
@@ -27,9 +34,16 @@ class Bottleneck(nn.Module):
 
 def resnet():
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1),
-        Bottleneck(8, 4, 16, 1), Bottleneck(16, 4, 16, 1), Bottleneck(16, 8, 32, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        nn.Conv2d(3, 8, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        Bottleneck(8, 4, 16, 1),
+        Bottleneck(16, 4, 16, 1),
+        Bottleneck(16, 8, 32, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
     )
     return model, (torch.randn(2, 3, 32, 32),)
 
@@ -51,10 +65,15 @@ class InvertedResidual(nn.Module):
         super().__init__()
         self.residual = channels == out and stride == 1
         self.body = nn.Sequential(
-            nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner), act(inplace=True),
+            nn.Conv2d(channels, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            act(inplace=True),
             nn.Conv2d(inner, inner, kernel, stride, kernel // 2, groups=inner, bias=False),
-            nn.BatchNorm2d(inner), act(inplace=True), SqueezeExcite(inner),
-            nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out),
+            nn.BatchNorm2d(inner),
+            act(inplace=True),
+            SqueezeExcite(inner),
+            nn.Conv2d(inner, out, 1, bias=False),
+            nn.BatchNorm2d(out),
         )
 
     def forward(self, x):
@@ -63,10 +82,17 @@ class InvertedResidual(nn.Module):
 
 def mobilenet():
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish(inplace=True),
-        InvertedResidual(8, 16, 8, 3, 1, nn.ReLU), InvertedResidual(8, 16, 12, 5, 2, nn.Hardswish),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(12, 24), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(24, 10),
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.Hardswish(inplace=True),
+        InvertedResidual(8, 16, 8, 3, 1, nn.ReLU),
+        InvertedResidual(8, 16, 12, 5, 2, nn.Hardswish),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(12, 24),
+        nn.Hardswish(),
+        nn.Dropout(0.2),
+        nn.Linear(24, 10),
     )
     return model, (torch.randn(2, 3, 32, 32),)
 
@@ -96,8 +122,9 @@ class UNet(nn.Module):
         self.down = NormedBlock(channels, channels, time)
         self.shrink = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
         self.middle = NormedBlock(channels, 2 * channels, time)
-        self.grow = nn.Sequential(nn.Upsample(scale_factor=2, mode="nearest"),
-                                  nn.Conv2d(2 * channels, channels, 3, padding=1))
+        self.grow = nn.Sequential(
+            nn.Upsample(scale_factor=2, mode="nearest"), nn.Conv2d(2 * channels, channels, 3, padding=1)
+        )
         self.up = NormedBlock(2 * channels, channels, time)
         self.leave = nn.Conv2d(channels, 3, 3, padding=1)
 

@@ -75,8 +75,14 @@ def bert():
 
 def t5_encoder():
     config = hf.T5Config(
-        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-        feed_forward_proj="gated-gelu", **SPECIAL,
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        **SPECIAL,
     )
     return OneResult(hf.T5EncoderModel(config), "last_hidden_state", "input_ids"), (tokens(2, 8),)
 
@@ -107,10 +113,19 @@ def clip():
 
 def whisper_config():
     return hf.WhisperConfig(
-        vocab_size=VOCABULARY, d_model=32, num_mel_bins=8, max_source_positions=16, max_target_positions=16,
-        encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=64,
-        decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64,
-        decoder_start_token_id=1, **SPECIAL,
+        vocab_size=VOCABULARY,
+        d_model=32,
+        num_mel_bins=8,
+        max_source_positions=16,
+        max_target_positions=16,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=64,
+        decoder_start_token_id=1,
+        **SPECIAL,
     )
 
 

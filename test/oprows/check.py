@@ -76,9 +76,7 @@ def run_in_interpreter(row: OpRow, lowered: Lowered, meaning: Meaning) -> None:
             raise Failure(f"in the interpreter, {meaning.name}: {failure}") from failure
 
 
-def compare(
-    row: OpRow, call: int, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> None:
+def compare(row: OpRow, call: int, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
     """Compare the number, dtypes, shapes and values of the outputs. Raises Failure if they differ.
 
     The signs of zeros are compared too if the op row has `signed_zero`.
@@ -88,8 +86,9 @@ def compare(
     for i, (a, e) in enumerate(zip(actual, expected)):
         difference = _difference(row, a, e)
         if difference:
-            raise Failure(f"call {call}, output {i} ({e.dtype}): {difference}\n"
-                          f"  got      {_short(a)}\n  expected {_short(e)}")
+            raise Failure(
+                f"call {call}, output {i} ({e.dtype}): {difference}\n  got      {_short(a)}\n  expected {_short(e)}"
+            )
 
 
 def _difference(row: OpRow, a: torch.Tensor, e: torch.Tensor) -> str | None:

@@ -17,8 +17,26 @@ FLOATS = (f32, f16, bf16)
 INTS = (i64, i32, torch.int16, torch.int8, torch.uint8)
 
 _FLOAT_EDGES = (
-    "nan", "inf", "-inf", "0", "-0", "1", "-1", "0.5", "-0.5", "1.5", "-1.5", "2.5", "-2.5",
-    "3", "-3", "7", "-7.25", "100", "-100", "0.001",
+    "nan",
+    "inf",
+    "-inf",
+    "0",
+    "-0",
+    "1",
+    "-1",
+    "0.5",
+    "-0.5",
+    "1.5",
+    "-1.5",
+    "2.5",
+    "-2.5",
+    "3",
+    "-3",
+    "7",
+    "-7.25",
+    "100",
+    "-100",
+    "0.001",
 )
 _INT_EDGES = (-7, -3, -2, -1, 0, 1, 2, 3, 7)
 
@@ -142,7 +160,4 @@ def edge_row(**options) -> Input:
 
 
 def _reshaped(source: Input, shape: tuple[int, int]) -> Input:
-    return Input(
-        (), source.dtype,
-        lambda _, dtype, generator: source.fill([], dtype, generator).reshape(shape),
-    )
+    return Input((), source.dtype, lambda _, dtype, generator: source.fill([], dtype, generator).reshape(shape))

@@ -59,9 +59,7 @@ def lower(row: OpRow) -> Lowered:
     if row.target is not None and row.target not in targets:
         raise Failure(f"{row.target} was not lowered; got: {', '.join(sorted(targets))}")
     program = manager.to_executorch()
-    graphs = [
-        read_payload(bytes(d.data)) for d in program.executorch_program.backend_delegate_data
-    ]
+    graphs = [read_payload(bytes(d.data)) for d in program.executorch_program.backend_delegate_data]
     wrong_types = [problem for g in graphs for problem in inferred_types.problems(g)]
     if wrong_types:
         raise Failure("\n".join(wrong_types))
@@ -82,9 +80,7 @@ def _lower(module: torch.nn.Module, row: OpRow):
     # first tensor for the list, and makes the first dimension of that tensor static.
     edge_verified = row.edge_verified and not row.traced
     config = EdgeCompileConfig(_check_ir_validity=edge_verified)
-    manager = to_edge_transform_and_lower(
-        program, partitioner=[partitioner], compile_config=config
-    )
+    manager = to_edge_transform_and_lower(program, partitioner=[partitioner], compile_config=config)
     return manager, partitioner
 
 

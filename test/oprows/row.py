@@ -15,11 +15,7 @@ from torch.utils import _pytree as pytree
 from .inputs import FLOATS, Input
 
 # The relative and the absolute tolerance. In half precision, the relative tolerance is two units in the last place.
-TOLERANCE = {
-    torch.float32: (1e-5, 1e-5),
-    torch.float16: (2e-3, 6e-4),
-    torch.bfloat16: (1.6e-2, 5e-3),
-}
+TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 6e-4), torch.bfloat16: (1.6e-2, 5e-3)}
 
 
 @dataclass(frozen=True)
@@ -90,12 +86,7 @@ class OpRow:
         dims = {d.name: d.dim for r, _ in self.recipes() for d in r.dynamic.values()}
         if not dims:
             return None
-        return (
-            tuple(
-                {axis: dims[d.name] for axis, d in r.dynamic.items()} or None
-                for r, _ in self.recipes()
-            ),
-        )
+        return (tuple({axis: dims[d.name] for axis, d in r.dynamic.items()} or None for r, _ in self.recipes()),)
 
     def module(self) -> torch.nn.Module:
         return Cases(self)
@@ -129,9 +120,7 @@ class Cases(torch.nn.Module):
         results = []
         for function, cases in zip(self.functions, self.cases):
             for case in cases:
-                arguments = pytree.tree_map(
-                    lambda leaf: next(remaining) if isinstance(leaf, Input) else leaf, case
-                )
+                arguments = pytree.tree_map(lambda leaf: next(remaining) if isinstance(leaf, Input) else leaf, case)
                 results += pytree.tree_leaves(function(*arguments))
         return tuple(r for r in results if r is not None)
 
@@ -186,8 +175,19 @@ def row(
     if calls is None:
         calls = 1 + max((len(d.also) for i in used for d in i.dynamic.values()), default=0)
     return OpRow(
-        name, fn, all_cases, tuple(once), tuple(dtypes), loose, loose_half, calls, traced, host, edge_verified,
-        signed_zero, tuple(nodes),
+        name,
+        fn,
+        all_cases,
+        tuple(once),
+        tuple(dtypes),
+        loose,
+        loose_half,
+        calls,
+        traced,
+        host,
+        edge_verified,
+        signed_zero,
+        tuple(nodes),
     )
 
 

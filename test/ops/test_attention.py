@@ -15,8 +15,7 @@ SDPA = ("SdpaNode",)
 
 
 def attention(variant, fn, *inputs, **options):
-    return row(f"scaled_dot_product_attention{variant}", fn, *inputs,
-               **{"loose": LOOSE, "nodes": SDPA, **options})
+    return row(f"scaled_dot_product_attention{variant}", fn, *inputs, **{"loose": LOOSE, "nodes": SDPA, **options})
 
 
 def first_query_masked(mask):
@@ -35,8 +34,14 @@ ROWS = [
     attention("/causal, more queries", lambda q, k, v: sdpa(q, k, v, is_causal=True), LONG, Q, Q),
     attention("/bool mask", lambda q, k, v, m: sdpa(q, k, v, first_query_masked(m)), Q, LONG, LONG, bools(2, 1, 5, 7)),
     attention("/bool mask for each key", sdpa, Q, LONG, LONG, bools(2, 4, 1, 7), dtypes=F32_ONLY),
-    attention("/-inf mask", lambda q, k, v, m: sdpa(q, k, v, additive(first_query_masked(m), q.dtype)), Q, LONG, LONG,
-              bools(5, 7)),
+    attention(
+        "/-inf mask",
+        lambda q, k, v, m: sdpa(q, k, v, additive(first_query_masked(m), q.dtype)),
+        Q,
+        LONG,
+        LONG,
+        bools(5, 7),
+    ),
     attention("/additive mask", sdpa, Q, LONG, LONG, floats(5, 7)),
     attention("/scale", lambda q, k, v: sdpa(q, k, v, scale=0.3), Q, K, floats(2, 4, 5, 8), dtypes=F32_ONLY),
     attention("/grouped", lambda q, k, v: sdpa(q, k, v, enable_gqa=True), Q, GROUPED, GROUPED),
@@ -47,15 +52,33 @@ ROWS = [
     attention("/3-d, one batch of keys", sdpa, floats(2, 5, 8), floats(1, 7, 8), floats(1, 7, 8), dtypes=F32_ONLY),
     attention("/3-d", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), dtypes=F32_ONLY),
     attention("/3-d mask", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), floats(2, 5, 7), dtypes=F32_ONLY),
-    attention("/3-d, grouped", lambda q, k, v: sdpa(q, k, v, enable_gqa=True), floats(4, 5, 8), floats(2, 7, 8),
-              floats(2, 7, 8), dtypes=F32_ONLY),
+    attention(
+        "/3-d, grouped",
+        lambda q, k, v: sdpa(q, k, v, enable_gqa=True),
+        floats(4, 5, 8),
+        floats(2, 7, 8),
+        floats(2, 7, 8),
+        dtypes=F32_ONLY,
+    ),
     row("program/number as mask", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), floats(), dtypes=F32_ONLY),
     attention("/wider values", sdpa, Q, K, floats(2, 4, 5, 6), dtypes=F32_ONLY),
-    attention("/dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
-              floats(1, 2, N, 8), floats(1, 2, N, 8), floats(1, 2, N, 8), dtypes=F32_ONLY),
+    attention(
+        "/dynamic",
+        lambda q, k, v: sdpa(q, k, v, is_causal=True),
+        floats(1, 2, N, 8),
+        floats(1, 2, N, 8),
+        floats(1, 2, N, 8),
+        dtypes=F32_ONLY,
+    ),
     attention("/dynamic head dimension", sdpa, *[floats(1, 2, 4, N)] * 3),
-    attention("/causal, dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
-              floats(1, 2, N, 8), floats(1, 2, KEYS, 8), floats(1, 2, KEYS, 8), dtypes=F32_ONLY),
+    attention(
+        "/causal, dynamic",
+        lambda q, k, v: sdpa(q, k, v, is_causal=True),
+        floats(1, 2, N, 8),
+        floats(1, 2, KEYS, 8),
+        floats(1, 2, KEYS, 8),
+        dtypes=F32_ONLY,
+    ),
 ]
 
 test_op_row = pytest_function(ROWS)

@@ -16,12 +16,7 @@ class Cond(torch.nn.Module):
 
     def forward(self, flag, x):
         doubled = x * 2
-        return torch.cond(
-            flag,
-            lambda x: x + doubled + self.weight,
-            lambda x: x - self.weight * 0.5,
-            (x,),
-        )
+        return torch.cond(flag, lambda x: x + doubled + self.weight, lambda x: x - self.weight * 0.5, (x,))
 
 
 def nested(a, b, x):
@@ -59,8 +54,12 @@ class Counting(torch.nn.Module):
 ROWS = [
     row("higher_order.cond", Cond(), bools(), floats(3), dtypes=F32_ONLY, calls=6),
     row("higher_order.cond/nested", nested, bools(), bools(), floats(2, 3), dtypes=F32_ONLY, calls=8),
-    row("higher_order.cond/on a value, two results, dynamic", by_shape_and_value,
-        floats(Dyn("n", 3, also=(1, 5, 2, 4)), 2), dtypes=F32_ONLY),
+    row(
+        "higher_order.cond/on a value, two results, dynamic",
+        by_shape_and_value,
+        floats(Dyn("n", 3, also=(1, 5, 2, 4)), 2),
+        dtypes=F32_ONLY,
+    ),
     row("higher_order.cond/same work", common_subexpression, bools(), floats(3), dtypes=F32_ONLY, calls=6),
     row("higher_order.cond/passed through", passed_through, bools(), floats(3), floats(3), dtypes=F32_ONLY, calls=6),
     row("higher_order.cond/buffer", Counting(), bools(), floats(2), dtypes=F32_ONLY, calls=6),

@@ -39,9 +39,11 @@ WITHOUT_OP_ROW = {
 }
 
 NODES_WITHOUT_OP_ROW = {
-    "AllGatherNode", "AllSumNode",  # of earlier versions: refused at load
-    "GatedRecurrenceNode", "SelectiveScanNode",  # replacements of loops; test_recurrence.py names them
-}  # fmt: skip
+    "AllGatherNode",
+    "AllSumNode",  # of earlier versions: refused at load
+    "GatedRecurrenceNode",
+    "SelectiveScanNode",  # replacements of loops; test_recurrence.py names them
+}
 
 
 def op_rows():

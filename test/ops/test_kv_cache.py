@@ -34,14 +34,23 @@ class CachedAttention(torch.nn.Module):
             cache = getattr(self, name)
             cache.copy_(torch.ops.mlx.cache_update(cache, update, start, ring, row, self.rows))
         return torch.ops.mlx.cached_attention(
-            query, self.keys, self.values, start, 8**-0.5, **self.options, row=row, rows=self.rows,
-            sinks=self.sinks, slopes=self.slopes,
+            query,
+            self.keys,
+            self.values,
+            start,
+            8**-0.5,
+            **self.options,
+            row=row,
+            rows=self.rows,
+            sinks=self.sinks,
+            slopes=self.slopes,
         )
 
 
 def cached(variant, module, *inputs, **options):
-    return row(f"mlx::cached_attention{variant}", module, *inputs,
-               **{"dtypes": (f32,), "loose": 10, "nodes": SDPA, **options})
+    return row(
+        f"mlx::cached_attention{variant}", module, *inputs, **{"dtypes": (f32,), "loose": 10, "nodes": SDPA, **options}
+    )
 
 
 def qkv(length, kv_heads=2, value_size=8):
@@ -66,23 +75,52 @@ ROWS = [
     cached("/ring, one", CachedAttention(2, **RING), *qkv(1), ints(low=0, high=100), calls=4),
     cached("/row", CachedAttention(2, rows=3), *qkv(N), ints(1, low=0, high=9), ROW, calls=4),
     cached("/row, ring", CachedAttention(2, rows=3, **RING), *qkv(M), ints(1, low=0, high=100), ROW, calls=4),
-    cached("/rows", CachedAttention(2, rows=3), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS, calls=4,
-           nodes=("SdpaNode", "RowSdpaNode", "RowUpdateNode")),
-    cached("/rows, softcap", CachedAttention(2, rows=3, **CAP), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS, calls=4,
-           nodes=()),
-    cached("/rows, ring, softcap", CachedAttention(2, rows=3, **RING, **CAP), *qkv(4),
-           ints(4, low=0, high=100), TOKEN_ROWS, calls=4, nodes=()),
+    cached(
+        "/rows",
+        CachedAttention(2, rows=3),
+        *qkv(4),
+        TOKEN_POSITIONS,
+        TOKEN_ROWS,
+        calls=4,
+        nodes=("SdpaNode", "RowSdpaNode", "RowUpdateNode"),
+    ),
+    cached(
+        "/rows, softcap", CachedAttention(2, rows=3, **CAP), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS, calls=4, nodes=()
+    ),
+    cached(
+        "/rows, ring, softcap",
+        CachedAttention(2, rows=3, **RING, **CAP),
+        *qkv(4),
+        ints(4, low=0, high=100),
+        TOKEN_ROWS,
+        calls=4,
+        nodes=(),
+    ),
     cached("/values of another size", CachedAttention(2, value_size=5), *qkv(N, value_size=5), ints(low=0, high=9)),
     cached("/blocks", CachedAttention(2, **BLOCKS), *qkv(M), ints(low=0, high=100), calls=4),
-    cached("/rows, blocks", CachedAttention(2, rows=3, **BLOCKS), *qkv(4), ints(4, low=0, high=100), TOKEN_ROWS,
-           calls=4),
+    cached(
+        "/rows, blocks", CachedAttention(2, rows=3, **BLOCKS), *qkv(4), ints(4, low=0, high=100), TOKEN_ROWS, calls=4
+    ),
     cached("/slopes", CachedAttention(2, **SLOPES), *qkv(N), ints(low=0, high=9)),
-    cached("/rows, ring, slopes", CachedAttention(2, rows=3, **RING, **SLOPES), *qkv(4), ints(4, low=0, high=100),
-           TOKEN_ROWS, calls=4),
+    cached(
+        "/rows, ring, slopes",
+        CachedAttention(2, rows=3, **RING, **SLOPES),
+        *qkv(4),
+        ints(4, low=0, high=100),
+        TOKEN_ROWS,
+        calls=4,
+    ),
     cached("/sinks", CachedAttention(2, **SINKS), *qkv(N), ints(low=0, high=9), nodes=()),
     cached("/ring, sinks", CachedAttention(2, **RING, **SINKS), *qkv(M), ints(low=0, high=100), calls=4, nodes=()),
-    cached("/rows, sinks, slopes, softcap", CachedAttention(2, rows=3, value_size=5, **SINKS, **SLOPES, **CAP),
-           *qkv(4, value_size=5), TOKEN_POSITIONS, TOKEN_ROWS, calls=4, nodes=()),
+    cached(
+        "/rows, sinks, slopes, softcap",
+        CachedAttention(2, rows=3, value_size=5, **SINKS, **SLOPES, **CAP),
+        *qkv(4, value_size=5),
+        TOKEN_POSITIONS,
+        TOKEN_ROWS,
+        calls=4,
+        nodes=(),
+    ),
     row("mlx::read_state", lambda buffer: torch.ops.mlx.read_state(buffer) * 2, floats(3, 4), dtypes=(f32,)),
 ]
 

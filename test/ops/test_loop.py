@@ -58,17 +58,17 @@ class Newton(torch.nn.Module):
 
 def swapped(a, b):
     """Each step moves the second tensor of the carry to the first place. Operators after the loop read its results."""
-    a, b, n = while_loop(
-        lambda a, b, n: n < 5, lambda a, b, n: (b + 0, a + b, n + 1), (a, b, torch.tensor(0))
-    )
+    a, b, n = while_loop(lambda a, b, n: n < 5, lambda a, b, n: (b + 0, a + b, n + 1), (a, b, torch.tensor(0)))
     return a * 2, b - a, n
 
 
 def counted(total, small):
     """The dtypes of a 0-d tensor and of a number do not promote each other."""
     n, total, small = while_loop(
-        lambda n, total, small: n < 5, lambda n, total, small: (n + 1, total * 0.5 + 0.25, small * 3 - 1),
-        (torch.tensor(0, dtype=torch.int32), total, small))
+        lambda n, total, small: n < 5,
+        lambda n, total, small: (n + 1, total * 0.5 + 0.25, small * 3 - 1),
+        (torch.tensor(0, dtype=torch.int32), total, small),
+    )
     return n, total, small, *scan(lambda c, x: (c * 1.5 + x, c - 0.5), total, total.expand(3))
 
 
@@ -76,11 +76,21 @@ ROWS = [
     row("higher_order.scan", decayed_sum, floats(3), floats(5, 3), dtypes=F32_ONLY),
     row("higher_order.scan/exchange", fibonacci, floats(2), floats(2), floats(4, 2), dtypes=F32_ONLY),
     row("higher_order.scan/parameters", Recurrent(), floats(2, 4), floats(5, 2, 2), dtypes=F32_ONLY),
-    row("higher_order.map_impl", lambda xs, w: torch_map(lambda x, w: ((x @ w).relu(), x > 0), xs, w),
-        floats(5, 2, 3), floats(3, 4), dtypes=F32_ONLY),
+    row(
+        "higher_order.map_impl",
+        lambda xs, w: torch_map(lambda x, w: ((x @ w).relu(), x > 0), xs, w),
+        floats(5, 2, 3),
+        floats(3, 4),
+        dtypes=F32_ONLY,
+    ),
     row("higher_order.while_loop", Newton(), cases=[(floats(3, low=1, high=50),)], dtypes=F32_ONLY, loose=4, **WHILE),
-    row("higher_order.while_loop/none or some", Halve(), cases=[(data([0.5, 0.25]),), (data([100.0, 3.0]),)],
-        dtypes=F32_ONLY, **WHILE),
+    row(
+        "higher_order.while_loop/none or some",
+        Halve(),
+        cases=[(data([0.5, 0.25]),), (data([100.0, 3.0]),)],
+        dtypes=F32_ONLY,
+        **WHILE,
+    ),
     row("higher_order.while_loop/0-d and a number", counted, floats(), ints(dtype=torch.int8), dtypes=FLOATS, **WHILE),
     row("higher_order.while_loop/exchange", swapped, floats(2), floats(2), dtypes=F32_ONLY, **WHILE),
 ]

@@ -97,40 +97,100 @@ ROWS = [
     row("mlx::rope", rope(8, 3), floats(2, 3, 4, 8)),
     row("mlx::rope/part of a row", rope(4, 0, base=100.0), floats(1, 2, TOKENS, 8)),
     row("mlx::rope/traditional", rope(8, 2, traditional=True, scale=2.0), floats(1, 2, 3, 8)),
-    row("mlx::rope/periods", lambda x, freqs: mlx.rope(x, 8, 5, freqs=freqs), floats(1, 2, 3, 8),
-        floats(4, low=1, high=50, dtype=f32)),
-    row("mlx::rope/angles", lambda x, freqs: mlx.rope(x, 8, 5, freqs=freqs), floats(1, 2, TOKENS, 8),
-        floats(TOKENS, 4, dtype=f32)),
+    row(
+        "mlx::rope/periods",
+        lambda x, freqs: mlx.rope(x, 8, 5, freqs=freqs),
+        floats(1, 2, 3, 8),
+        floats(4, low=1, high=50, dtype=f32),
+    ),
+    row(
+        "mlx::rope/angles",
+        lambda x, freqs: mlx.rope(x, 8, 5, freqs=freqs),
+        floats(1, 2, TOKENS, 8),
+        floats(TOKENS, 4, dtype=f32),
+    ),
     row("mlx::rope/position", rope_at, floats(1, 2, 3, 8), indices(1, below=9), edge_verified=False),
     row("higher_order.auto_functionalized_v2", Cache(), floats(1, 2, 3, 4), indices(below=5), dtypes=(f32,), calls=4),
-    row("higher_order.auto_functionalized_v2/ring", Cache(7), floats(1, 2, 3, 4), indices(below=90),
-        dtypes=(f32,), calls=4),
+    row(
+        "higher_order.auto_functionalized_v2/ring",
+        Cache(7),
+        floats(1, 2, 3, 4),
+        indices(below=90),
+        dtypes=(f32,),
+        calls=4,
+    ),
     row("mlx::custom_sdpa", attention(), floats(1, 4, 2, 8), floats(1, 4, 9, 8), floats(1, 4, 9, 8)),
-    row("mlx::custom_sdpa/causal", attention(is_causal=True), floats(1, 4, Dyn("n", 3), 8),
-        floats(1, 2, 16, 8), floats(1, 2, 16, 8)),
-    row("mlx::custom_sdpa/mask", masked, floats(1, 4, 2, 8), floats(1, 4, 9, 8), floats(1, 4, 9, 8),
-        data([[True, True, False, True, False], [False, True, True, False, True]])),
-    row("kvcache::update_and_attend", attend_over_empty_cache, floats(1, 4, TOKENS, 8), floats(1, 2, TOKENS, 8),
-        floats(1, 2, TOKENS, 8), dtypes=(f32,)),
-    row("mlx::gather_mm", lambda a, b, i: mlx.gather_mm(a, b, i), floats(3, 1, 8), floats(4, 8, 6),
-        indices(3, below=4)),
-    row("mlx::gather_mm/both", lambda a, b, i, j: mlx.gather_mm(a, b, i, j), floats(3, 2, 8), floats(4, 8, 6),
-        indices(5, 1, below=4), indices(2, below=3)),
-    row("mlx::gather_mm/ascending", lambda a, b, i, flag: mlx.gather_mm(a, b, i, sorted_indices=flag),
-        floats(3, 1, 8), floats(4, 8, 6), data([0, 2, 2]), data(1, i32)),
-    *(row(f"mlx::gather_qmm/{name}", experts, floats(TOKENS, 1, 64), indices(TOKENS, below=4), dtypes=dtypes, loose=3,
-          loose_half=3)
-      for name, experts, dtypes in [
-          ("int4", Experts(), FLOATS),
-          ("pairs", Experts(packed=True), FLOATS),
-          ("int8", Experts(bits=8), (f32,)),
-          ("zero points", Experts(offset_dtype=torch.int8), (f32,)),
-          ("biases", Experts(packed=True, offset_dtype=f32), (f32,)),
-      ]),
-    *(row(f"mlx::moe_gather_inputs/{cutoff}", mixture(cutoff), floats(TOKENS, 6), indices(TOKENS, 2, below=4))
-      for cutoff in (1, 100)),
-    row("mlx::moe_scatter_outputs", lambda d, f, o: mlx.moe_scatter_outputs(d, f, o, 2), floats(4, 1, 6),
-        ints(low=0, high=2, dtype=i32), data([2, 0, 3, 1], i32)),
+    row(
+        "mlx::custom_sdpa/causal",
+        attention(is_causal=True),
+        floats(1, 4, Dyn("n", 3), 8),
+        floats(1, 2, 16, 8),
+        floats(1, 2, 16, 8),
+    ),
+    row(
+        "mlx::custom_sdpa/mask",
+        masked,
+        floats(1, 4, 2, 8),
+        floats(1, 4, 9, 8),
+        floats(1, 4, 9, 8),
+        data([[True, True, False, True, False], [False, True, True, False, True]]),
+    ),
+    row(
+        "kvcache::update_and_attend",
+        attend_over_empty_cache,
+        floats(1, 4, TOKENS, 8),
+        floats(1, 2, TOKENS, 8),
+        floats(1, 2, TOKENS, 8),
+        dtypes=(f32,),
+    ),
+    row(
+        "mlx::gather_mm", lambda a, b, i: mlx.gather_mm(a, b, i), floats(3, 1, 8), floats(4, 8, 6), indices(3, below=4)
+    ),
+    row(
+        "mlx::gather_mm/both",
+        lambda a, b, i, j: mlx.gather_mm(a, b, i, j),
+        floats(3, 2, 8),
+        floats(4, 8, 6),
+        indices(5, 1, below=4),
+        indices(2, below=3),
+    ),
+    row(
+        "mlx::gather_mm/ascending",
+        lambda a, b, i, flag: mlx.gather_mm(a, b, i, sorted_indices=flag),
+        floats(3, 1, 8),
+        floats(4, 8, 6),
+        data([0, 2, 2]),
+        data(1, i32),
+    ),
+    *(
+        row(
+            f"mlx::gather_qmm/{name}",
+            experts,
+            floats(TOKENS, 1, 64),
+            indices(TOKENS, below=4),
+            dtypes=dtypes,
+            loose=3,
+            loose_half=3,
+        )
+        for name, experts, dtypes in [
+            ("int4", Experts(), FLOATS),
+            ("pairs", Experts(packed=True), FLOATS),
+            ("int8", Experts(bits=8), (f32,)),
+            ("zero points", Experts(offset_dtype=torch.int8), (f32,)),
+            ("biases", Experts(packed=True, offset_dtype=f32), (f32,)),
+        ]
+    ),
+    *(
+        row(f"mlx::moe_gather_inputs/{cutoff}", mixture(cutoff), floats(TOKENS, 6), indices(TOKENS, 2, below=4))
+        for cutoff in (1, 100)
+    ),
+    row(
+        "mlx::moe_scatter_outputs",
+        lambda d, f, o: mlx.moe_scatter_outputs(d, f, o, 2),
+        floats(4, 1, 6),
+        ints(low=0, high=2, dtype=i32),
+        data([2, 0, 3, 1], i32),
+    ),
 ]
 
 test_op_row = pytest_function(ROWS)

@@ -11,8 +11,9 @@ ROWS = [
     for kind in ("reflection", "replication")
     for rank, (shape, pad) in SHAPES.items()
 ] + [
-    row("reflection_pad2d/dynamic batch", lambda x: F.pad(x, (1, 1, 2, 2), "reflect"), floats(N, 2, 4, 5),
-        dtypes=(f32,)),
+    row(
+        "reflection_pad2d/dynamic batch", lambda x: F.pad(x, (1, 1, 2, 2), "reflect"), floats(N, 2, 4, 5), dtypes=(f32,)
+    ),
     row("replication_pad1d/dynamic batch", lambda x: F.pad(x, (1, 3), "replicate"), floats(N, 2, 4), dtypes=(f32,)),
 ]
 

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-    XNNPACKQuantizer,
-    get_symmetric_quantization_config,
-)
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
@@ -90,62 +87,188 @@ def mode_rows(name, layer, *inputs):
 
 # The operands of the first op rows are not constants. Their quantization and dequantization are lowered to arithmetic.
 ROWS = [
-    row("torchao::dequantize_affine", dequantize_groups,
-        ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
+    row(
+        "torchao::dequantize_affine",
+        dequantize_groups,
+        ints(3, 8, low=-8, high=8, dtype=I8),
+        floats(3, 2, dtype=f32),
+        ints(3, 2, low=-8, high=8, dtype=I8),
+    ),
     row("torchao::dequantize_affine/blocks", dequantize_blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
-    *(row(f"torchao::choose_qparams_affine/{mapping}", choose_qparams(mapping),
-          cases=[(floats(Dyn("n", 3), 8),)], edge_verified=False,
-          dtypes=(f32, f16) if mapping == "ASYMMETRIC" else (f32,))
-      for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")),
-    row("torchao::quantize_affine", quantize_affine, floats(3, 8), floats(3, 2, low=0.01, high=0.05, dtype=f32),
-        ints(3, 2, low=-8, high=8, dtype=I8)),
-    row("quantized_decomposed::quantize_per_tensor", PT2E.quantize_per_tensor, floats(3, 8), 0.02, 3, 0, 255,
-        torch.uint8),
-    row("quantized_decomposed::quantize_per_tensor.tensor", PT2E.quantize_per_tensor, floats(3, 8),
-        data([0.02], dtype=f32), data([-3]), -128, 127, I8, dtypes=(f32,)),
-    row("quantized_decomposed::quantize_per_channel", PT2E.quantize_per_channel, floats(3, 8),
-        floats(8, low=0.01, high=0.05, dtype=f32), ints(8), 1, -128, 127, I8),
-    row("quantized_decomposed::dequantize_per_tensor", lambda q: (
-        PT2E.dequantize_per_tensor(q, 0.02, 3, -128, 127, I8),
-        PT2E.dequantize_per_tensor(q, 0.02, 3, -128, 127, I8, out_dtype=f16)), ints(3, 8, dtype=I8)),
-    row("quantized_decomposed::dequantize_per_tensor.tensor", PT2E.dequantize_per_tensor, ints(3, 8, dtype=I8),
-        data([0.02], dtype=f32), data([-3]), -128, 127, I8),
-    row("quantized_decomposed::dequantize_per_channel", lambda q, scales, zero_points: (
-        PT2E.dequantize_per_channel(q, scales, zero_points, 1, -128, 127, I8),
-        PT2E.dequantize_per_channel(q, scales, None, 1, -128, 127, I8, out_dtype=bf16)),
-        ints(3, 8, dtype=I8), floats(8, low=0.01, high=0.05, dtype=f32), ints(8)),
+    *(
+        row(
+            f"torchao::choose_qparams_affine/{mapping}",
+            choose_qparams(mapping),
+            cases=[(floats(Dyn("n", 3), 8),)],
+            edge_verified=False,
+            dtypes=(f32, f16) if mapping == "ASYMMETRIC" else (f32,),
+        )
+        for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")
+    ),
+    row(
+        "torchao::quantize_affine",
+        quantize_affine,
+        floats(3, 8),
+        floats(3, 2, low=0.01, high=0.05, dtype=f32),
+        ints(3, 2, low=-8, high=8, dtype=I8),
+    ),
+    row(
+        "quantized_decomposed::quantize_per_tensor",
+        PT2E.quantize_per_tensor,
+        floats(3, 8),
+        0.02,
+        3,
+        0,
+        255,
+        torch.uint8,
+    ),
+    row(
+        "quantized_decomposed::quantize_per_tensor.tensor",
+        PT2E.quantize_per_tensor,
+        floats(3, 8),
+        data([0.02], dtype=f32),
+        data([-3]),
+        -128,
+        127,
+        I8,
+        dtypes=(f32,),
+    ),
+    row(
+        "quantized_decomposed::quantize_per_channel",
+        PT2E.quantize_per_channel,
+        floats(3, 8),
+        floats(8, low=0.01, high=0.05, dtype=f32),
+        ints(8),
+        1,
+        -128,
+        127,
+        I8,
+    ),
+    row(
+        "quantized_decomposed::dequantize_per_tensor",
+        lambda q: (
+            PT2E.dequantize_per_tensor(q, 0.02, 3, -128, 127, I8),
+            PT2E.dequantize_per_tensor(q, 0.02, 3, -128, 127, I8, out_dtype=f16),
+        ),
+        ints(3, 8, dtype=I8),
+    ),
+    row(
+        "quantized_decomposed::dequantize_per_tensor.tensor",
+        PT2E.dequantize_per_tensor,
+        ints(3, 8, dtype=I8),
+        data([0.02], dtype=f32),
+        data([-3]),
+        -128,
+        127,
+        I8,
+    ),
+    row(
+        "quantized_decomposed::dequantize_per_channel",
+        lambda q, scales, zero_points: (
+            PT2E.dequantize_per_channel(q, scales, zero_points, 1, -128, 127, I8),
+            PT2E.dequantize_per_channel(q, scales, None, 1, -128, 127, I8, out_dtype=bf16),
+        ),
+        ints(3, 8, dtype=I8),
+        floats(8, low=0.01, high=0.05, dtype=f32),
+        ints(8),
+    ),
     row("fake_quantize_per_tensor_affine", floats(3, 8, low=-1, high=20), 0.05, 3, 0, 255, dtypes=(f32,)),
-    row("fake_quantize_per_tensor_affine.tensor_qparams", floats(3, 8), data([0.25], dtype=f32),
-        data([-2], dtype=torch.int32), -8, 7, dtypes=(f32,)),
-    row("fake_quantize_per_channel_affine", floats(3, 8), floats(8, low=0.1, high=0.5, dtype=f32),
-        ints(8, low=-2, high=3, dtype=torch.int32), 1, -8, 7, dtypes=(f32,)),
-    row("program/dynamic rounding", lambda x: (
-        rounded(PT2E.choose_qparams, x, -128, 127, I8), rounded(PT2E.choose_qparams, x.abs() + 1, 0, 255, torch.uint8)),
-        cases=[(floats(5, 8),), (floats(5, 8, low=0, high=1e-6),)]),
-    row("program/dynamic rounding, symmetric", lambda x: (
-        rounded(PT2E.choose_qparams_symmetric, x, -127, 127, I8),
-        rounded(PT2E.choose_qparams_symmetric, x, 0, 255, torch.uint8)), floats(5, 8)),
-    row("_int_mm", cases=[(ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
-                          for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], edge_verified=False),
-    row("_int_mm/long sums", torch._int_mm, ints(17, 30_001, low=111, high=128, dtype=I8),
-        ints(30_001, 8, low=-128, high=-100, dtype=I8), edge_verified=False),
-    row("mlx::quantized_matmul", MLXLinear(*packed(6, 64), **AFFINE),
-        floats(2, 3, 64), cases=[(floats(64),)], loose=3),
-    row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
-        floats(Dyn("n", 3), 64), dtypes=(f32,), loose=3),
-    row("mlx::int8_quantized_matmul", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
-        floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, edge_verified=False,
-        nodes=["Int8QuantizedMatmulNode"]),
-    row("mlx::int8_quantized_matmul/portable", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
-        floats(2, 3, 64), loose=3, nodes=["QuantizedMatmulNode"]),
+    row(
+        "fake_quantize_per_tensor_affine.tensor_qparams",
+        floats(3, 8),
+        data([0.25], dtype=f32),
+        data([-2], dtype=torch.int32),
+        -8,
+        7,
+        dtypes=(f32,),
+    ),
+    row(
+        "fake_quantize_per_channel_affine",
+        floats(3, 8),
+        floats(8, low=0.1, high=0.5, dtype=f32),
+        ints(8, low=-2, high=3, dtype=torch.int32),
+        1,
+        -8,
+        7,
+        dtypes=(f32,),
+    ),
+    row(
+        "program/dynamic rounding",
+        lambda x: (
+            rounded(PT2E.choose_qparams, x, -128, 127, I8),
+            rounded(PT2E.choose_qparams, x.abs() + 1, 0, 255, torch.uint8),
+        ),
+        cases=[(floats(5, 8),), (floats(5, 8, low=0, high=1e-6),)],
+    ),
+    row(
+        "program/dynamic rounding, symmetric",
+        lambda x: (
+            rounded(PT2E.choose_qparams_symmetric, x, -127, 127, I8),
+            rounded(PT2E.choose_qparams_symmetric, x, 0, 255, torch.uint8),
+        ),
+        floats(5, 8),
+    ),
+    row(
+        "_int_mm",
+        cases=[
+            (ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
+            for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))
+        ],
+        edge_verified=False,
+    ),
+    row(
+        "_int_mm/long sums",
+        torch._int_mm,
+        ints(17, 30_001, low=111, high=128, dtype=I8),
+        ints(30_001, 8, low=-128, high=-100, dtype=I8),
+        edge_verified=False,
+    ),
+    row("mlx::quantized_matmul", MLXLinear(*packed(6, 64), **AFFINE), floats(2, 3, 64), cases=[(floats(64),)], loose=3),
+    row(
+        "mlx::quantized_matmul/bias",
+        MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
+        floats(Dyn("n", 3), 64),
+        dtypes=(f32,),
+        loose=3,
+    ),
+    row(
+        "mlx::int8_quantized_matmul",
+        with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
+        floats(Dyn("n", 3), 64),
+        cases=[(floats(64),)],
+        loose=3,
+        edge_verified=False,
+        nodes=["Int8QuantizedMatmulNode"],
+    ),
+    row(
+        "mlx::int8_quantized_matmul/portable",
+        with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
+        floats(2, 3, 64),
+        loose=3,
+        nodes=["QuantizedMatmulNode"],
+    ),
     *mode_rows("quantized_matmul", MLXLinear, floats(3, 64)),
-    row("mlx::quantized_embedding", MLXEmbedding(*packed(6, 64), **AFFINE),
-        indices(2, 3, below=6), cases=[(indices(below=6),)]),
-    row("mlx::quantized_embedding/scale", MLXEmbedding(*packed(6, 64), factor=8.5, **AFFINE),
-        indices(Dyn("n", 3), below=6), dtypes=(f32,)),
+    row(
+        "mlx::quantized_embedding",
+        MLXEmbedding(*packed(6, 64), **AFFINE),
+        indices(2, 3, below=6),
+        cases=[(indices(below=6),)],
+    ),
+    row(
+        "mlx::quantized_embedding/scale",
+        MLXEmbedding(*packed(6, 64), factor=8.5, **AFFINE),
+        indices(Dyn("n", 3), below=6),
+        dtypes=(f32,),
+    ),
     *mode_rows("quantized_embedding", MLXEmbedding, indices(3, below=6)),
-    row("mlx::gathered_quantized_matmul", MLXExperts(*packed(4, 6, 64), **AFFINE),
-        floats(Dyn("n", 3), 1, 1, 64), indices(Dyn("n", 3), 2, below=4), loose=3, nodes=["GatherQmmNode"]),
+    row(
+        "mlx::gathered_quantized_matmul",
+        MLXExperts(*packed(4, 6, 64), **AFFINE),
+        floats(Dyn("n", 3), 1, 1, 64),
+        indices(Dyn("n", 3), 2, below=4),
+        loose=3,
+        nodes=["GatherQmmNode"],
+    ),
     *mode_rows("gathered_quantized_matmul", MLXExperts, floats(3, 2, 64), indices(3, below=4)),
 ]
 
@@ -196,9 +319,10 @@ def names(ops):
 
 
 @pytest.mark.parametrize("dtype", ERROR_BOUNDS, ids=str)
-@pytest.mark.parametrize("granularity, mapping", [
-    ("32", "symmetric"), ("32", "zero_points"), ("64", "zero_points"), ("128", "symmetric"), ("row", "zero_points"),
-])
+@pytest.mark.parametrize(
+    "granularity, mapping",
+    [("32", "symmetric"), ("32", "zero_points"), ("64", "zero_points"), ("128", "symmetric"), ("row", "zero_points")],
+)
 @pytest.mark.parametrize("width", (torch.int4, torch.int8), ids=str)
 def test_linear(delegate, width, granularity, mapping, dtype):
     config = IntxWeightOnlyConfig(width, GRANULARITIES[granularity], MAPPINGS[mapping])
@@ -275,9 +399,9 @@ def quantize_for_mlx(model):
     quantize_model(model, 4, 32)
 
 
-@pytest.mark.parametrize("quantize, dtype", [
-    (quantize_with_torchao, f32), (quantize_for_mlx, f32), (quantize_for_mlx, bf16),
-])
+@pytest.mark.parametrize(
+    "quantize, dtype", [(quantize_with_torchao, f32), (quantize_for_mlx, f32), (quantize_for_mlx, bf16)]
+)
 def test_tied_weight_is_stored_once(delegate, quantize, dtype):
     model, tokens = Tied().to(dtype).eval(), torch.tensor([[3, 0, 95]])
     quantize(model)
@@ -299,9 +423,11 @@ def test_weight_with_an_axis_that_no_group_size_divides_is_dequantized(delegate)
     assert "QuantizedMatmulNode" not in names(ops)
 
 
-@pytest.mark.parametrize("config", (
-    Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)), Int8DynamicActivationInt8WeightConfig(),
-), ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize(
+    "config",
+    (Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)), Int8DynamicActivationInt8WeightConfig()),
+    ids=lambda config: type(config).__name__,
+)
 def test_dynamic_activations(delegate, config):
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 32)).eval(), torch.randn(2, 5, 64)

@@ -64,12 +64,37 @@ ROWS = [
     op_row
     for name, quantize in FORMATS.items()
     for op_row in (
-        row(f"torchao::{name}", AddedWeight(torch.nn.Linear(64, 48), quantize, f32), floats(48, 64), dtypes=(f32,),
-            edge_verified=False),
-        *(row(f"torchao::{name}/linear {dtype}", linear(quantize, dtype), floats(2, 3, 64, low=-9, high=9), dtypes=(dtype,), loose=5,
-              loose_half=4, nodes=PRODUCT, edge_verified=False) for dtype in (f32, bf16, f16)),
-        *(row(f"torchao::{name}/embedding {dtype}", embedding(quantize, dtype), indices(2, 3, below=32),
-              dtypes=(dtype,), nodes=LOOKUP, edge_verified=False) for dtype in (f32, bf16)),
+        row(
+            f"torchao::{name}",
+            AddedWeight(torch.nn.Linear(64, 48), quantize, f32),
+            floats(48, 64),
+            dtypes=(f32,),
+            edge_verified=False,
+        ),
+        *(
+            row(
+                f"torchao::{name}/linear {dtype}",
+                linear(quantize, dtype),
+                floats(2, 3, 64, low=-9, high=9),
+                dtypes=(dtype,),
+                loose=5,
+                loose_half=4,
+                nodes=PRODUCT,
+                edge_verified=False,
+            )
+            for dtype in (f32, bf16, f16)
+        ),
+        *(
+            row(
+                f"torchao::{name}/embedding {dtype}",
+                embedding(quantize, dtype),
+                indices(2, 3, below=32),
+                dtypes=(dtype,),
+                nodes=LOOKUP,
+                edge_verified=False,
+            )
+            for dtype in (f32, bf16)
+        ),
     )
 ]
 

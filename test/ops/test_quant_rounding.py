@@ -91,9 +91,9 @@ def check(layer, exact, dtype):
 
 
 @pytest.mark.parametrize("dtype", ERROR_BOUNDS, ids=str)
-@pytest.mark.parametrize("arguments", [
-    (-127, 127), (-128, 127), (-128, 127, 11), (-8, 7, -3), (0, 63, 32), (-127, 127, 0, 1e-7),
-], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [(-127, 127), (-128, 127), (-128, 127, 11), (-8, 7, -3), (0, 63, 32), (-127, 127, 0, 1e-7)], ids=str
+)
 def test_scale_for_each_row(delegate, arguments, dtype):
     layer = PerRow(*arguments)
     nodes = check(layer, layer.exact, dtype)

@@ -43,14 +43,27 @@ class QuantizedAttention(torch.nn.Module):
             cache.copy_(written)
         offset = self.format.groups(HEAD_SIZE) * self.format.group_size if self.value_size else 0
         return torch.ops.mlx.quantized_attention(
-            query, self.entries, self.scales, start, 0.2, offset, self.value_size or 33, *format_arguments,
-            **self.options, row=row, rows=self.rows,
+            query,
+            self.entries,
+            self.scales,
+            start,
+            0.2,
+            offset,
+            self.value_size or 33,
+            *format_arguments,
+            **self.options,
+            row=row,
+            rows=self.rows,
         )
 
 
 def fused(variant, module, *inputs, **options):
-    return row(f"mlx::quantized_attention{variant}", module, *inputs,
-               **{"dtypes": (f32,), "loose": 20, "nodes": FUSED, "edge_verified": False, **options})
+    return row(
+        f"mlx::quantized_attention{variant}",
+        module,
+        *inputs,
+        **{"dtypes": (f32,), "loose": 20, "nodes": FUSED, "edge_verified": False, **options},
+    )
 
 
 def qkv(length):
@@ -77,14 +90,24 @@ CACHE_ROWS = [
     fused("/slopes", QuantizedAttention(UNROTATED, slopes=SLOPES), *qkv(N), ints(low=0, high=9)),
     fused("/float16", QuantizedAttention(ROTATED), *qkv(N), ints(low=0, high=9), dtypes=(f16,), loose_half=4),
     fused("/softcap", QuantizedAttention(UNROTATED, softcap=2.0), *qkv(N), ints(low=0, high=9), nodes=FUSED[:1]),
-    fused("/rows, sinks", QuantizedAttention(ROTATED, rows=3, sinks=SINKS), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS,
-          nodes=FUSED[:1]),
+    fused(
+        "/rows, sinks",
+        QuantizedAttention(ROTATED, rows=3, sinks=SINKS),
+        *qkv(4),
+        TOKEN_POSITIONS,
+        TOKEN_ROWS,
+        nodes=FUSED[:1],
+    ),
 ]
 SCALES = row(
     "mlx::quantize_entries/scales",
     lambda x, y: torch.ops.mlx.quantize_entries([x, y], 32, 8, False, torch.float32)[1],
-    floats(1, 2, 3, HEAD_SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False,
-)  # fmt: skip
+    floats(1, 2, 3, HEAD_SIZE),
+    floats(1, 2, 3, 7),
+    dtypes=(f32, f16, bf16),
+    nodes=FUSED[:1],
+    edge_verified=False,
+)
 
 ROWS = [*CACHE_ROWS, SCALES]
 
@@ -161,10 +184,13 @@ UNSUPPORTED = {
         "/huge", HugeHeads(), *[floats(1, 1, 2, HUGE)] * 3, ints(low=0, high=3), nodes=()
     ),
     "five axes": row(
-        "mlx::quantize_entries/five axes", lambda x: torch.ops.mlx.quantize_entries([x], 32, 8, True, f32)[1],
-        floats(1, 1, 2, 3, 40), dtypes=(f32,), edge_verified=False,
+        "mlx::quantize_entries/five axes",
+        lambda x: torch.ops.mlx.quantize_entries([x], 32, 8, True, f32)[1],
+        floats(1, 1, 2, 3, 40),
+        dtypes=(f32,),
+        edge_verified=False,
     ),
-}  # fmt: skip
+}
 
 
 class WithExtensions(OpRow):

@@ -37,21 +37,35 @@ RANDOM = {"dtypes": (f32,), "edge_verified": False}
 
 ROWS = [
     row("mlx::random_bits", lambda s: bits_of_seeds(s, [3, 5], 4), SEEDS, edge_verified=False),
-    row("mlx::random_bits/odd widths",
+    row(
+        "mlx::random_bits/odd widths",
         lambda s: (bits_of_seeds(s, [7], 1), bits_of_seeds(s, [3], 2), bits_of_seeds(s, [1], 4)),
-        data([3, 2**40]), edge_verified=False),
-    row("mlx::random_bits/dynamic", lambda x, s: random_bits([x.shape[0], 3], s, 4).to(torch.int64),
-        floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints(), edge_verified=False),
+        data([3, 2**40]),
+        edge_verified=False,
+    ),
+    row(
+        "mlx::random_bits/dynamic",
+        lambda x, s: random_bits([x.shape[0], 3], s, 4).to(torch.int64),
+        floats(Dyn("n", 3, also=(1, 6)), dtype=f32),
+        ints(),
+        edge_verified=False,
+    ),
     row("rand", inside(lambda x: torch.rand(x.shape[0], 3), 0, 1), floats(N), **RANDOM),
-    row("rand/half", inside(lambda x: torch.rand(500, dtype=x.dtype), 0, 1), floats(2), dtypes=(f16, bf16),
-        edge_verified=False),
+    row(
+        "rand/half",
+        inside(lambda x: torch.rand(500, dtype=x.dtype), 0, 1),
+        floats(2),
+        dtypes=(f16, bf16),
+        edge_verified=False,
+    ),
     row("rand_like", inside(torch.rand_like, 0, 1), floats(N, 4), **RANDOM),
     row("rand_like.generator", inside(lambda x: torch.rand_like(x, generator=None), 0, 1), floats(N, 4), **RANDOM),
     row("rand.generator", inside(lambda x: torch.rand(5, generator=None), 0, 1), floats(2), **RANDOM),
     row("randn.generator", inside(lambda x: torch.randn(5, generator=None), -7, 7), floats(2), **RANDOM),
     row("randint.generator", inside(lambda x: torch.randint(9, (5,), generator=None), 0, 9), floats(2), **RANDOM),
-    row("randint.low_generator", inside(lambda x: torch.randint(3, 9, (5,), generator=None), 3, 9), floats(2),
-        **RANDOM),
+    row(
+        "randint.low_generator", inside(lambda x: torch.randint(3, 9, (5,), generator=None), 3, 9), floats(2), **RANDOM
+    ),
     row("randperm.generator", lambda x: torch.randperm(9, generator=None).sort().values, floats(2), **RANDOM),
     row("randn", inside(lambda x: torch.randn(x.shape[0], 3), -7, 7), floats(N), **RANDOM),
     row("randn_like", inside(torch.randn_like, -7, 7), floats(N, 4), **RANDOM),
@@ -75,12 +89,21 @@ ROWS = [
     row("normal.float_Tensor", lambda s: torch.normal(2.0, s * 0), floats(5), **RANDOM),
     row("normal.Tensor_Tensor", lambda m, s: torch.normal(m, s * 0), floats(5), floats(5), **RANDOM),
     row("exponential", lambda x: torch.ops.aten.exponential(x, 2.0) > 0, floats(50), **RANDOM),
-    row("multinomial", lambda p: torch.multinomial(p, 2).sort().values, data([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0]]),
-        **RANDOM),
-    row("multinomial/replacement", lambda p: torch.multinomial(p, 20, replacement=True), data([[0.0, 1.0], [1.0, 0.0]]),
-        **RANDOM),
-    row("native_dropout", lambda x: [F.dropout(x, p, True) for p in (0.0, 1.0)], floats(9), signed_zero=False,
-        **RANDOM),
+    row(
+        "multinomial",
+        lambda p: torch.multinomial(p, 2).sort().values,
+        data([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0]]),
+        **RANDOM,
+    ),
+    row(
+        "multinomial/replacement",
+        lambda p: torch.multinomial(p, 20, replacement=True),
+        data([[0.0, 1.0], [1.0, 0.0]]),
+        **RANDOM,
+    ),
+    row(
+        "native_dropout", lambda x: [F.dropout(x, p, True) for p in (0.0, 1.0)], floats(9), signed_zero=False, **RANDOM
+    ),
 ]
 
 test_op_row = pytest_function(ROWS)
@@ -88,7 +111,9 @@ test_op_row = pytest_function(ROWS)
 
 def test_unseeded_bits_differ_within_a_call_and_between_calls(delegate):
     op_row = row(
-        "mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints(),
+        "mlx::random_bits",
+        lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)],
+        ints(),
         edge_verified=False,
     )
     lowered = lower(op_row)
@@ -128,8 +153,12 @@ class Draws(torch.nn.Module):
         drawn = torch.multinomial(weights, x.shape[0], replacement=True)
         first = torch.multinomial(weights.expand(x.shape[0], 4), 2)[:, 0]
         return (
-            torch.rand_like(x), torch.randn_like(x), torch.bernoulli(torch.full_like(x, 0.3)),
-            torch.randint_like(x, 10), F.one_hot(drawn, 4).float(), F.one_hot(first, 4).float(),
+            torch.rand_like(x),
+            torch.randn_like(x),
+            torch.bernoulli(torch.full_like(x, 0.3)),
+            torch.randint_like(x, 10),
+            F.one_hot(drawn, 4).float(),
+            F.one_hot(first, 4).float(),
         )
 
 

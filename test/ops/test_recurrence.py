@@ -138,9 +138,12 @@ def replacements_of(program):
 
 
 NODES = {
-    "linear": ["GatedRecurrenceNode"], "delta": ["GatedRecurrenceNode"], "delta by channel": ["GatedRecurrenceNode"],
-    "selective": ["SelectiveScanNode"], "diagonal": [],
-}  # fmt: skip
+    "linear": ["GatedRecurrenceNode"],
+    "delta": ["GatedRecurrenceNode"],
+    "delta by channel": ["GatedRecurrenceNode"],
+    "selective": ["SelectiveScanNode"],
+    "diagonal": [],
+}
 
 
 @pytest.mark.parametrize("portable", [False, True], ids=["nodes", "loops"])
@@ -206,13 +209,33 @@ def test_wrong_shapes():
 
 N = Dyn("n", 5)
 ROWS = [
-    row("mlx::read_layer_state", lambda x, start: torch.ops.mlx.read_layer_state(x, start), floats(1, 1, 1, 6),
-        ints(1, low=0, high=2), calls=3, dtypes=(f32,), nodes=("ReadLayerStateNode",)),
-    row("mlx::read_layer_state/rows", lambda x, start, rows: torch.ops.mlx.read_layer_state(x, start, rows, 3),
-        floats(1, 1, 3, 6), ints(4, low=0, high=2), indices(4, below=3), calls=3, dtypes=(f32,),
-        nodes=("ReadLayerStateNode",)),
-    row("mlx::causal_conv1d", lambda x, w, bias: torch.ops.mlx.causal_conv1d(x, w, bias), floats(2, 3, N), floats(3, 4),
-        floats(3), dtypes=(f32,)),
+    row(
+        "mlx::read_layer_state",
+        lambda x, start: torch.ops.mlx.read_layer_state(x, start),
+        floats(1, 1, 1, 6),
+        ints(1, low=0, high=2),
+        calls=3,
+        dtypes=(f32,),
+        nodes=("ReadLayerStateNode",),
+    ),
+    row(
+        "mlx::read_layer_state/rows",
+        lambda x, start, rows: torch.ops.mlx.read_layer_state(x, start, rows, 3),
+        floats(1, 1, 3, 6),
+        ints(4, low=0, high=2),
+        indices(4, below=3),
+        calls=3,
+        dtypes=(f32,),
+        nodes=("ReadLayerStateNode",),
+    ),
+    row(
+        "mlx::causal_conv1d",
+        lambda x, w, bias: torch.ops.mlx.causal_conv1d(x, w, bias),
+        floats(2, 3, N),
+        floats(3, 4),
+        floats(3),
+        dtypes=(f32,),
+    ),
     row("mlx::causal_conv1d/no bias", lambda x, w: torch.ops.mlx.causal_conv1d(x, w), floats(2, 3, 5), floats(3, 2)),
 ]
 

@@ -46,9 +46,14 @@ def symbolic_arguments(x, y):
     image = x[None, None].expand(1, 1, 3, 8)
     counts = torch.arange(5)
     return (
-        F.interpolate(image, size=(n, 4), mode="bilinear"), F.pad(x[None], (n - 2, 1), mode="reflect"),
-        x.kthvalue(n), counts << n, counts % n, x // n, torch.ops.aten.scatter.value(x, 0, counts, n),
-    )  # fmt: skip
+        F.interpolate(image, size=(n, 4), mode="bilinear"),
+        F.pad(x[None], (n - 2, 1), mode="reflect"),
+        x.kthvalue(n),
+        counts << n,
+        counts % n,
+        x // n,
+        torch.ops.aten.scatter.value(x, 0, counts, n),
+    )
 
 
 ROWS = [
@@ -60,15 +65,25 @@ ROWS = [
     arithmetic("operator.pow", lambda n, m: n**2 + m**3 + n**5),
     arithmetic("torch.sym_max", lambda n, m: torch.sym_max(n, m) + torch.sym_max(3, n), edge_verified=False),
     arithmetic("torch.sym_min", lambda n, m: torch.sym_min(n, m) * 10 + torch.sym_min(m, 4), edge_verified=False),
-    row("operator.neg", lambda x: x[:, -x.shape[0]:] + 1, floats(N, 20), dtypes=F32_ONLY),
-    row("sym_size.int", lambda x, y: (x.reshape(x.shape[0] * 2, 3) + 1, y.expand(x.shape[0], y.shape[0])),
-        floats(N, 6), floats(M), dtypes=F32_ONLY),
+    row("operator.neg", lambda x: x[:, -x.shape[0] :] + 1, floats(N, 20), dtypes=F32_ONLY),
+    row(
+        "sym_size.int",
+        lambda x, y: (x.reshape(x.shape[0] * 2, 3) + 1, y.expand(x.shape[0], y.shape[0])),
+        floats(N, 6),
+        floats(M),
+        dtypes=F32_ONLY,
+    ),
     row("operator.mul/number of elements", lambda x: x.reshape(x.numel()) + 1, floats(N, 3, M), dtypes=F32_ONLY),
     row("_local_scalar_dense", item_slice, floats(6, 2), ints(low=0, high=4), dtypes=F32_ONLY, calls=4),
-    row("operator.gt", conditions, floats(N), ints(low=0, high=4), dtypes=F32_ONLY, calls=4,
-        edge_verified=False),
-    row("upsample_bilinear2d.vec/symbolic size", symbolic_arguments, floats(8), floats(SIZE), dtypes=F32_ONLY,
-        edge_verified=False),
+    row("operator.gt", conditions, floats(N), ints(low=0, high=4), dtypes=F32_ONLY, calls=4, edge_verified=False),
+    row(
+        "upsample_bilinear2d.vec/symbolic size",
+        symbolic_arguments,
+        floats(8),
+        floats(SIZE),
+        dtypes=F32_ONLY,
+        edge_verified=False,
+    ),
     row("_assert_async.msg", asserted, floats(3), ints(low=0, high=4), dtypes=F32_ONLY),
 ]
 

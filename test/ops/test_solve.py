@@ -41,33 +41,85 @@ aten = torch.ops.aten
 ROWS = [
     row("linalg_inv", of(torch.linalg.inv), cases=[(floats(4, 4),), (floats(N, 3, 3),), (floats(1, 1),)], **LINALG),
     row("inverse", of(torch.inverse, unchanged), cases=[(PERMUTED,), (TINY,)], **LINALG),
-    row("linalg_solve", of(torch.linalg.solve), cases=[
-        (floats(4, 4), floats(4, 2)), (floats(2, 3, 3), floats(3, 1)), (floats(3, 3), floats(3)),
-        (floats(2, 3, 3), floats(2, 3))], **LINALG),
-    row("linalg_solve/right", lambda a, b: torch.linalg.solve(regular(a), b, left=False), floats(3, 3), floats(2, 3),
-        **LINALG),
+    row(
+        "linalg_solve",
+        of(torch.linalg.solve),
+        cases=[
+            (floats(4, 4), floats(4, 2)),
+            (floats(2, 3, 3), floats(3, 1)),
+            (floats(3, 3), floats(3)),
+            (floats(2, 3, 3), floats(2, 3)),
+        ],
+        **LINALG,
+    ),
+    row(
+        "linalg_solve/right",
+        lambda a, b: torch.linalg.solve(regular(a), b, left=False),
+        floats(3, 3),
+        floats(2, 3),
+        **LINALG,
+    ),
     row("linalg_det", of(torch.linalg.det), cases=[(floats(4, 4),), (floats(N, 3, 3),)], **LINALG),
-    row("det", of(torch.det, unchanged), cases=[
-        (PERMUTED,), (TINY,), (data([[1.0, 2.0], [2.0, 4.0]]),), (floats(5, 5),)], **LINALG),
-    row("linalg_slogdet", of(sign_and_log(torch.linalg.slogdet), unchanged), cases=[
-        (floats(2, 4, 4),), (PERMUTED,), (data([[0.0, 1.0], [0.0, 4.0]]),)], **LINALG),
+    row(
+        "det",
+        of(torch.det, unchanged),
+        cases=[(PERMUTED,), (TINY,), (data([[1.0, 2.0], [2.0, 4.0]]),), (floats(5, 5),)],
+        **LINALG,
+    ),
+    row(
+        "linalg_slogdet",
+        of(sign_and_log(torch.linalg.slogdet), unchanged),
+        cases=[(floats(2, 4, 4),), (PERMUTED,), (data([[0.0, 1.0], [0.0, 4.0]]),)],
+        **LINALG,
+    ),
     row("slogdet", of(sign_and_log(torch.slogdet), unchanged), floats(6, 6), **LINALG),
     row("logdet", of(torch.logdet, unchanged), cases=[(floats(3, 3),), (floats(4, 3, 3),)], **LINALG),
-    row("linalg_solve_triangular", lambda a, b: [
-        torch.linalg.solve_triangular(regular(a), b, upper=upper, unitriangular=unit)
-        for upper in (False, True) for unit in (False, True)], floats(2, 4, 4), floats(4, 3), **LINALG),
-    row("linalg_solve_triangular/right", lambda a, b: [
-        torch.linalg.solve_triangular(regular(a), b, upper=upper, left=False) for upper in (False, True)],
-        floats(4, 4), floats(3, 4), **LINALG),
-    row("triangular_solve", lambda b, a: [
-        tuple(torch.triangular_solve(b, regular(a), upper=upper, transpose=transpose))
-        for upper in (False, True) for transpose in (False, True)], floats(4, 2), floats(4, 4), **LINALG),
-    row("linalg_cholesky", lambda x: [torch.linalg.cholesky(positive(x), upper=upper) for upper in (False, True)],
-        cases=[(floats(5, 5),), (floats(N, 3, 3),)], **LINALG),
+    row(
+        "linalg_solve_triangular",
+        lambda a, b: [
+            torch.linalg.solve_triangular(regular(a), b, upper=upper, unitriangular=unit)
+            for upper in (False, True)
+            for unit in (False, True)
+        ],
+        floats(2, 4, 4),
+        floats(4, 3),
+        **LINALG,
+    ),
+    row(
+        "linalg_solve_triangular/right",
+        lambda a, b: [torch.linalg.solve_triangular(regular(a), b, upper=upper, left=False) for upper in (False, True)],
+        floats(4, 4),
+        floats(3, 4),
+        **LINALG,
+    ),
+    row(
+        "triangular_solve",
+        lambda b, a: [
+            tuple(torch.triangular_solve(b, regular(a), upper=upper, transpose=transpose))
+            for upper in (False, True)
+            for transpose in (False, True)
+        ],
+        floats(4, 2),
+        floats(4, 4),
+        **LINALG,
+    ),
+    row(
+        "linalg_cholesky",
+        lambda x: [torch.linalg.cholesky(positive(x), upper=upper) for upper in (False, True)],
+        cases=[(floats(5, 5),), (floats(N, 3, 3),)],
+        **LINALG,
+    ),
     row("cholesky", of(torch.cholesky, positive), floats(4, 4), **LINALG),
-    row("cholesky_solve", lambda b, x: [
-        torch.cholesky_solve(b, regular(x).tril()), torch.cholesky_solve(b, regular(x).triu(), upper=True)],
-        floats(4, 2), floats(4, 4), **LINALG),
+    row(
+        "cholesky_solve",
+        lambda b, x: [
+            torch.cholesky_solve(b, regular(x).tril()),
+            torch.cholesky_solve(b, regular(x).triu(), upper=True),
+        ],
+        floats(4, 2),
+        floats(4, 4),
+        **LINALG,
+    ),
     row("cholesky_inverse", lambda x: torch.cholesky_inverse(regular(x).tril()), floats(4, 4), **LINALG),
 ]
 

@@ -34,8 +34,17 @@ RULES = {
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops
     "llm": {
-        "collector", "custom_ops", "custom_kernel_ops", "extents", "loader", "memory", "partitioner", "preprocess",
-        "quiet", "verification", "workarounds",
+        "collector",
+        "custom_ops",
+        "custom_kernel_ops",
+        "extents",
+        "loader",
+        "memory",
+        "partitioner",
+        "preprocess",
+        "quiet",
+        "verification",
+        "workarounds",
     },
     "speech": {"llm"},  # a public name of llm.speech
     "serve": {"llm", "memory"},
@@ -43,7 +52,16 @@ RULES = {
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
     "__init__": {
-        "loader", "llm", "memory", "partitioner", "preprocess", "programs", "quiet", "state", "verification", "workarounds",
+        "loader",
+        "llm",
+        "memory",
+        "partitioner",
+        "preprocess",
+        "programs",
+        "quiet",
+        "state",
+        "verification",
+        "workarounds",
     },
 }
 

@@ -47,7 +47,9 @@ def test_dimension_stays_dynamic(axis, sizes, function, recwarn):
 def test_warning_names_the_operator(monkeypatch):
     monkeypatch.setattr(dynamic_sizes, "decompositions", lambda nodes: {})
     partitioner = MLXPartitioner()
-    with pytest.warns(UserWarning, match=r"input inputs_0, dimension 0: aten\.\S*split\S* made it static, with the size 3"):
+    with pytest.warns(
+        UserWarning, match=r"input inputs_0, dimension 0: aten\.\S*split\S* made it static, with the size 3"
+    ):
         to_edge_transform_and_lower(export(CASES["unsafe_split"][2], 0, (4,)), partitioner=[partitioner])
     assert "dimension 0" in str(partitioner.explain())
 

@@ -19,8 +19,7 @@ class Lowered:
         self.partitioner = MLXPartitioner()
         manager = to_edge_transform_and_lower(exported, partitioner=[self.partitioner])
         self.delegates = sum(
-            n.target is torch.ops.higher_order.executorch_call_delegate
-            for n in manager.exported_program().graph.nodes
+            n.target is torch.ops.higher_order.executorch_call_delegate for n in manager.exported_program().graph.nodes
         )
         self.refused = {d.target: d.reason for d in self.partitioner.explain().refused}
         buffers = [name for name, _ in module.named_buffers()]
@@ -54,6 +53,7 @@ def test_exponential_in_float64_of_half_precision(delegate):
 
 def test_operators_in_an_undelegated_branch_are_decomposed(delegate):
     """`silu` is preserved for MLX, but ExecuTorch has no kernel for it."""
+
     def branches(x):
         return torch.cond(x.sum() > 0, lambda x: F.silu(x).double().sum(), lambda x: -x.double().mean(), (x,))
 
@@ -159,6 +159,7 @@ def test_extents_that_follow_from_a_dynamic_size_of_1(delegate):
 
 def test_checks_of_elements_are_left_out(delegate):
     """torch.export makes `torch.sym_ite` of them, which ExecuTorch refuses."""
+
     def checked(x, mask):
         torch._check_tensor_all(mask.sum() == x.shape[0], lambda: "the mask has another number of elements")
         torch._check_tensor_all(x.abs() < 100)
@@ -239,6 +240,7 @@ def test_returned_parameter_stays_with_executorch(delegate):
 
 def test_condition_for_an_undelegated_branch_is_not_delegated(delegate):
     """ExecuTorch takes no condition from a delegate."""
+
     def branches(x):
         y = x.exp()
         return torch.cond(x.shape[0] > 4, lambda y: y.double().float() + 1, lambda y: y * 2, (y,))

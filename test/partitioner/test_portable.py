@@ -58,13 +58,18 @@ def half(*shape):
 
 
 EXTREMES = ints(I64.max, I64.min + 1, -(10**18), 10**18 + 7, -7, 7, 0), ints(3, -7, 10**9 + 7, -2, 2, -2, 5)
-EXTREMES_32 = (ints(I32.max, I32.min, I32.min, -7, 2**24 + 1, I32.max, dtype=torch.int32),
-               ints(3, I32.max, 7, 2, 1, -1, dtype=torch.int32))
+EXTREMES_32 = (
+    ints(I32.max, I32.min, I32.min, -7, 2**24 + 1, I32.max, dtype=torch.int32),
+    ints(3, I32.max, 7, 2, 1, -1, dtype=torch.int32),
+)
 
 # Name → a function, its inputs, and the nodes of this runtime that replace portable instructions.
 LOWERED_ANOTHER_WAY = {
-    "condition": (lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), (torch.ones(3),),
-                  {ir.ItemIntNode}),
+    "condition": (
+        lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)),
+        (torch.ones(3),),
+        {ir.ItemIntNode},
+    ),
     "floor_divide": (lambda a, b: (a // b, a % b), EXTREMES, {ir.FloorDivideNode, ir.RemainderNode}),
     "floor_divide/int32": (lambda a, b: (a // b, a % b), EXTREMES_32, {ir.FloorDivideNode, ir.RemainderNode}),
     "floor_divide/uint8": (lambda a: (a // 16, a // 7), (torch.arange(256, dtype=torch.uint8),), {ir.FloorDivideNode}),
@@ -73,22 +78,33 @@ LOWERED_ANOTHER_WAY = {
     "empty": (lambda x: (x + torch.zeros(0, 3), x[:, :0], torch.arange(x.shape[0] - 1)), (torch.ones(1, 3),), set()),
     "0-d": (lambda x: (x.argmax(0), x.softmax(0), x.argmin()), (torch.tensor(2.0),), {ir.ArgmaxNode}),
     "logsumexp": (lambda x: x.logsumexp((0, 1)), (torch.ones(2, 3),), set()),
-    "half sums": (lambda x: (x.mean(1), x.std(1), x.sum(1) / 99), (half(2, 99),), {ir.MeanNode, ir.StdNode, ir.SumNode}),
+    "half sums": (
+        lambda x: (x.mean(1), x.std(1), x.sum(1) / 99),
+        (half(2, 99),),
+        {ir.MeanNode, ir.StdNode, ir.SumNode},
+    ),
     "half gelu": (torch.nn.functional.gelu, (-half(2, 3) / 300,), {ir.GeluNode}),
     "roll": (lambda x: x.roll(4), (torch.arange(6.0).view(2, 3),), set()),
     "step": (lambda x: x[:: 2**31 - 1], (torch.arange(6.0),), set()),
     "conv3d with groups": (torch.nn.Conv3d(4, 2, 2, groups=2), (torch.rand(1, 4, 3, 3, 3),), set()),
     "transposed conv with padding": (torch.nn.ConvTranspose1d(2, 3, 2, padding=3), (torch.rand(1, 2, 9),), set()),
     "erf": (torch.erf, (torch.tensor([0.0, -0.0, 0.5]),), {ir.ErfNode}),
-    "update of a constant": (lambda i, v: WEIGHTS.index_copy(0, i, v), (ints(2, 0), torch.ones(2)),
-                             {ir.IndexCopyNode}),
-    "scatter": (lambda x, i, s: x.scatter_add(0, i, s), (torch.zeros(4, 3), ints(1, 1, 2).view(1, 3), torch.ones(4, 3)),
-                set()),
-    "scatter in a corner": (lambda x, i, s: x.scatter_add(1, i, s),
-                            (torch.zeros(4, 3, 2), ints(1, 1, 2, 0).view(2, 2, 1), torch.rand(4, 3, 2)),
-                            {ir.ScatterAddNode}),
-    "channels-last output": (lambda x: (x + 1).contiguous(memory_format=torch.channels_last), (torch.rand(2, 3, 2, 4),),
-                             set()),
+    "update of a constant": (lambda i, v: WEIGHTS.index_copy(0, i, v), (ints(2, 0), torch.ones(2)), {ir.IndexCopyNode}),
+    "scatter": (
+        lambda x, i, s: x.scatter_add(0, i, s),
+        (torch.zeros(4, 3), ints(1, 1, 2).view(1, 3), torch.ones(4, 3)),
+        set(),
+    ),
+    "scatter in a corner": (
+        lambda x, i, s: x.scatter_add(1, i, s),
+        (torch.zeros(4, 3, 2), ints(1, 1, 2, 0).view(2, 2, 1), torch.rand(4, 3, 2)),
+        {ir.ScatterAddNode},
+    ),
+    "channels-last output": (
+        lambda x: (x + 1).contiguous(memory_format=torch.channels_last),
+        (torch.rand(2, 3, 2, 4),),
+        set(),
+    ),
     "column-major output": (torch.linalg.inv, (torch.eye(3) * 4 + torch.rand(2, 3, 3),), set()),
     "initial value": (State(), (torch.ones(2),), {ir.NoopNode}),
 }
@@ -133,9 +149,12 @@ def test_dynamic_size_that_may_be_zero(delegate):
 NOT_PORTABLE = {
     "empty input": (lambda x: x * x, (torch.ones(0, 3),), "without elements"),
     "uint16": (lambda x: x.to(torch.float32), (torch.ones(3).to(torch.uint16),), "uint16 is unknown"),
-    "channels-last input": (lambda x: x * x, (torch.ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),),
-                            "must be row-major"),
-}  # fmt: skip
+    "channels-last input": (
+        lambda x: x * x,
+        (torch.ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),),
+        "must be row-major",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", NOT_PORTABLE)

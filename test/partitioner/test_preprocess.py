@@ -153,9 +153,7 @@ def test_methods_share_their_constants():
         name: torch.export.export(module, (torch.randn(length, 64),))
         for name, length in (("prefill", 5), ("decode", 1))
     }
-    edge = to_edge_transform_and_lower(
-        programs, partitioner={name: [MLXPartitioner()] for name in programs}
-    )
+    edge = to_edge_transform_and_lower(programs, partitioner={name: [MLXPartitioner()] for name in programs})
     buffer = edge.to_executorch().buffer
     assert len(buffer) < 2 * 64 * 64 * 4
     program = Runtime.get().load_program(buffer)

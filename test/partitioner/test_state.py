@@ -67,8 +67,6 @@ def by_to_backend(programs):
     return to_edge(programs, compile_config=UNCHECKED).to_backend(MLXPartitioner())
 
 
-
-
 def load(manager, **options):
     config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(**options))
     return Runtime.get().load_program(bytes(manager.to_executorch(config).buffer))
@@ -93,7 +91,9 @@ MATRIX = {
 @pytest.mark.parametrize(
     "lower, initial, has_constant",
     [
-        (by_one_partitioner, 0.0, False), (by_one_partitioner, 3.0, True), (by_to_backend, 3.0, False),
+        (by_one_partitioner, 0.0, False),
+        (by_one_partitioner, 3.0, True),
+        (by_to_backend, 3.0, False),
         (by_a_partitioner_for_each_method, 0.0, True),
     ],
 )

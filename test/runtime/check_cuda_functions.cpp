@@ -4,6 +4,4 @@
 
 #include "gpu/cuda_api.cpp"
 
-int main(int, char** argv) {
-  std::puts(executorch_mlx::gpu::why_unusable(argv[1]).c_str());
-}
+int main(int, char** argv) { std::puts(executorch_mlx::gpu::why_unusable(argv[1]).c_str()); }

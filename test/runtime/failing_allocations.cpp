@@ -7,7 +7,7 @@
 
 namespace {
 
-thread_local long allocations_until_failure = -1;  // -1: none fails
+thread_local long allocations_until_failure = -1; // -1: none fails
 
 // Whether code of the delegate's library is at this address.
 bool is_in_delegate(const void* address) {
@@ -18,9 +18,7 @@ bool is_in_delegate(const void* address) {
 } // namespace
 
 // Lets allocation `index` fail, of those that the delegate makes on this thread from now on.
-extern "C" void fail_allocation(long index) {
-  allocations_until_failure = index;
-}
+extern "C" void fail_allocation(long index) { allocations_until_failure = index; }
 
 // Returns whether it has failed. No allocation fails any more.
 extern "C" int has_failed() {
@@ -40,10 +38,6 @@ void* operator new(std::size_t size) {
   throw std::bad_alloc();
 }
 
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
+void operator delete(void* memory) noexcept { std::free(memory); }
 
-void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -11,9 +11,7 @@ namespace et = executorch::runtime;
 
 class OtherDelegate final : public et::BackendInterface {
  public:
-  bool is_available() const override {
-    return true;
-  }
+  bool is_available() const override { return true; }
 
   et::Result<et::DelegateHandle*> init(
       et::BackendInitContext&, et::FreeableBuffer*, et::ArrayRef<et::CompileSpec>) const override {

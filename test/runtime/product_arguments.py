@@ -14,16 +14,31 @@ class QuantizedMatmul(ctypes.Structure):
 
 class HalfMatmul(ctypes.Structure):
     _fields_ = [
-        ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
-        ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
-        ("x_type", ctypes.c_int), ("y_type", ctypes.c_int), ("panels", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("x", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("type", ctypes.c_int),
+        ("row_stride", ctypes.c_int64),
+        ("column_stride", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("m", "n", "k")),
+        ("y", ctypes.c_void_p),
+        ("x_type", ctypes.c_int),
+        ("y_type", ctypes.c_int),
+        ("panels", ctypes.c_void_p),
+    ]
 
 
 class Matmul(ctypes.Structure):
     _fields_ = [
-        ("x", ctypes.c_void_p), ("b", ctypes.c_void_p), ("b_row_stride", ctypes.c_int64),
-        ("b_column_stride", ctypes.c_int64), ("packed_b", ctypes.c_void_p), ("c", ctypes.c_void_p),
-        ("c_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float), ("y", ctypes.c_void_p), ("panels", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("x", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("b_row_stride", ctypes.c_int64),
+        ("b_column_stride", ctypes.c_int64),
+        ("packed_b", ctypes.c_void_p),
+        ("c", ctypes.c_void_p),
+        ("c_stride", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("m", "n", "k")),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("y", ctypes.c_void_p),
+        ("panels", ctypes.c_void_p),
+    ]

@@ -15,21 +15,19 @@ namespace kernel = executorch_mlx_sample;
 namespace {
 
 struct Header {
-  int32_t type;  // 0: float32, 1: float16, 2: bfloat16
+  int32_t type; // 0: float32, 1: float16, 2: bfloat16
   int32_t rows;
   int32_t vocabulary;
   // A bit for each parameter, such as kTemperaturePerRow. If the bit is set, each row has an element of its own. If
   // not, all rows use the first element.
   int32_t per_row;
-  int32_t threads;      // in a group
-  int32_t shared_keys;  // number of keys that fit in the shared memory of a group
+  int32_t threads; // in a group
+  int32_t shared_keys; // number of keys that fit in the shared memory of a group
 };
 
 struct BFloat16 {
   uint16_t bits;
-  operator float() const {
-    return gpu_float(static_cast<uint32_t>(bits) << 16);
-  }
+  operator float() const { return gpu_float(static_cast<uint32_t>(bits) << 16); }
 };
 
 template <typename T>
@@ -44,9 +42,7 @@ std::vector<T> read(size_t count) {
 class Barrier final : public executorch_mlx::gpu::GroupBarrier {
  public:
   explicit Barrier(uint32_t threads) : barrier_(threads) {}
-  void wait() override {
-    barrier_.arrive_and_wait();
-  }
+  void wait() override { barrier_.arrive_and_wait(); }
 
  private:
   std::barrier<> barrier_;
@@ -86,16 +82,14 @@ void draw(const Header& h) {
   run_group(threads, [&](uint32_t thread) {
     for (uint32_t group = 0; group < parts; ++group) {
       GPU_BARRIER();
-      kernel::sample_parts_group(
-          logits.data(), parameters(group / kernel::parts_of(vocabulary)), group, values.data(), indices.data(), thread,
-          threads, maximum.data(), argmax.data(), weight.data(), winner.data());
+      kernel::sample_parts_group(logits.data(), parameters(group / kernel::parts_of(vocabulary)), group, values.data(),
+          indices.data(), thread, threads, maximum.data(), argmax.data(), weight.data(), winner.data());
     }
     for (uint32_t row = 0; row < rows; ++row) {
       GPU_BARRIER();
-      kernel::sample_rows_group(
-          logits.data(), parameters(row), row, maximum.data(), argmax.data(), weight.data(), winner.data(),
-          values.data(), indices.data(), keys.data(), static_cast<uint32_t>(h.shared_keys), counter, thread, threads,
-          all_keys.data(), tokens.data());
+      kernel::sample_rows_group(logits.data(), parameters(row), row, maximum.data(), argmax.data(), weight.data(),
+          winner.data(), values.data(), indices.data(), keys.data(), static_cast<uint32_t>(h.shared_keys), counter,
+          thread, threads, all_keys.data(), tokens.data());
     }
   });
   std::fwrite(tokens.data(), sizeof(int64_t), tokens.size(), stdout);

@@ -146,9 +146,14 @@ def test_silu_of_special_values(library):
 
 class ElementwiseStep(ctypes.Structure):
     _fields_ = [
-        ("operation", ctypes.c_uint8), ("a", ctypes.c_void_p), ("a_stride", ctypes.c_int64), ("b", ctypes.c_void_p),
-        ("b_stride", ctypes.c_int64), ("y", ctypes.c_void_p), ("width", ctypes.c_int64),
-    ]  # fmt: skip
+        ("operation", ctypes.c_uint8),
+        ("a", ctypes.c_void_p),
+        ("a_stride", ctypes.c_int64),
+        ("b", ctypes.c_void_p),
+        ("b_stride", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+    ]
 
 
 # In the order of the C++ enum `Elementwise`.
@@ -179,9 +184,7 @@ def test_rms_norm(library, rows, width, has_weight):
     weight = torch.randn(width, generator=generator) if has_weight else None
     y = torch.empty_like(x)
     sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
-    library.rms_norm(
-        address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5)
-    )
+    library.rms_norm(address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
     expected = torch.nn.functional.rms_norm(x, [width], weight, 1e-5)
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
 
@@ -203,7 +206,18 @@ class Convolution(ctypes.Structure):
 
 @pytest.mark.parametrize(
     "groups, inputs, outputs",
-    [(1, 1, 1), (16, 1, 1), (37, 1, 1), (5, 4, 4), (3, 3, 8), (6, 1, 2), (1, 3, 70), (3, 5, 17), (2, 9, 4), (2, 130, 64)],
+    [
+        (1, 1, 1),
+        (16, 1, 1),
+        (37, 1, 1),
+        (5, 4, 4),
+        (3, 3, 8),
+        (6, 1, 2),
+        (1, 3, 70),
+        (3, 5, 17),
+        (2, 9, 4),
+        (2, 130, 64),
+    ],
 )
 @pytest.mark.parametrize(
     "size, window, stride, padding, dilation",
@@ -248,8 +262,12 @@ class Rope(ctypes.Structure):
     _fields_ = [
         ("x", Heads),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "half")),
-        ("offsets", ctypes.c_void_p), ("offset_per_sequence", ctypes.c_bool), ("periods", ctypes.c_void_p),
-        ("base", ctypes.c_float), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("offset_per_sequence", ctypes.c_bool),
+        ("periods", ctypes.c_void_p),
+        ("base", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("y", ctypes.c_void_p),
     ]
 
 
@@ -292,8 +310,18 @@ def test_rope(library, memory_order, offsets, has_periods):
     periods = torch.rand(half, generator=generator) * 50 + 1 if has_periods else None
     offset, y = torch.tensor(offsets, dtype=torch.int32), torch.empty(batch, heads, tokens, width)
     rope = Rope(
-        heads_of(x), batch, heads, tokens, width, half, address(offset),
-        len(offsets) > 1, address(periods), 100.0, 0.5, address(y),
+        heads_of(x),
+        batch,
+        heads,
+        tokens,
+        width,
+        half,
+        address(offset),
+        len(offsets) > 1,
+        address(periods),
+        100.0,
+        0.5,
+        address(y),
     )
     library.rope(ctypes.byref(rope))
 
@@ -314,16 +342,31 @@ def test_angles_of_earlier_calls_of_rope(library):
         part, offset = x[:, :, :tokens].contiguous(), torch.tensor(offsets, dtype=torch.int32)
         y = torch.empty_like(part)
         rope = Rope(
-            heads_of(part), *part.shape, half, address(offset), len(offsets) > 1, address(periods), base, scale,
+            heads_of(part),
+            *part.shape,
+            half,
+            address(offset),
+            len(offsets) > 1,
+            address(periods),
+            base,
+            scale,
             address(y),
-        )  # fmt: skip
+        )
         library.rope(ctypes.byref(rope))
         return y
 
     calls = [
-        {}, {"offsets": (4,)}, {"offsets": (3, 4)}, {"offsets": (3, 5)}, {"base": 90.0}, {"scale": 0.5}, {"half": 3},
-        {"periods": slow}, {"periods": fast}, {"tokens": 3},
-    ]  # fmt: skip
+        {},
+        {"offsets": (4,)},
+        {"offsets": (3, 4)},
+        {"offsets": (3, 5)},
+        {"base": 90.0},
+        {"scale": 0.5},
+        {"half": 3},
+        {"periods": slow},
+        {"periods": fast},
+        {"tokens": 3},
+    ]
     first = [rotate(**call) for call in calls]
     for i, call in enumerate(calls):
         rotate(**calls[i - 1])
@@ -339,9 +382,13 @@ class Attention(ctypes.Structure):
     _fields_ = [
         *((name, Heads) for name in "qkv"),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "v_width")),
-        ("causal", ctypes.c_bool), ("bool_mask", ctypes.c_void_p), ("float_mask", ctypes.c_void_p),
-        ("mask_strides", ctypes.c_int64 * 4), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("causal", ctypes.c_bool),
+        ("bool_mask", ctypes.c_void_p),
+        ("float_mask", ctypes.c_void_p),
+        ("mask_strides", ctypes.c_int64 * 4),
+        ("scale", ctypes.c_float),
+        ("y", ctypes.c_void_p),
+    ]
 
 
 def attend(library, q, k, v, causal=False, mask=None, scale=0.5):

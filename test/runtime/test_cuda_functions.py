@@ -24,9 +24,15 @@ def check(tmp_path_factory):
     (executorch,), (mlx,) = (find_spec(name).submodule_search_locations for name in ("executorch", "mlx"))
     include = f"{executorch}/include"
     compiled = compile_cpp(
-        folder / "check.o", "-c", SOURCE, "-DC10_USING_CUSTOM_GENERATED_MACROS", f"-I{RUNTIME}", f"-I{include}",
-        f"-I{include}/executorch/runtime/core/portable_type/c10", f"-I{mlx}/include",
-    )  # fmt: skip
+        folder / "check.o",
+        "-c",
+        SOURCE,
+        "-DC10_USING_CUSTOM_GENERATED_MACROS",
+        f"-I{RUNTIME}",
+        f"-I{include}",
+        f"-I{include}/executorch/runtime/core/portable_type/c10",
+        f"-I{mlx}/include",
+    )
     libraries = (f"-L{executorch}/lib", "-lexecutorch", f"-L{mlx}/lib", "-lmlx")
     paths = (f"-Wl,-rpath,{executorch}/lib", f"-Wl,-rpath,{mlx}/lib")
 

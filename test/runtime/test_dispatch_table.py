@@ -41,12 +41,7 @@ def compile_command() -> list[str]:
 
 @pytest.mark.parametrize(
     "op, table, message",
-    [
-        ("SinNode", "", None),
-        ("AddNode", TABLE, DUPLICATE),
-        ("ExpNode", TABLE, DUPLICATE),
-        ("SinNode", TABLE, MISSING),
-    ],
+    [("SinNode", "", None), ("AddNode", TABLE, DUPLICATE), ("ExpNode", TABLE, DUPLICATE), ("SinNode", TABLE, MISSING)],
     ids=["no table", "duplicate first row", "duplicate second row", "missing"],
 )
 def test_table_needs_exactly_one_row_per_op(op, table, message):

@@ -8,11 +8,28 @@ REFUSED = {ir.MetalKernelNode}
 
 # Nodes that need more than one case: see the other files of this folder.
 TESTED_WITHOUT_CASE = {
-    ir.ARangeNode, ir.FullNode, ir.FullLikeNode, ir.TriNode, ir.TrilNode, ir.TriuNode,
-    ir.AddIntNode, ir.SubtractIntNode, ir.MultiplyIntNode, ir.FloorDivideIntNode, ir.ModIntNode,
-    ir.ItemIntNode, ir.SymSizeNode, ir.RandomBitsNode, ir.IfNode, ir.ScanNode,
-    ir.NoopNode, ir.PartitionNode, ir.ArgPartitionNode, ir.RopeNode, ir.UpdateAndAttendNode,
-}  # fmt: skip
+    ir.ARangeNode,
+    ir.FullNode,
+    ir.FullLikeNode,
+    ir.TriNode,
+    ir.TrilNode,
+    ir.TriuNode,
+    ir.AddIntNode,
+    ir.SubtractIntNode,
+    ir.MultiplyIntNode,
+    ir.FloorDivideIntNode,
+    ir.ModIntNode,
+    ir.ItemIntNode,
+    ir.SymSizeNode,
+    ir.RandomBitsNode,
+    ir.IfNode,
+    ir.ScanNode,
+    ir.NoopNode,
+    ir.PartitionNode,
+    ir.ArgPartitionNode,
+    ir.RopeNode,
+    ir.UpdateAndAttendNode,
+}
 
 
 def test_every_node_has_a_test():
@@ -24,9 +41,7 @@ def test_every_node_has_a_test():
 def test_metal_kernels_are_refused(capfd):
     g = Graph()
     g.emit(
-        ir.MetalKernelNode(
-            name="k", source="", inputs=[], outputs=[g.output((1,))], grid=lits(1), threadgroup=lits(1)
-        )
+        ir.MetalKernelNode(name="k", source="", inputs=[], outputs=[g.output((1,))], grid=lits(1), threadgroup=lits(1))
     )
     with pytest.raises(RuntimeError, match="0x:?10"):
         g.load()

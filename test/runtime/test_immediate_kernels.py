@@ -102,8 +102,12 @@ def random_updates(seed: int) -> tuple[Graph, Callable]:
 
     for _ in range(draw.randint(3, 9)):
         i = draw.randrange(2)
-        updates = [partial(update_rows, i, False), partial(update_rows, i, True), partial(update_all, i),
-                   partial(copy, i)]
+        updates = [
+            partial(update_rows, i, False),
+            partial(update_rows, i, True),
+            partial(update_all, i),
+            partial(copy, i),
+        ]
         steps.append(draw.choice([*updates, *[partial(read, i)] * 3])())
     g.emit(ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(tid=index, kind=2), out=g.new_temp(), axis=0))
     g.emit(*(ir.IdCopyNode(x=buffer, out=g.output((6, 4))) for buffer in buffers))
@@ -351,9 +355,7 @@ def test_group_keeps_what_the_next_iteration_reads():
     x, out = g.input((40, 2, 3)), g.output((40, 2, 3))
     part, last, square, y = (g.new_temp() for _ in range(4))
     body = g.chain(
-        ir.NegNode(x=last, out=y),
-        ir.MultiplyNode(a=part, b=part, out=square),
-        ir.AddNode(a=square, b=part, out=last),
+        ir.NegNode(x=last, out=y), ir.MultiplyNode(a=part, b=part, out=square), ir.AddNode(a=square, b=part, out=last)
     )
     g.emit(
         ir.MultiplyNode(a=x, b=x, out=square),

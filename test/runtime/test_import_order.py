@@ -47,10 +47,16 @@ def other_delegate(tmp_path_factory) -> Path:
     include = f"{wheel}/include"
     return compile_cpp(
         tmp_path_factory.mktemp("other") / "libother_delegate.so",
-        "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS", f"-I{include}",
-        f"-I{include}/executorch/runtime/core/portable_type/c10", Path(__file__).with_name("other_delegate.cpp"),
-        f"-L{wheel}/lib", "-lexecutorch", f"-Wl,-rpath,{wheel}/lib",
-    )  # fmt: skip
+        "-shared",
+        "-fPIC",
+        "-DC10_USING_CUSTOM_GENERATED_MACROS",
+        f"-I{include}",
+        f"-I{include}/executorch/runtime/core/portable_type/c10",
+        Path(__file__).with_name("other_delegate.cpp"),
+        f"-L{wheel}/lib",
+        "-lexecutorch",
+        f"-Wl,-rpath,{wheel}/lib",
+    )
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,7 @@ import pytest
 import torch
 from test_blas import NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, SILU, HalfMatmul, Matmul, QuantizedMatmul
-from test_cpu_kernels import (
-    Rope,
-    address,
-    attend,
-    encode,
-    heads_of,
-    random_tensor,
-)
+from test_cpu_kernels import Rope, address, attend, encode, heads_of, random_tensor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")
 
@@ -63,8 +56,21 @@ def test_sgemm(library, k, n, trans_b, alpha, beta):
     def compute(rows):
         x, y = a[rows].copy(), c[rows].copy()
         library.cblas_sgemm(
-            ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE if trans_b else NO_TRANSPOSE, len(x), n, k, ctypes.c_float(alpha),
-            array_address(x), k, array_address(b), b.shape[1], ctypes.c_float(beta), array_address(y), n)  # fmt: skip
+            ROW_MAJOR,
+            NO_TRANSPOSE,
+            TRANSPOSE if trans_b else NO_TRANSPOSE,
+            len(x),
+            n,
+            k,
+            ctypes.c_float(alpha),
+            array_address(x),
+            k,
+            array_address(b),
+            b.shape[1],
+            ctypes.c_float(beta),
+            array_address(y),
+            n,
+        )
         return y
 
     assert_parts_do_not_matter(compute)
@@ -89,9 +95,20 @@ def test_matmul(library, k, n, is_packed, addend):
         packed = np.empty_like(b)
         library.pack_columns(array_address(b), ctypes.c_int64(n), k, n, m, array_address(packed))
         matmul = Matmul(
-            x[rows].ctypes.data, b.ctypes.data, n, 1, packed.ctypes.data if is_packed else None,
+            x[rows].ctypes.data,
+            b.ctypes.data,
+            n,
+            1,
+            packed.ctypes.data if is_packed else None,
             None if addend is None else c[rows].ctypes.data if addend == "rows" else c.ctypes.data,
-            n if addend == "rows" else 0, m, n, k, 1, 1, y.ctypes.data)  # fmt: skip
+            n if addend == "rows" else 0,
+            m,
+            n,
+            k,
+            1,
+            1,
+            y.ctypes.data,
+        )
         library.matmul(ctypes.byref(matmul))
         return y
 
@@ -111,8 +128,21 @@ def test_sgemm_with_one_row_or_column_ignores_the_transposes(library):
         for trans_b, ldb in ((NO_TRANSPOSE, 1), (TRANSPOSE, 300)):
             y = np.empty((1, 1), np.float32)
             library.cblas_sgemm(
-                ROW_MAJOR, trans_a, trans_b, 1, 1, 300, ctypes.c_float(1), array_address(a), lda, array_address(b), ldb,
-                ctypes.c_float(0), array_address(y), 1)  # fmt: skip
+                ROW_MAJOR,
+                trans_a,
+                trans_b,
+                1,
+                1,
+                300,
+                ctypes.c_float(1),
+                array_address(a),
+                lda,
+                array_address(b),
+                ldb,
+                ctypes.c_float(0),
+                array_address(y),
+                1,
+            )
             results.add(y.item())
     assert len(results) == 1
 
@@ -148,7 +178,8 @@ def test_half_matmul_of_half_operands(library, dtype, k, n):
         part = x[rows]
         y = np.empty((len(part), n), np.float32)
         matmul = HalfMatmul(
-            part.ctypes.data, w.ctypes.data, dtype, k, 1, len(part), n, k, y.ctypes.data, dtype, FLOAT32)  # fmt: skip
+            part.ctypes.data, w.ctypes.data, dtype, k, 1, len(part), n, k, y.ctypes.data, dtype, FLOAT32
+        )
         library.half_matmul(ctypes.byref(matmul), 1)
         return y
 
@@ -160,8 +191,7 @@ def test_half_matmul_of_half_operands(library, dtype, k, n):
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_quantized_matmul(library, bits, group_size, scale_type):
     for groups in (9, 24):  # with 24, rows of x can be larger than the first-level cache
-        assert_quantized_parts_do_not_matter(
-            library.quantized_matmul, bits, group_size, scale_type, groups)
+        assert_quantized_parts_do_not_matter(library.quantized_matmul, bits, group_size, scale_type, groups)
 
 
 @pytest.mark.parametrize("scale_type", [FLOAT32, BFLOAT16])
@@ -236,8 +266,7 @@ def test_rms_norm(library, width):
     def compute(rows):
         y = torch.empty_like(x[rows])
         sizes = (ctypes.c_int64(len(y)), ctypes.c_int64(width))
-        library.rms_norm(
-            address(x[rows]), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))  # fmt: skip
+        library.rms_norm(address(x[rows]), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
         return y
 
     assert_parts_do_not_matter(compute)
@@ -261,8 +290,7 @@ def test_rope(library):
     def compute(rows):
         part = x[:, :, rows]
         y, offset = torch.empty(part.shape), torch.tensor([7 + rows.start], dtype=torch.int32)
-        rope = Rope(
-            heads_of(part), *part.shape, 12, address(offset), False, None, 1e4, 1.0, address(y))
+        rope = Rope(heads_of(part), *part.shape, 12, address(offset), False, None, 1e4, 1.0, address(y))
         library.rope(ctypes.byref(rope))
         return y[0].transpose(0, 1)
 

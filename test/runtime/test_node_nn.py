@@ -74,10 +74,17 @@ def test_quantized_product_without_rows_is_empty():
     scales, biases = (g.constant(torch.ones(8, 2)) for _ in range(2))
     g.emit(
         ir.QuantizedMatmulNode(
-            x=g.input((0, 64)), w=w, scales=scales, biases=biases, out=g.output((0, 8)), group_size=32, bits=4,
-            mode="affine", transpose=True,
+            x=g.input((0, 64)),
+            w=w,
+            scales=scales,
+            biases=biases,
+            out=g.output((0, 8)),
+            group_size=32,
+            bits=4,
+            mode="affine",
+            transpose=True,
         )
-    )  # fmt: skip
+    )
     assert g.run(torch.ones(0, 64))[0].shape == (0, 8)
 
 
@@ -87,14 +94,19 @@ def test_quantized_product_without_rows_is_empty():
         (ir.Conv2DNode, {"x": (1, 4, 4, 3), "w": (2, 3, 3, 3)}, {"stride_h": 0}, "axis 0: got stride 0"),
         (ir.Conv2DNode, {"x": (1, 2, 2, 3), "w": (2, 3, 3, 3)}, {}, "axis 0: got a result of size 0"),
         (
-            ir.Conv1DNode, {"x": (1, 4, 4), "w": (2, 3, 3)}, {"groups": 2},
+            ir.Conv1DNode,
+            {"x": (1, 4, 4), "w": (2, 3, 3)},
+            {"groups": 2},
             "got x with 4 channels and w with shape [2,3,3], expected channels = w.shape[-1] * groups",
         ),
         (
             ir.Conv3DNode,  # 1 result from 2^60 padded elements
             {"x": (1, 1, 1, 1, 1), "w": (1, 2, 2, 2, 1)},
-            {f"{name}_{axis}": value for axis in "dhw" for name, value in
-             (("dilation", 2**20 - 1), ("padding", 2**19))},
+            {
+                f"{name}_{axis}": value
+                for axis in "dhw"
+                for name, value in (("dilation", 2**20 - 1), ("padding", 2**19))
+            },
             "expected fewer than 2^31 elements",
         ),
         (ir.RMSNormNode, {"x": (2, 4), "weight": (3,)}, {"eps": 1e-5}, "weight: got float32[3], expected shape [4]"),

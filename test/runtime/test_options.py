@@ -36,10 +36,15 @@ def test_invalid_options_are_refused(delegate, key, value, message, capfd):
 @pytest.mark.parametrize(
     "function, arguments",
     [
-        ("set_option", [None, None]), ("buffers_open", [None, None]), ("buffers_copy", [None] + 4 * [0]), ("buffers_read", [None] + 4 * [0]),
-        ("buffers_write", [None] + 4 * [0]), ("buffers_reset", [None]), ("deferred_finish", [None]),
+        ("set_option", [None, None]),
+        ("buffers_open", [None, None]),
+        ("buffers_copy", [None] + 4 * [0]),
+        ("buffers_read", [None] + 4 * [0]),
+        ("buffers_write", [None] + 4 * [0]),
+        ("buffers_reset", [None]),
+        ("deferred_finish", [None]),
     ],
-)  # fmt: skip
+)
 def test_null_pointers_are_errors(delegate, function, arguments):
     call = getattr(ctypes.CDLL(delegate), f"executorch_mlx_{function}")
     assert call(*(x if x is None else ctypes.c_int64(x) for x in arguments)) == INVALID_ARGUMENT
@@ -157,10 +162,18 @@ def metal_kernel():
     g = Graph()
     x, y = g.input((2,)), g.output((2,))
     node = ir.MetalKernelNode(
-        name="copy", source="y[thread_position_in_grid.x] = x[thread_position_in_grid.x];",
-        inputs=[x], outputs=[y], grid=lits(2), threadgroup=lits(2), input_names=["x"], output_names=["y"],
-        output_shapes_flat=lits(2), output_shape_lengths=[1], output_dtypes=[FLOAT32],
-    )  # fmt: skip
+        name="copy",
+        source="y[thread_position_in_grid.x] = x[thread_position_in_grid.x];",
+        inputs=[x],
+        outputs=[y],
+        grid=lits(2),
+        threadgroup=lits(2),
+        input_names=["x"],
+        output_names=["y"],
+        output_shapes_flat=lits(2),
+        output_shape_lengths=[1],
+        output_dtypes=[FLOAT32],
+    )
     g.emit(node)
     return g
 

@@ -47,25 +47,27 @@ def threads_that_torch_starts():
 
 
 def run(script, path):
-    done = subprocess.run(
-        [sys.executable, "-c", START + script, path], capture_output=True, text=True, timeout=500
-    )
+    done = subprocess.run([sys.executable, "-c", START + script, path], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and done.stdout == "done\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("length, started", [(1 << 17, 2), ((1 << 21) + 1, 0)])
 def test_copies_start_no_threads_unless_outputs_are_large(length, started, path, delegate):
-    run(f"""
+    run(
+        f"""
 call({length})
 call({length})
 started = threads_that_torch_starts()
 assert started == {started}, started
 print("done")
-""", path)  # fmt: skip
+""",
+        path,
+    )
 
 
 def test_number_of_torch_threads_stays(path, delegate):
-    run("""
+    run(
+        """
 call(40000)
 assert torch.get_num_threads() == 3
 assert threads_that_torch_starts() == 2
@@ -90,4 +92,6 @@ assert counts == [2, 5], counts
 call(40000)
 assert torch.get_num_threads() == 2
 print("done")
-""", path)  # fmt: skip
+""",
+        path,
+    )

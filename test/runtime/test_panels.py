@@ -24,9 +24,7 @@ def packed(library, w, w_type):
     size = panels_size(library, w_type, *w.shape)
     panels = np.full(size + 64, 0xFF, np.uint8)  # NaNs: a result shows them if a kernel reads what was not written
     panels = panels[-panels.ctypes.data % 64 :][:size]
-    library.pack_panels(
-        ctypes.c_void_p(w.ctypes.data), w_type, *w.shape, ctypes.c_void_p(panels.ctypes.data)
-    )
+    library.pack_panels(ctypes.c_void_p(w.ctypes.data), w_type, *w.shape, ctypes.c_void_p(panels.ctypes.data))
     return panels
 
 

@@ -159,10 +159,7 @@ def overwritten_input(g, x):
 def product_overwrites_its_operand(g, x):
     g.emit(ir.NegNode(x=x, out=(y := g.new_temp())))
     square = g.constant(random(K, K, seed=9))
-    g.emit(
-        ir.TransposeNode(x=square, perm=[1, 0], out=(t := g.new_temp())),
-        ir.AddmmNode(mat1=y, mat2=t, out=y),
-    )
+    g.emit(ir.TransposeNode(x=square, perm=[1, 0], out=(t := g.new_temp())), ir.AddmmNode(mat1=y, mat2=t, out=y))
     g.float(y, g.result(2, number=0), 0)
 
 
@@ -215,9 +212,18 @@ def branch_between(g, x):
 
 
 NEAR_MISSES = [
-    other_input, overwritten_input, product_overwrites_its_operand, updated_buffer, other_group_size, other_bits,
-    other_activations, other_kind, factor, computed_matrix, branch_between,
-]  # fmt: skip
+    other_input,
+    overwritten_input,
+    product_overwrites_its_operand,
+    updated_buffer,
+    other_group_size,
+    other_bits,
+    other_activations,
+    other_kind,
+    factor,
+    computed_matrix,
+    branch_between,
+]
 
 
 @pytest.mark.parametrize("near_miss", NEAR_MISSES, ids=lambda f: f.__name__)
@@ -295,13 +301,10 @@ def test_products_in_a_loop():
     for number, temp in enumerate(temps):
         w = g.constant(random(K, K, seed=number) / 12)
         nodes += [
-            ir.TransposeNode(x=w, perm=[1, 0], out=(t := g.new_temp())), ir.AddmmNode(mat1=state, mat2=t, out=temp),
-        ]  # fmt: skip
-    body = g.chain(
-        *nodes,
-        ir.MultiplyNode(a=temps[0], b=temps[1], out=y),
-        ir.AddNode(a=y, b=part, out=state),
-    )
+            ir.TransposeNode(x=w, perm=[1, 0], out=(t := g.new_temp())),
+            ir.AddmmNode(mat1=state, mat2=t, out=temp),
+        ]
+    body = g.chain(*nodes, ir.MultiplyNode(a=temps[0], b=temps[1], out=y), ir.AddNode(a=y, b=part, out=state))
     g.emit(
         ir.TakeNode(x=x, index=ir.IntOrVidOrTid(literal=0, kind=0), out=state, axis=0),
         ir.ScanNode(originals=[x], sliced=[part], outputs=[y], carry=[state], body_chain_idx=body, scan_axis=0),

@@ -47,9 +47,7 @@ def arrays(*shape, dtype=FLOAT32):
 
 
 @ROWS
-@pytest.mark.parametrize(
-    "name", ["quantized_matmul", "int8_matmul", "integer_matmul"]
-)
+@pytest.mark.parametrize("name", ["quantized_matmul", "int8_matmul", "integer_matmul"])
 @pytest.mark.parametrize("bits, group_size, k", [(4, 64, 192), (8, 32, 160), (4, 128, 1024)])
 @pytest.mark.parametrize("x_type", [FLOAT32, BFLOAT16])
 def test_quantized(library, name, bits, group_size, k, x_type, m):
@@ -76,7 +74,7 @@ def test_half(library, x_type, w_type, k, m):
     def product(n, y):
         return HalfMatmul(
             x.ctypes.data, w(n).ctypes.data, w_type, k, 1, m, n, k, y, x_type, FLOAT32 if n % 2 else x_type
-        )  # fmt: skip
+        )
 
     check(library, "half_matmul", product)
 

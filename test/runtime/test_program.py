@@ -26,9 +26,12 @@ def test_arange_matches_torch(start, stop, step, dtype, scalar_type):
     g.emit(
         ir.ARangeNode(
             out=g.output(expected.shape, dtype),
-            start=lit(start), stop=lit(stop), step=lit(step), scalar_type=scalar_type,
+            start=lit(start),
+            stop=lit(stop),
+            step=lit(step),
+            scalar_type=scalar_type,
         )
-    )  # fmt: skip
+    )
     assert torch.equal(g.run()[0], expected)
 
 
@@ -123,8 +126,10 @@ def test_integer_overflow_and_division_by_zero_are_errors(node, a, b, message, c
 def test_item_reads_one_element(dtype, computed):
     g = Graph()
     x, t = g.input((1,), dtype), g.new_temp()
-    g.emit(ir.ConcatenateNode(tensors=[x, x], out=t, axis=0), ir.SliceNode(
-        x=t, out=t, axis=lit(0), start=lit(1), stop=lit(2)))  # fmt: skip
+    g.emit(
+        ir.ConcatenateNode(tensors=[x, x], out=t, axis=0),
+        ir.SliceNode(x=t, out=t, axis=lit(0), start=lit(1), stop=lit(2)),
+    )
     g.output_value(g.item(t if computed else x))
     model = g.load()
     for value in (0, 1, 0, 1):

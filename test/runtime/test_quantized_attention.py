@@ -18,32 +18,55 @@ IDS = ["8", "4, rotated", "8, rotated, 64", "4, 128"]
 
 class Entries(ctypes.Structure):
     _fields_ = [
-        ("entries", ctypes.c_void_p), ("entry_strides", int64 * 2), ("scales", ctypes.c_void_p),
-        ("scale_type", ctypes.c_int), ("scale_strides", int64 * 2), ("groups", int64), ("bits", ctypes.c_int),
-        ("group_size", ctypes.c_int), ("rotate", ctypes.c_bool),
-    ]  # fmt: skip
+        ("entries", ctypes.c_void_p),
+        ("entry_strides", int64 * 2),
+        ("scales", ctypes.c_void_p),
+        ("scale_type", ctypes.c_int),
+        ("scale_strides", int64 * 2),
+        ("groups", int64),
+        ("bits", ctypes.c_int),
+        ("group_size", ctypes.c_int),
+        ("rotate", ctypes.c_bool),
+    ]
 
 
 class Quantize(ctypes.Structure):
     _fields_ = [
-        ("x", Heads), ("heads", int64), ("tokens", int64), ("width", int64), ("to", Entries), ("first_group", int64)
-    ]  # fmt: skip
+        ("x", Heads),
+        ("heads", int64),
+        ("tokens", int64),
+        ("width", int64),
+        ("to", Entries),
+        ("first_group", int64),
+    ]
 
 
 class Attention(ctypes.Structure):
     _fields_ = [
-        ("q", Heads), ("cache", Entries),
+        ("q", Heads),
+        ("cache", Entries),
         *((n, int64) for n in ("heads", "kv_heads", "queries", "keys", "width", "value_group", "value_size")),
-        ("causal", ctypes.c_bool), ("bool_mask", ctypes.c_void_p), ("float_mask", ctypes.c_void_p),
-        ("mask_strides", int64 * 4), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("causal", ctypes.c_bool),
+        ("bool_mask", ctypes.c_void_p),
+        ("float_mask", ctypes.c_void_p),
+        ("mask_strides", int64 * 4),
+        ("scale", ctypes.c_float),
+        ("y", ctypes.c_void_p),
+    ]
 
 
 def entries_of(entries, scales, format):
     return Entries(
-        address(entries), (int64 * 2)(*entries.stride()[1:3]), address(scales), TYPES.index(scales.dtype),
-        (int64 * 2)(*scales.stride()[1:3]), scales.shape[3] // 2, format.bits, format.group_size, format.rotate,
-    )  # fmt: skip
+        address(entries),
+        (int64 * 2)(*entries.stride()[1:3]),
+        address(scales),
+        TYPES.index(scales.dtype),
+        (int64 * 2)(*scales.stride()[1:3]),
+        scales.shape[3] // 2,
+        format.bits,
+        format.group_size,
+        format.rotate,
+    )
 
 
 def attend(library, q, entries, scales, format, value_size, causal=False, mask=None):
@@ -78,8 +101,12 @@ def test_quantized_entries_equal_torch(library, format, dtype):
     torch.testing.assert_close(scales, expected_scales, rtol=tolerance, atol=tolerance)
     width = sum(format.groups(x.shape[3]) for x in xs) * format.group_size
     restored = dequantize(entries, scales, 0, width, format, torch.float32)
-    torch.testing.assert_close(restored, dequantize(expected, expected_scales, 0, width, format, torch.float32),
-                               rtol=0, atol=1.01 * float(expected_scales.float().amax()))  # fmt: skip
+    torch.testing.assert_close(
+        restored,
+        dequantize(expected, expected_scales, 0, width, format, torch.float32),
+        rtol=0,
+        atol=1.01 * float(expected_scales.float().amax()),
+    )
     if dtype == torch.float32:
         assert (entries != expected).float().mean() < 1e-3
 
@@ -142,9 +169,7 @@ def test_a_query_has_the_same_bits_in_every_call(library, dtype, format):
         at, i = 0, 0
         while at < total:
             last = min(total, at + lengths[i % len(lengths)])
-            part = attend(
-                library, q[:, :, at:last], entries[:, :, :last], scales[:, :, :last], format, 48, causal=True
-            )
+            part = attend(library, q[:, :, at:last], entries[:, :, :last], scales[:, :, :last], format, 48, causal=True)
             assert part.equal(whole[:, :, at:last]), (lengths, at)
             at, i = last, i + 1
 

@@ -111,11 +111,14 @@ def test_number_of_threads_does_not_matter(name, delegate, tmp_path):
     path.write_bytes(export(LAYERS[name](5, WIDE), random(40, 3, 5)))
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", PRINT_OUTPUT, path], env=os.environ | {"OMP_NUM_THREADS": n}, capture_output=True,
-            check=True, timeout=100,
+            [sys.executable, "-c", PRINT_OUTPUT, path],
+            env=os.environ | {"OMP_NUM_THREADS": n},
+            capture_output=True,
+            check=True,
+            timeout=100,
         ).stdout
         for n in ("1", "2", "3", "5")
-    }  # fmt: skip
+    }
     assert len(outputs) == 1 and len(outputs.pop()) == 65
 
 
@@ -138,10 +141,14 @@ class Loop(Graph):
         self.emit(
             ir.IdCopyNode(x=self.state, out=self.carry),
             ir.ScanNode(
-                originals=[self.x], sliced=[self.part], outputs=list(outputs), carry=[self.carry, *carry],
-                body_chain_idx=self.chain(product, *body), scan_axis=0,
+                originals=[self.x],
+                sliced=[self.part],
+                outputs=list(outputs),
+                carry=[self.carry, *carry],
+                body_chain_idx=self.chain(product, *body),
+                scan_axis=0,
             ),
-        )  # fmt: skip
+        )
 
     def result(self, slot, *shape):
         self.emit(ir.IdCopyNode(x=slot, out=self.output(shape or (self.rows, 4))))
@@ -234,7 +241,7 @@ def test_outputs_along_the_last_axis(delegate, tmp_path):
         ir.ScanNode(
             originals=[g.x], sliced=[g.part], outputs=[y], carry=[g.carry], body_chain_idx=g.chain(*body), scan_axis=2
         ),
-    )  # fmt: skip
+    )
     g.result(y, 2, 4, 4)
     assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
 

@@ -56,8 +56,11 @@ SIZES_2_TO_4 = [ir.ShapeDim(value=-1, min_value=2, max_value=4), ir.ShapeDim(val
     "changes, size, message",
     [
         ({"shape": SIZES_2_TO_4}, 5, "got float32[5,4], expected float32[2..4,4]"),
-        ({"shape": [ir.ShapeDim(value=-1, min_value=3, max_value=4), ir.ShapeDim(value=4)]}, 2,
-         "got float32[2,4], expected float32[3..4,4]"),
+        (
+            {"shape": [ir.ShapeDim(value=-1, min_value=3, max_value=4), ir.ShapeDim(value=4)]},
+            2,
+            "got float32[2,4], expected float32[3..4,4]",
+        ),
         ({"shape": SIZES_2_TO_4[:1], "dim_order": [0]}, 3, "got float32[3,4], expected float32[2..4]"),
         ({"scalar_type": INT32}, 3, "got float32[3,4], expected int32[0..8,4]"),
     ],
@@ -120,9 +123,7 @@ def test_outputs_are_cast_to_the_declared_float_dtype():
 def test_integer_outputs_are_returned():
     g = Graph()
     x, size, double = g.input(((1, 9),)), g.new_value(), g.new_value()
-    g.emit(
-        ir.SymSizeNode(a=x, dim=0, out=size), ir.MultiplyIntNode(a=value_of(size), b=lit(2), out=double)
-    )
+    g.emit(ir.SymSizeNode(a=x, dim=0, out=size), ir.MultiplyIntNode(a=value_of(size), b=lit(2), out=double))
     g.output_value(double)
     assert g.run(torch.zeros(4)) == [8]
 

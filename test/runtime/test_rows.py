@@ -37,10 +37,16 @@ def test_attention_of_rows_has_the_bits_of_one_row(query_dtype, cache_dtype, mas
     slots = [g.input(mask.shape, mask.dtype) for mask in masks]
     g.emit(
         ir.RowSdpaNode(
-            q=query, k=keys, v=values, out=g.output((1, 4, 3, 6), query_dtype), starts=lits(*STARTS),
-            stops=lits(*STOPS), masks=slots, scale=0.3,
+            q=query,
+            k=keys,
+            v=values,
+            out=g.output((1, 4, 3, 6), query_dtype),
+            starts=lits(*STARTS),
+            stops=lits(*STOPS),
+            masks=slots,
+            scale=0.3,
         )
-    )  # fmt: skip
+    )
     for row, (start, stop) in enumerate(zip(STARTS, STOPS)):
         parts = {}
         for name, x, first, last in (("q", query, row, row + 1), ("k", keys, start, stop), ("v", values, start, stop)):

@@ -65,10 +65,13 @@ def check(draw, requests, **options):
 @pytest.mark.parametrize("shape", [(1, 1000), (2, 777), (1, 9000)])
 def test_kernel_draws_the_tokens_of_eager_torch(draw, shape):
     cases = itertools.product(SETTINGS, TYPES, ("text", "flat", "ties"))
-    check(draw, [
-        (logits_of(kind, *shape, seed).to(dtype), parameters_of(setting, seed), True)
-        for seed, (setting, dtype, kind) in enumerate(cases)
-    ])  # fmt: skip
+    check(
+        draw,
+        [
+            (logits_of(kind, *shape, seed).to(dtype), parameters_of(setting, seed), True)
+            for seed, (setting, dtype, kind) in enumerate(cases)
+        ],
+    )
 
 
 def test_kernel_draws_each_row_with_its_own_parameters(draw):

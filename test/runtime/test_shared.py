@@ -210,10 +210,7 @@ def counter_with_float64(negated=False):
         ir.AddNode(a=g.buffers[0], b=y, out=g.buffers[0]),
     )
     condition = ir.IntOrVid(vid=chosen, is_vid=True)
-    g.emit(
-        ir.ItemIntNode(x=flag, out=chosen),
-        ir.IfNode(cond=condition, then_chain_idx=bad, else_chain_idx=g.chain()),
-    )
+    g.emit(ir.ItemIntNode(x=flag, out=chosen), ir.IfNode(cond=condition, then_chain_idx=bad, else_chain_idx=g.chain()))
     return g
 
 

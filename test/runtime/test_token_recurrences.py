@@ -24,18 +24,25 @@ class Tokens(ctypes.Structure):
 
 class GatedRecurrence(ctypes.Structure):
     _fields_ = [
-        *((name, Tokens) for name in ("query", "key", "value", "decay", "beta")), ("decays_by_channel", ctypes.c_bool),
+        *((name, Tokens) for name in ("query", "key", "value", "decay", "beta")),
+        ("decays_by_channel", ctypes.c_bool),
         *((name, int64) for name in ("batch", "heads", "groups", "tokens", "size", "columns")),
-        ("state", ctypes.c_void_p), ("next", ctypes.c_void_p), ("is_transposed", ctypes.c_bool), ("y", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("state", ctypes.c_void_p),
+        ("next", ctypes.c_void_p),
+        ("is_transposed", ctypes.c_bool),
+        ("y", ctypes.c_void_p),
+    ]
 
 
 class SelectiveScan(ctypes.Structure):
     _fields_ = [
-        *((name, Tokens) for name in ("x", "step", "key", "query")), ("rates", ctypes.c_void_p),
+        *((name, Tokens) for name in ("x", "step", "key", "query")),
+        ("rates", ctypes.c_void_p),
         *((name, int64) for name in ("batch", "tokens", "channels", "size")),
-        ("state", ctypes.c_void_p), ("next", ctypes.c_void_p), ("y", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("state", ctypes.c_void_p),
+        ("next", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+    ]
 
 
 def tokens(x):
@@ -49,10 +56,23 @@ def recur(library, query, key, value, decay, beta, state, transposed=False):
     state = (state.mT if transposed else state).contiguous()
     new, y = torch.full_like(state, torch.nan), torch.full((batch, length, heads, columns), torch.nan)
     task = GatedRecurrence(
-        tokens(query), tokens(key), tokens(value), tokens(decay), Tokens() if beta is None else tokens(beta),
-        decay.dim() == 4, batch, heads, query.shape[1], length, query.shape[3], columns, address(state), address(new),
-        transposed, address(y),
-    )  # fmt: skip
+        tokens(query),
+        tokens(key),
+        tokens(value),
+        tokens(decay),
+        Tokens() if beta is None else tokens(beta),
+        decay.dim() == 4,
+        batch,
+        heads,
+        query.shape[1],
+        length,
+        query.shape[3],
+        columns,
+        address(state),
+        address(new),
+        transposed,
+        address(y),
+    )
     library.gated_recurrence(ctypes.byref(task))
     return y.transpose(1, 2), new.mT if transposed else new
 
@@ -60,9 +80,7 @@ def recur(library, query, key, value, decay, beta, state, transposed=False):
 def scan(library, x, step, key, query, rates, state):
     new, y = torch.full_like(state, torch.nan), torch.full_like(x.contiguous(), torch.nan)
     heads = [tokens(t.unsqueeze(1)) for t in (x, step, key, query)]
-    task = SelectiveScan(
-        *heads, address(rates), *x.shape, rates.shape[1], address(state), address(new), address(y)
-    )  # fmt: skip
+    task = SelectiveScan(*heads, address(rates), *x.shape, rates.shape[1], address(state), address(new), address(y))
     library.selective_scan(ctypes.byref(task))
     return y, new
 
@@ -280,10 +298,13 @@ def test_gated_recurrence_of_nothing(shape):
     """Without tokens, the state stays. A key or a value without elements gives outputs of zeros."""
     batch, heads, groups, length, size, columns = shape
     inputs = [
-        torch.ones(batch, groups, length, size), torch.ones(batch, groups, length, size),
-        torch.ones(batch, heads, length, columns), torch.ones(batch, heads, length), torch.ones(batch, heads, length),
+        torch.ones(batch, groups, length, size),
+        torch.ones(batch, groups, length, size),
+        torch.ones(batch, heads, length, columns),
+        torch.ones(batch, heads, length),
+        torch.ones(batch, heads, length),
         torch.full((batch, heads, size, columns), 2.0),
-    ]  # fmt: skip
+    ]
     out, state = gated_program(inputs).run(*inputs)
     assert out.equal(torch.zeros(batch, heads, length, columns)) and state.equal(inputs[5])
 
@@ -292,9 +313,13 @@ def test_gated_recurrence_of_nothing(shape):
 def test_selective_scan_of_nothing(shape):
     batch, length, channels, size = shape
     inputs = [
-        torch.ones(batch, length, channels), torch.ones(batch, length, channels), torch.ones(batch, length, size),
-        torch.ones(batch, length, size), torch.ones(channels, size), torch.full((batch, channels, size), 2.0),
-    ]  # fmt: skip
+        torch.ones(batch, length, channels),
+        torch.ones(batch, length, channels),
+        torch.ones(batch, length, size),
+        torch.ones(batch, length, size),
+        torch.ones(channels, size),
+        torch.full((batch, channels, size), 2.0),
+    ]
     out, state = scan_program(inputs).run(*inputs)
     assert out.equal(torch.zeros(batch, length, channels)) and state.equal(inputs[5])
 

@@ -27,14 +27,8 @@ def wire(schema: generate.Schema) -> dict[str, dict]:
         "root": {"root": schema.root},
         "structs": {name: _fields(members) for name, members in schema.structs.items()},
         "enums": schema.enums,
-        "tables": {
-            name: _fields(members)
-            for name, members in schema.tables.items()
-            if name not in op_tables
-        },
-        "ops": {
-            op: [tag, *_fields(schema.tables[table])] for op, (tag, table) in schema.ops.items()
-        },
+        "tables": {name: _fields(members) for name, members in schema.tables.items() if name not in op_tables},
+        "ops": {op: [tag, *_fields(schema.tables[table])] for op, (tag, table) in schema.ops.items()},
     }
 
 

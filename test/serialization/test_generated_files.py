@@ -91,9 +91,7 @@ def test_missing_flatc():
 
 def test_ops_are_the_members_of_the_union():
     schema = generate.parse(generate.SCHEMA.read_text())
-    assert {op.NAME: tag for tag, op in ir.OPS.items()} == {
-        name: tag for name, (tag, _) in schema.ops.items()
-    }
+    assert {op.NAME: tag for tag, op in ir.OPS.items()} == {name: tag for name, (tag, _) in schema.ops.items()}
     for name, (_, table) in schema.ops.items():
         op = getattr(ir, name)
         members = schema.tables[table]

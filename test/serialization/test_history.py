@@ -56,12 +56,7 @@ EDITS = [
         "decimals: int32 = 0; more: Tid (required);",
         "RoundNode: 'more: Tid .* is added as required",
     ),
-    (
-        "field inserted",
-        "  decimals: int32 = 0;",
-        "  more: int32; decimals: int32 = 0;",
-        "RoundNode: 3: was 'decimals",
-    ),
+    ("field inserted", "  decimals: int32 = 0;", "  more: int32; decimals: int32 = 0;", "RoundNode: 3: was 'decimals"),
     (
         "shared table extended",
         "  keepdims: bool = false;\n  ddof: int32 = 0;",
@@ -119,9 +114,7 @@ def test_official_ops_have_the_same_wire_format(official_schema, source):
     ours = history.wire(generate.parse(source))
     assert len(official["ops"]) == 136
     assert {op: ours["ops"][op] for op in official["ops"]} == official["ops"]
-    assert {op: entry[0] for op, entry in official["ops"].items()} == {
-        op: i for i, op in enumerate(official["ops"], 1)
-    }
+    assert {op: entry[0] for op, entry in official["ops"].items()} == {op: i for i, op in enumerate(official["ops"], 1)}
 
 
 EXTENSION_FIELDS = {"MLXGraph": ["replacements: [Replacement]"]}

@@ -5,16 +5,7 @@ from pathlib import Path
 
 import pytest
 from executorch_mlx.serialization import ir
-from executorch_mlx.serialization.ir import (
-    IntOrVid,
-    NamedSlot,
-    ShapeDim,
-    SlotType,
-    SlotVariant,
-    TensorMeta,
-    Tid,
-    Vid,
-)
+from executorch_mlx.serialization.ir import IntOrVid, NamedSlot, ShapeDim, SlotType, SlotVariant, TensorMeta, Tid, Vid
 from executorch_mlx.serialization.pack import HEADER, pack, pack_payload
 from executorch_mlx.serialization.read import read_payload
 
@@ -82,16 +73,8 @@ ILLEGAL = [
         TypeError,
         "(AsStridedNode).shape[1]: got 4 of type int, expected IntOrVid",
     ),
-    (
-        ir.RMSNormNode(x=T0, out=T1, eps=1e39),
-        ValueError,
-        "(RMSNormNode).eps: 1e+39 is outside float",
-    ),
-    (
-        ir.RMSNormNode(x=T0, out=T1, eps="1e-5"),
-        TypeError,
-        "(RMSNormNode).eps: got '1e-5' of type str, expected float",
-    ),
+    (ir.RMSNormNode(x=T0, out=T1, eps=1e39), ValueError, "(RMSNormNode).eps: 1e+39 is outside float"),
+    (ir.RMSNormNode(x=T0, out=T1, eps="1e-5"), TypeError, "(RMSNormNode).eps: got '1e-5' of type str, expected float"),
     (
         ir.UnaryNode(x=T0, out=T1),
         TypeError,
@@ -104,9 +87,7 @@ ILLEGAL = [
 def test_illegal_op(op, error, message):
     with pytest.raises(error) as raised:
         pack(graph_of(ir.NoopNode(), op))
-    assert str(raised.value).startswith(
-        "MLXGraph.instruction_chains[0].instructions[1].op" + message
-    )
+    assert str(raised.value).startswith("MLXGraph.instruction_chains[0].instructions[1].op" + message)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +100,7 @@ def test_illegal_op(op, error, message):
             TypeError,
             "MLXGraph.input_map[0].slot_type: got 1 of type int, expected SlotType",
         ),
-        (
-            dict(named_slots=[NamedSlot(name="a", slot=None)]),
-            ValueError,
-            "MLXGraph.named_slots[0].slot: is required",
-        ),
+        (dict(named_slots=[NamedSlot(name="a", slot=None)]), ValueError, "MLXGraph.named_slots[0].slot: is required"),
         (
             dict(tensor_meta=[TensorMeta(shape=[], dim_order=[256])]),
             ValueError,
@@ -158,9 +135,7 @@ def test_equal_operands_are_shared():
 
 def test_defaults_take_no_space():
     plain = ir.RopeNode(x=T0, out=T1, offset=ir.VidOrTid())
-    explicit = ir.RopeNode(
-        x=T0, out=T1, offset=ir.VidOrTid(), base=500000.0, scale=1.0, traditional=False
-    )
+    explicit = ir.RopeNode(x=T0, out=T1, offset=ir.VidOrTid(), base=500000.0, scale=1.0, traditional=False)
     other = ir.RopeNode(x=T0, out=T1, offset=ir.VidOrTid(), base=10000.0)
     assert pack(graph_of(plain)) == pack(graph_of(explicit))
     assert len(pack(graph_of(plain))) < len(pack(graph_of(other)))
@@ -248,13 +223,9 @@ def golden() -> ir.MLXGraph:
             ir.Instruction(op=op)
             for op in (
                 ir.SymSizeNode(a=Tid(1), dim=1, out=Vid(1)),
-                ir.AddIntNode(
-                    a=IntOrVid(vid=Vid(0), is_vid=True), b=IntOrVid(literal=-7), out=Vid(2)
-                ),
+                ir.AddIntNode(a=IntOrVid(vid=Vid(0), is_vid=True), b=IntOrVid(literal=-7), out=Vid(2)),
                 ir.AddmmNode(mat1=Tid(1), mat2=Tid(0), out=Tid(4), bias=Tid(5), alpha=0.5),
-                ir.RopeNode(
-                    x=Tid(4), out=Tid(4), dims=64, offset=ir.VidOrTid(vid=Vid(0), is_vid=True)
-                ),
+                ir.RopeNode(x=Tid(4), out=Tid(4), dims=64, offset=ir.VidOrTid(vid=Vid(0), is_vid=True)),
                 ir.SliceUpdateNode(
                     dst=Tid(3),
                     update=Tid(4),
@@ -265,14 +236,7 @@ def golden() -> ir.MLXGraph:
                 ),
                 ir.FullLikeNode(x=Tid(4), out=Tid(5), v=ir.FloatOrVid(literal=-0.0), scalar_type=0),
                 ir.QuantizedMatmulNode(
-                    x=Tid(4),
-                    w=Tid(0),
-                    scales=Tid(5),
-                    out=Tid(4),
-                    group_size=32,
-                    bits=4,
-                    mode="affine",
-                    transpose=False,
+                    x=Tid(4), w=Tid(0), scales=Tid(5), out=Tid(4), group_size=32, bits=4, mode="affine", transpose=False
                 ),
                 ir.SumNode(x=Tid(4), out=Tid(5), axes=[-1], keepdims=True),
                 ir.IfNode(cond=IntOrVid(literal=1), then_chain_idx=1, else_chain_idx=2),
@@ -281,9 +245,7 @@ def golden() -> ir.MLXGraph:
         ]
     )
     then = ir.Instruction(op=ir.LogNode(x=Tid(4), out=Tid(5)))
-    otherwise = ir.Instruction(
-        op=ir.RandomBitsNode(out=Tid(5), shape=[IntOrVid(literal=3)], seed=Vid(0), width=2)
-    )
+    otherwise = ir.Instruction(op=ir.RandomBitsNode(out=Tid(5), shape=[IntOrVid(literal=3)], seed=Vid(0), width=2))
     return ir.MLXGraph(
         version="1",
         num_constant_tensors=1,
@@ -305,11 +267,7 @@ def golden() -> ir.MLXGraph:
             NamedSlot(name="cache", slot=SlotVariant(idx=3)),
         ],
         tensor_meta=[
-            TensorMeta(
-                shape=[ShapeDim(value=4), ShapeDim(min_value=1, max_value=8)],
-                scalar_type=6,
-                dim_order=[0, 1],
-            )
+            TensorMeta(shape=[ShapeDim(value=4), ShapeDim(min_value=1, max_value=8)], scalar_type=6, dim_order=[0, 1])
         ]
         * 4,
     )

@@ -40,8 +40,16 @@ def literal(g):
 
 
 def constant_update(g):
-    g.emit(ir.SliceUpdateNode(dst=g.constant(torch.ones(4)), update=g.input([2]), out=g.output([4]), axis=lit(0),
-                              start=lit(0), stop=lit(2)))
+    g.emit(
+        ir.SliceUpdateNode(
+            dst=g.constant(torch.ones(4)),
+            update=g.input([2]),
+            out=g.output([4]),
+            axis=lit(0),
+            start=lit(0),
+            stop=lit(2),
+        )
+    )
 
 
 def item(dtype):
@@ -64,8 +72,15 @@ def index_copy(of_view, dtype=torch.int64):
 
 def scatter(updates):
     def build(g):
-        g.emit(ir.ScatterAddNode(x=g.input([4, 3]), indices=g.input([2, 3], torch.int64), updates=g.input(updates),
-                                 out=g.output([4, 3]), axis=0))
+        g.emit(
+            ir.ScatterAddNode(
+                x=g.input([4, 3]),
+                indices=g.input([2, 3], torch.int64),
+                updates=g.input(updates),
+                out=g.output([4, 3]),
+                axis=0,
+            )
+        )
 
     return build
 
@@ -81,8 +96,16 @@ def conv(op, axes, **fields):
 
 
 def metal(g):
-    g.emit(ir.MetalKernelNode(name="k", source="", inputs=[g.input([1])], outputs=[g.output([1])], grid=lits(1, 1, 1),
-                              threadgroup=lits(1, 1, 1)))
+    g.emit(
+        ir.MetalKernelNode(
+            name="k",
+            source="",
+            inputs=[g.input([1])],
+            outputs=[g.output([1])],
+            grid=lits(1, 1, 1),
+            threadgroup=lits(1, 1, 1),
+        )
+    )
 
 
 def addmm(alpha):
@@ -111,28 +134,35 @@ PROGRAMS = {
     "extension": ([unary(ir.ErfInvNode)], [unary(ir.ErfNode)]),
     "metal_source": ([metal], []),
     "dtype": (
-        [unary(ir.AbsNode, torch.uint16), unary(ir.AsTypeNode, scalar_type=UINT16),
-         create(ir.FullNode, shape=lits(2), v=number(1), scalar_type=FLOAT64)],
+        [
+            unary(ir.AbsNode, torch.uint16),
+            unary(ir.AsTypeNode, scalar_type=UINT16),
+            create(ir.FullNode, shape=lits(2), v=number(1), scalar_type=FLOAT64),
+        ],
         [unary(ir.AbsNode, torch.uint8)],
     ),
     "item_bytes": ([item(torch.bool), item(torch.int16), item(torch.float32)], [item(torch.int32), item(torch.int64)]),
     "integer_quotient": ([binary(ir.FloorDivideNode)], [binary(ir.FloorDivideNode, torch.float32)]),
     "zero_divisor": (
-        [binary(ir.RemainderNode)], [binary(ir.RemainderNode, constant=True), binary(ir.RemainderNode, torch.float32)]
+        [binary(ir.RemainderNode)],
+        [binary(ir.RemainderNode, constant=True), binary(ir.RemainderNode, torch.float32)],
     ),
-    "integer_power": (
-        [binary(ir.PowerNode)], [binary(ir.PowerNode, constant=True), binary(ir.PowerNode, torch.uint8)]
-    ),
+    "integer_power": ([binary(ir.PowerNode)], [binary(ir.PowerNode, constant=True), binary(ir.PowerNode, torch.uint8)]),
     "literal": ([literal, create(ir.ARangeNode, start=lit(0), stop=lit(1 << 32), step=lit(1 << 31))], []),
     "fill_value": (
         [create(ir.FullNode, shape=lits(2), v=number(2**24 + 1), scalar_type=INT64)],
-        [create(ir.FullNode, shape=lits(2), v=number(2**24 + 2), scalar_type=INT64),
-         create(ir.FullNode, shape=lits(2), v=number(2**40), scalar_type=INT64),
-         create(ir.FullNode, shape=lits(2), v=number(0.1), scalar_type=FLOAT32)],
+        [
+            create(ir.FullNode, shape=lits(2), v=number(2**24 + 2), scalar_type=INT64),
+            create(ir.FullNode, shape=lits(2), v=number(2**40), scalar_type=INT64),
+            create(ir.FullNode, shape=lits(2), v=number(0.1), scalar_type=FLOAT32),
+        ],
     ),
     "empty": (
-        [create(ir.FullNode, shape=lits(2, 0), v=number(1), scalar_type=FLOAT32), unary(ir.AbsNode, shape=(2, 0)),
-         create(ir.ARangeNode, start=lit(3), stop=lit(3), step=lit(1))],
+        [
+            create(ir.FullNode, shape=lits(2, 0), v=number(1), scalar_type=FLOAT32),
+            unary(ir.AbsNode, shape=(2, 0)),
+            create(ir.ARangeNode, start=lit(3), stop=lit(3), step=lit(1)),
+        ],
         [create(ir.FullNode, shape=[], v=number(1), scalar_type=FLOAT32)],
     ),
     "scalar_operand": ([unary(ir.SoftmaxNode, shape=(), axis=0)], [unary(ir.SoftmaxNode, axis=0)]),

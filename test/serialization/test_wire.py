@@ -68,9 +68,7 @@ def as_json(value):
     if not isinstance(value, ir.Table):
         return value
     items = ((f, getattr(value, f.name)) for f in value.FIELDS)
-    return {
-        f.name: as_json(item) for f, item in items if item is not None or f.type in SCALARS
-    }
+    return {f.name: as_json(item) for f, item in items if item is not None or f.type in SCALARS}
 
 
 class PackedGraph(NamedTuple):
@@ -140,9 +138,7 @@ def test_graph_with_absent_fields(seed, schema, to_json):
     assert read(pack(graph)) == graph
 
 
-@pytest.mark.parametrize(
-    "value", [0.0, -0.0, 2.0**-149, 3.4028234663852886e38, float("inf"), -float("inf")]
-)
+@pytest.mark.parametrize("value", [0.0, -0.0, 2.0**-149, 3.4028234663852886e38, float("inf"), -float("inf")])
 def test_float_keeps_its_bits(value):
     # The field's default is 0.0 in PadNode and 500000.0 in RopeNode.
     for op in (
@@ -153,9 +149,7 @@ def test_float_keeps_its_bits(value):
         assert back == op and repr(back) == repr(op)  # == ignores the sign of zero
 
 
-@pytest.mark.parametrize(
-    "value", [0.0, -0.0, 5e-324, 0.1, float("inf"), -float("inf"), float("nan")]
-)
+@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, 0.1, float("inf"), -float("inf"), float("nan")])
 def test_double_keeps_its_bits(value):
     op = ir.FullNode(out=ir.Tid(0), shape=[], v=ir.FloatOrVid(literal=value))
     assert repr(round_trip(op)) == repr(op)

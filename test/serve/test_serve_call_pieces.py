@@ -58,23 +58,35 @@ def tagged(value):
 WRITERS = {
     "hermes": ("hermes", lambda calls: "\n".join(f"<tool_call>{as_json(*call)}\n</tool_call>" for call in calls)),
     "hermes list": ("hermes", lambda calls: f"<tool_call>[{', '.join(as_json(*c) for c in calls)}]</tool_call>"),
-    "hermes string": ("hermes", lambda calls: "".join(
-        f"<tool_call>{as_json(name, json.dumps(arguments))}</tool_call>" for name, arguments in calls)),
+    "hermes string": (
+        "hermes",
+        lambda calls: "".join(
+            f"<tool_call>{as_json(name, json.dumps(arguments))}</tool_call>" for name, arguments in calls
+        ),
+    ),
     "qwen xml": ("hermes", lambda calls: "".join(as_xml(*call) for call in calls)),
     "llama": ("llama3", lambda calls: "; ".join(as_json(*call, key="parameters") for call in calls)),
     "llama, tag": ("llama3", lambda calls: "<|python_tag|>" + "".join(as_json(*call, indent=1) for call in calls)),
-    "llama, function": ("llama3", lambda calls: "".join(
-        f"<function={name}>{json.dumps(arguments)}</function>" for name, arguments in calls)),
+    "llama, function": (
+        "llama3",
+        lambda calls: "".join(f"<function={name}>{json.dumps(arguments)}</function>" for name, arguments in calls),
+    ),
     "llama 4": ("llama3", lambda calls: f"<|python_tag|>[{', '.join(as_python(*call) for call in calls)}]"),
     "mistral": ("mistral", lambda calls: f"[TOOL_CALLS][{', '.join(as_json(*c, ensure_ascii=False) for c in calls)}]"),
-    "mistral 11": ("mistral-named", lambda calls: "".join(
-        f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)),
+    "mistral 11": (
+        "mistral-named",
+        lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls),
+    ),
     "gemma 3": ("gemma", lambda calls: f"```tool_code\n[{', '.join(as_python(*call) for call in calls)}]\n```"),
     "gemma 4": ("gemma-tags", lambda calls: "".join(as_tagged(*call) for call in calls)),
-    "harmony": ("harmony", lambda calls: "".join(
-        f"<|channel|>commentary to=functions.{name}<|message|>{json.dumps(arguments)}<|call|>"
-        for name, arguments in calls)),
-}  # fmt: skip
+    "harmony": (
+        "harmony",
+        lambda calls: "".join(
+            f"<|channel|>commentary to=functions.{name}<|message|>{json.dumps(arguments)}<|call|>"
+            for name, arguments in calls
+        ),
+    ),
+}
 
 
 def parts_of(format: str, text: str, cuts=()) -> list:
@@ -126,13 +138,38 @@ def as_typed(name, key, value):
 
 EDITS = st.lists(
     st.tuples(
-        st.integers(0, 2000), st.integers(0, 3) | st.integers(0, 2000),
-        st.sampled_from([
-            "", "}", "{", '"', "'", "\\", ",", ")", "]", "# ", '"""', '"name"', "NaN", '"\\ud800"', "</tool_call>",
-            "<parameter=x>", "</parameter>", "</function>", "[TOOL_CALLS]", '<|"|>', "<|call|>", "```"]),
+        st.integers(0, 2000),
+        st.integers(0, 3) | st.integers(0, 2000),
+        st.sampled_from(
+            [
+                "",
+                "}",
+                "{",
+                '"',
+                "'",
+                "\\",
+                ",",
+                ")",
+                "]",
+                "# ",
+                '"""',
+                '"name"',
+                "NaN",
+                '"\\ud800"',
+                "</tool_call>",
+                "<parameter=x>",
+                "</parameter>",
+                "</function>",
+                "[TOOL_CALLS]",
+                '<|"|>',
+                "<|call|>",
+                "```",
+            ]
+        ),
     ),
-    min_size=1, max_size=2,
-)  # fmt: skip
+    min_size=1,
+    max_size=2,
+)
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -46,34 +46,52 @@ ANSWERS = {
     "hermes without an end": ("hermes", CALL[:-12], {"calls": [F]}),
     "hermes parameters": ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', {"calls": [F]}),
     "hermes string arguments": (
-        "hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', {"calls": [F]}),
-    "hermes NaN": ("hermes", CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"'), {
-        "content": CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"')}),
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        {"calls": [F]},
+    ),
+    "hermes NaN": (
+        "hermes",
+        CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"'),
+        {"content": CALL.replace("1", "NaN").replace('{"a": NaN}', '"{\\"a\\": NaN}"')},
+    ),
     "glm": (
-        "glm", "I look.<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>"
+        "glm",
+        "I look.<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>"
         "<arg_value>x\ny</arg_value></tool_call><tool_call>get_weather</tool_call>",
-        {"content": "I look.", "calls": [("f", {"a": 1, "b": "x\ny"}), ("get_weather", {})]}),
+        {"content": "I look.", "calls": [("f", {"a": 1, "b": "x\ny"}), ("get_weather", {})]},
+    ),
     "deepseek": (
-        "deepseek", 'Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+        "deepseek",
+        'Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
         "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        {"content": "Hi", "calls": [F, ("f", {})]}),
+        {"content": "Hi", "calls": [F, ("f", {})]},
+    ),
     "deepseek v3": (
-        "deepseek-v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
-        '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', {"calls": [F]}),
+        "deepseek-v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        {"calls": [F]},
+    ),
     "lfm2": ("lfm2", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Hi", {"content": "Hi", "calls": [F]}),
     "cohere": (
-        "cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n    '
+        "cohere",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n    '
         '{"tool_call_id": "1", "tool_name": "get_weather", "parameters": {}}\n]<|END_ACTION|>',
-        {"calls": [F, ("get_weather", {})]}),
+        {"calls": [F, ("get_weather", {})]},
+    ),
     "cohere content": (
-        "cohere", "<|START_RESPONSE|>Hi <think>you</think> [1]<|END_RESPONSE|>", {
-            "content": "Hi <think>you</think> [1]"}),
-    "cohere text": ("cohere", "<think>hm</think><|START_TEXT|>Hi<|END_TEXT|>\n", {
-        "reasoning": "hm", "content": "Hi"}),
+        "cohere",
+        "<|START_RESPONSE|>Hi <think>you</think> [1]<|END_RESPONSE|>",
+        {"content": "Hi <think>you</think> [1]"},
+    ),
+    "cohere text": ("cohere", "<think>hm</think><|START_TEXT|>Hi<|END_TEXT|>\n", {"reasoning": "hm", "content": "Hi"}),
     "cohere without tags": ("cohere", "Hi <|START_", {"content": "Hi <|START_"}),
     "hermes, a tag in a string": (
-        "hermes", CALL.replace("1", r'"\"</tool_call>"') + f"\n{CALL}Hi", {
-            "content": "Hi", "calls": [("f", {"a": '"</tool_call>'}), F]}),
+        "hermes",
+        CALL.replace("1", r'"\"</tool_call>"') + f"\n{CALL}Hi",
+        {"content": "Hi", "calls": [("f", {"a": '"</tool_call>'}), F]},
+    ),
     "qwen xml": ("hermes", QWEN_XML, {"calls": [("f", {"a": 3, "b": "x\ny"})]}),
     "no call": ("hermes", "a <tool_call>b</tool_call> c", {"content": "a <tool_call>b</tool_call> c"}),
     "call of no object": ("hermes", "<tool_call>[1]</tool_call>", {"content": "<tool_call>[1]</tool_call>"}),
@@ -82,63 +100,101 @@ ANSWERS = {
     "reasoning and a call": ("hermes", f"<think>hm</think>\n{CALL}", {"reasoning": "hm", "calls": [F]}),
     "reasoning without an end": ("hermes", "<think>hm", {"reasoning": "hm"}),
     "reasoning after space, twice": (
-        "hermes", "\n<think>hm</think>\n<think>hm</think>Hi", {"reasoning": "hmhm", "content": "\nHi"}),
+        "hermes",
+        "\n<think>hm</think>\n<think>hm</think>Hi",
+        {"reasoning": "hmhm", "content": "\nHi"},
+    ),
     "a tag of reasoning in the content": (
-        "hermes", "<think>hm</think>The tag <think> opens <think>.", {
-            "reasoning": "hm", "content": "The tag <think> opens <think>."}),
+        "hermes",
+        "<think>hm</think>The tag <think> opens <think>.",
+        {"reasoning": "hm", "content": "The tag <think> opens <think>."},
+    ),
     "a tag of reasoning in JSON": ("hermes", '{"tag": "<think>"}', {"content": '{"tag": "<think>"}'}),
     "a tag of reasoning after no call": (
-        "hermes", "<tool_call>b</tool_call> <think>", {"content": "<tool_call>b</tool_call> <think>"}),
+        "hermes",
+        "<tool_call>b</tool_call> <think>",
+        {"content": "<tool_call>b</tool_call> <think>"},
+    ),
     "llama": ("llama3", '{"name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
     "llama, two": (
-        "llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "get_weather", "parameters": {}}',
-        {"calls": [F, ("get_weather", {})]}),
+        "llama3",
+        '{"name": "f", "parameters": {"a": 1}}; {"name": "get_weather", "parameters": {}}',
+        {"calls": [F, ("get_weather", {})]},
+    ),
     "llama, tag": ("llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
     "llama, function": ("llama3", '<function=f>{"a": 1}</function>', {"calls": [F]}),
     "llama 4": ("llama3", '[f(a=1), get_weather(city="Oslo")]', {"calls": [F, ("get_weather", {"city": "Oslo"})]}),
     "llama, JSON that is no call": ("llama3", '{"a": 1, "b": "name"}' * 9, {"content": '{"a": 1, "b": "name"}' * 9}),
     "llama, JSON with a name": (
-        "llama3", '{"name": "Ada", "parameters": {"a": 1}}', {"content": '{"name": "Ada", "parameters": {"a": 1}}'}),
+        "llama3",
+        '{"name": "Ada", "parameters": {"a": 1}}',
+        {"content": '{"name": "Ada", "parameters": {"a": 1}}'},
+    ),
     "llama, JSON with the name of a function": (
-        "llama3", '{"name": "f", "age": 5}', {"content": '{"name": "f", "age": 5}'}),
+        "llama3",
+        '{"name": "f", "age": 5}',
+        {"content": '{"name": "f", "age": 5}'},
+    ),
     "llama, only the name of a function": ("llama3", '{"name": "f"}', {"content": '{"name": "f"}'}),
     "llama, two, one unknown": (
-        "llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
-        {"calls": [F], "content": '; {"name": "g", "parameters": {}}'}),
+        "llama3",
+        '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+        {"calls": [F], "content": '; {"name": "g", "parameters": {}}'},
+    ),
     "llama, list": ("llama3", "[1, 2]", {"content": "[1, 2]"}),
     "mistral": ("mistral", 'ok[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', {"content": "ok", "calls": [F]}),
     "mistral 11": (
-        "mistral-named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather[CALL_ID]x1[ARGS]{}',
-        {"calls": [F, ("get_weather", {})]}),
+        "mistral-named",
+        '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather[CALL_ID]x1[ARGS]{}',
+        {"calls": [F, ("get_weather", {})]},
+    ),
     "gemma 3": ("gemma", "Sure.\n```tool_code\nprint(f(a=1))\n```", {"content": "Sure.\n", "calls": [F]}),
     "gemma 3, tags in strings": (
-        "gemma", "```tool_code\n[f(a='```', b=\"\"\"x\n```\"\"\")]\n```Hi", {
-            "content": "Hi", "calls": [("f", {"a": "```", "b": "x\n```"})]}),
+        "gemma",
+        '```tool_code\n[f(a=\'```\', b="""x\n```""")]\n```Hi',
+        {"content": "Hi", "calls": [("f", {"a": "```", "b": "x\n```"})]},
+    ),
     "gemma 3, code": ("gemma", "```tool_code\nimport os\n```", {"content": "```tool_code\nimport os\n```"}),
     "function gemma": (
-        "gemma-tags", "<start_function_call>call:f{a:<escape>x{,y<escape>,b:[1,{c:true}]}<end_function_call>",
-        {"calls": [("f", {"a": "x{,y", "b": [1, {"c": True}]})]}),
+        "gemma-tags",
+        "<start_function_call>call:f{a:<escape>x{,y<escape>,b:[1,{c:true}]}<end_function_call>",
+        {"calls": [("f", {"a": "x{,y", "b": [1, {"c": True}]})]},
+    ),
     "gemma 4": (
-        "gemma-tags", '<|tool_call>call:f{a:1,s:<|"|>x<|"|>}<tool_call|>', {"calls": [("f", {"a": 1, "s": "x"})]}),
+        "gemma-tags",
+        '<|tool_call>call:f{a:1,s:<|"|>x<|"|>}<tool_call|>',
+        {"calls": [("f", {"a": 1, "s": "x"})]},
+    ),
     "gemma, broken": (
-        "gemma-tags", "<|tool_call>call:f{a:<tool_call|>", {"content": "<|tool_call>call:f{a:<tool_call|>"}),
+        "gemma-tags",
+        "<|tool_call>call:f{a:<tool_call|>",
+        {"content": "<|tool_call>call:f{a:<tool_call|>"},
+    ),
     "harmony": (
-        "harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
-        {"reasoning": "hm", "content": "Hi"}),
+        "harmony",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        {"reasoning": "hm", "content": "Hi"},
+    ),
     "harmony call": (
         "harmony",
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f "
-        '<|constrain|>json<|message|>{"a": 1}<|call|>', {"reasoning": "hm", "calls": [F]}),
+        '<|constrain|>json<|message|>{"a": 1}<|call|>',
+        {"reasoning": "hm", "calls": [F]},
+    ),
     "harmony, a tag in a string": (
-        "harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": "<|end|>"}<|call|>', {
-            "calls": [("f", {"a": "<|end|>"})]}),
+        "harmony",
+        ' to=functions.f<|channel|>commentary json<|message|>{"a": "<|end|>"}<|call|>',
+        {"calls": [("f", {"a": "<|end|>"})]},
+    ),
     "harmony, other order": ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', {"calls": [F]}),
     "harmony, broken call": ("harmony", "<|channel|>commentary to=f<|message|>{", {"content": "{"}),
     "harmony, unknown function": (
-        "harmony", "<|channel|>analysis to=python<|message|>1<|end|><|start|>assistant to=functions.g<|message|>{}",
-        {"reasoning": "1", "content": "{}"}),
+        "harmony",
+        "<|channel|>analysis to=python<|message|>1<|end|><|start|>assistant to=functions.g<|message|>{}",
+        {"reasoning": "1", "content": "{}"},
+    ),
     "harmony preamble": ("harmony", "<|channel|>commentary<|message|>I look.<|end|>", {"content": "I look."}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("format, text, expected", ANSWERS.values(), ids=ANSWERS)
@@ -170,8 +226,9 @@ def test_prompt_may_have_opened_the_reasoning():
     assert parse("mistral", "[THINK]hm[/THINK]Hi", 1, think="[/THINK]") == {"reasoning": "hm", "content": "Hi"}
     text = "hm<|END_THINKING|><|START_RESPONSE|>Hi<|END_RESPONSE|>"
     assert parse("cohere", text, 1, "<|START_THINKING|>", think="<|END_THINKING|>") == {
-        "reasoning": "hm", "content": "Hi"
-    }  # fmt: skip
+        "reasoning": "hm",
+        "content": "Hi",
+    }
 
 
 def test_prompt_may_have_opened_the_content():

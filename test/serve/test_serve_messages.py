@@ -201,8 +201,13 @@ def test_count_tokens(server):
 
 def test_thinking_effort_and_later_system_messages_reach_the_template(chat_program):
     """As Claude Code sends them."""
-    later = [HELLO, {"role": "system", "content": "Agents: none."}, {"role": "assistant", "content": "Hello."},
-             {"role": "system", "content": "One."}, {"role": "user", "content": "Two."}]  # fmt: skip
+    later = [
+        HELLO,
+        {"role": "system", "content": "Agents: none."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": "One."},
+        {"role": "user", "content": "Two."},
+    ]
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     with scripted(chat_program, THINKING) as server:
         server.text = "Hello."

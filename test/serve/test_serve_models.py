@@ -41,7 +41,9 @@ def test_models_are_loaded_on_demand_within_the_budget(paths):
     with served.listening(create_app(models, settings=settings), settings) as url:
         listed = httpx.get(f"{url}/v1/models").json()["data"]
         assert [(m["id"], m["loaded"], m["context_length"]) for m in listed] == [
-            ("first", False, small_llm.CONTEXT), ("second", True, small_llm.CONTEXT)]  # fmt: skip
+            ("first", False, small_llm.CONTEXT),
+            ("second", True, small_llm.CONTEXT),
+        ]
         assert all(0 <= time.time() - m["created"] < 600 for m in listed)
         texts = [complete(url, name).json()["choices"][0]["text"] for name in ("first", "second", "first")]
         assert texts[0] == texts[1] == texts[2] and [*models.loaded] == ["first"]

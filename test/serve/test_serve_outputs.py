@@ -80,9 +80,14 @@ def test_answers_may_be_calls_instead(client):
     """As with response_format."""
     tool = {"type": "function", "function": {"name": "f", "parameters": record(a=INTEGER)}}
     answer = client.chat.completions.create(
-        model=NAME, messages=[{"role": "user", "content": "x"}], tools=[tool], n=16, seed=2, max_tokens=60,
+        model=NAME,
+        messages=[{"role": "user", "content": "x"}],
+        tools=[tool],
+        n=16,
+        seed=2,
+        max_tokens=60,
         extra_body={"structured_outputs": {"choice": ["yes", "<tool"]}},
-    )  # fmt: skip
+    )
     calls = [choice.message.tool_calls for choice in answer.choices]
     assert {choice.message.content for choice in answer.choices if not choice.message.tool_calls} <= {"yes", "<tool"}
     assert any(calls) and not all(calls)
@@ -117,7 +122,7 @@ def test_answers_may_be_calls_instead(client):
         ({"json": "[]"}, "structured_outputs.json", "got a list, expected an object"),
         ({"json": {"type": "thing"}}, "structured_outputs.json", "Invalid type: thing"),
     ],
-)  # fmt: skip
+)
 def test_wrong_form_returns_400(client, form, param, message):
     with pytest.raises(openai.BadRequestError) as caught:
         texts(client, chat=False, **form)

@@ -219,8 +219,9 @@ def test_answers_cannot_stand_in_for_controls_of_the_page(page):
 def test_links_of_answers_open_a_page_of_their_own(page):
     show(page, "See [this](https://example.com).")
     assert page.js("[document.querySelector('#chat a').target, document.querySelector('#chat a').rel]") == [
-        "_blank", "noopener noreferrer"
-    ]  # fmt: skip
+        "_blank",
+        "noopener noreferrer",
+    ]
 
 
 def test_formulas_are_shown_as_the_model_writes_them(page):
@@ -268,10 +269,13 @@ def test_reasoning_stays_if_there_is_no_room_for_an_answer(page):
     assert page.js("$('state').textContent").endswith("cut off")
 
 
-@pytest.mark.parametrize("response, message", [
-    ("Promise.reject(new TypeError('Failed to fetch'))", "the server does not answer"),
-    ("new Response('<html>', { status: 502 })", "the server answers with HTTP 502"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "response, message",
+    [
+        ("Promise.reject(new TypeError('Failed to fetch'))", "the server does not answer"),
+        ("new Response('<html>', { status: 502 })", "the server answers with HTTP 502"),
+    ],
+)
 def test_errors_of_the_network_are_shown(page, response, message):
     answer_with(page, response)
     assert page.shown_messages()[-1] == ("error", message)
@@ -298,9 +302,13 @@ def test_phone_width_and_dark_mode(page):
     page._post("window/rect", {"width": 400, "height": 700})
     page.js("addMessage('user', 'word '.repeat(50) + 'x'.repeat(300))")
     assert page.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    page._post("goog/cdp/execute", {
-        "cmd": "Emulation.setEmulatedMedia", "params": {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    })  # fmt: skip
+    page._post(
+        "goog/cdp/execute",
+        {
+            "cmd": "Emulation.setEmulatedMedia",
+            "params": {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+        },
+    )
     assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
     page.click("#clear")
     page._post("window/rect", {"width": 1000, "height": 800})

@@ -106,10 +106,12 @@ def test_reasoning_effort_and_allowed_tools(client, server):
     server.text = "Rain."
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_weather"}]}
     answer = create(
-        client, tools=[TOOL, TOOL | {"name": "now"}], tool_choice=choice,
+        client,
+        tools=[TOOL, TOOL | {"name": "now"}],
+        tool_choice=choice,
         reasoning={"effort": "low", "summary": "auto"},
         extra_body={"prompt": None, "conversation": None},  # unsupported fields are accepted if they are null
-    )  # fmt: skip
+    )
     assert answer.output_text == "Rain." and answer.reasoning.effort == "low" and answer.tool_choice.mode == "auto"
     assert server.prompts[-1].endswith("[effort low][assistant]") and '"name": "now"' not in server.prompts[-1]
 
@@ -221,7 +223,9 @@ def test_values_of_fields_of_other_tools_that_have_no_effect(client, server):
 
 def test_reasoning_that_comes_back_reaches_the_template(chat_program):
     """Between calls. gpt-oss's template calls it `thinking`."""
-    template = "{% for message in messages %}[{{ message.role }}]{{ message.thinking }}{% endfor %}{% if tools %}{% endif %}"
+    template = (
+        "{% for message in messages %}[{{ message.role }}]{{ message.thinking }}{% endfor %}{% if tools %}{% endif %}"
+    )
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": "1"}
 

@@ -56,9 +56,13 @@ def test_answer_at_the_limit_is_cut_off(client):
 def test_json_object(client):
     for seed in range(3):
         answer = client.chat.completions.create(
-            model=NAME, messages=MESSAGES, response_format={"type": "json_object"}, seed=seed, max_tokens=80,
+            model=NAME,
+            messages=MESSAGES,
+            response_format={"type": "json_object"},
+            seed=seed,
+            max_tokens=80,
             logit_bias=ENDING,
-        )  # fmt: skip
+        )
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
@@ -96,9 +100,10 @@ def test_tokenizer_in_a_folder(tmp_path):
     small_llm.tokenizer().save_pretrained(tmp_path)
     head = HeadConfig(allowed_tokens=True, logprobs=2)
     path = small_llm.export(tmp_path / "bare.pte", tokenizer=None, head=head)
-    with served.serve(path, tokenizer=tmp_path) as running, openai.OpenAI(
-        base_url=f"{running.url}/v1", api_key="none", max_retries=0
-    ) as client:
+    with (
+        served.serve(path, tokenizer=tmp_path) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
+    ):
         options = {"logprobs": True, "top_logprobs": 2, "logit_bias": {}}
         choice = ask(client, record(name=STRING | {"maxLength": 9}), seed=3, max_tokens=60, **options).choices[0]
         assert json.loads(choice.message.content).keys() == {"name"}
@@ -231,8 +236,10 @@ ZOD = [
         {"pattern": "^a{2,3}$"},
         {"format": "date"},
         record(
-            id={"type": "integer", "format": "int32", "maximum": 9}, key={"type": "string", "format": "byte"},
-            secret={"type": "string", "format": "password", "maxLength": 3}, on={"type": "boolean", "format": "flag"},
+            id={"type": "integer", "format": "int32", "maximum": 9},
+            key={"type": "string", "format": "byte"},
+            secret={"type": "string", "format": "password", "maxLength": 3},
+            on={"type": "boolean", "format": "flag"},
         ),
         {"pattern": r'^"\\?[a"]*$'},
         {"maxItems": 1},
@@ -242,7 +249,7 @@ ZOD = [
         {"$schema": "http://json-schema.org/draft-07/schema#", "items": [INTEGER], "additionalItems": {"const": "a"}},
         {"patternProperties": {"^a$": INTEGER}},
     ],
-)  # fmt: skip
+)
 def test_keywords_beside_others_have_an_effect(client, schema):
     assert check(ask(client, schema, n=8, seed=2, max_tokens=100).choices, schema)
 
@@ -273,7 +280,10 @@ def test_strings_with_a_length_have_no_control_characters(client):
         ({"$ref": "#"}, "the grammar admits no answer"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf constraints are not supported"),
         ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "oneOf constraints are not supported"),
-        ({"type": "object", "required": ["b"], "additionalProperties": False}, "required property 'b' is unsatisfiable"),
+        (
+            {"type": "object", "required": ["b"], "additionalProperties": False},
+            "required property 'b' is unsatisfiable",
+        ),
         ({"properties": []}, "properties must be an object"),
         ({"anyOf": []}, "anyOf is empty"),
         ({"enum": "a"}, "enum must be an array"),

@@ -398,9 +398,7 @@ def test_special_tokens_are_tags_of_their_format(chat_program):
     llm = LLM.load(chat_program)
     from executorch_mlx.serve.model import ServedModel
 
-    llm.tokenizer = Tokenizer(
-        with_tokens(llm, special), {"additional_special_tokens": list(special)}, "[TOOL_CALLS]"
-    )
+    llm.tokenizer = Tokenizer(with_tokens(llm, special), {"additional_special_tokens": list(special)}, "[TOOL_CALLS]")
     model = ServedModel(llm, NAME)
     assert model.format.name == "mistral" and model.marker_tokens == {500: "[TOOL_CALLS]"}
     assert len(model.call_id()) == 9 and model.call_id().isalnum()

@@ -29,11 +29,19 @@ def theirs(tokens):
     There, the last segment of an answer includes the timestamp token that follows it.
     """
     segments, offset = WhisperForConditionalGeneration._retrieve_segment(
-        seek_sequence=torch.tensor(tokens), seek_outputs=[{}], time_offset=torch.zeros(1, dtype=torch.float64),
-        timestamp_begin=BEGIN, seek_num_frames=torch.tensor([2 * WINDOW]), time_precision=SECONDS_PER_TIMESTAMP,
-        time_precision_features=SECONDS_PER_TIMESTAMP / 2, input_stride=2, prev_idx=0, idx=0,
-        return_token_timestamps=False, decoder_input_ids=torch.zeros(1, 3),
-    )  # fmt: skip
+        seek_sequence=torch.tensor(tokens),
+        seek_outputs=[{}],
+        time_offset=torch.zeros(1, dtype=torch.float64),
+        timestamp_begin=BEGIN,
+        seek_num_frames=torch.tensor([2 * WINDOW]),
+        time_precision=SECONDS_PER_TIMESTAMP,
+        time_precision_features=SECONDS_PER_TIMESTAMP / 2,
+        input_stride=2,
+        prev_idx=0,
+        idx=0,
+        return_token_timestamps=False,
+        decoder_input_ids=torch.zeros(1, 3),
+    )
     spans = [
         (s["tokens"].tolist(), *(round(float(s[name]) / SECONDS_PER_TIMESTAMP) for name in ("start", "end")))
         for s in segments

@@ -39,10 +39,7 @@ def _xnnpack() -> TestFlow:
     return XNNPACK_TEST_FLOW
 
 
-FLOWS = {
-    MLX: lambda: TestFlow(MLX, backend=MLX, tester_factory=_tester),
-    "xnnpack": _xnnpack,
-}
+FLOWS = {MLX: lambda: TestFlow(MLX, backend=MLX, tester_factory=_tester), "xnnpack": _xnnpack}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,9 +108,17 @@ class _Writer:
             return
         records = dict(report.user_properties).get(_KEY)
         if records is None:  # the process crashed
-            records = [{"flow": report.nodeid.split("[")[-1].split("-")[0].rstrip("]"), "test": report.nodeid,
-                        "subtest": 0, "result": "CRASH", "delegated": 0, "undelegated": None,
-                        "error": str(report.longrepr)[:2000]}]
+            records = [
+                {
+                    "flow": report.nodeid.split("[")[-1].split("-")[0].rstrip("]"),
+                    "test": report.nodeid,
+                    "subtest": 0,
+                    "result": "CRASH",
+                    "delegated": 0,
+                    "undelegated": None,
+                    "error": str(report.longrepr)[:2000],
+                }
+            ]
         with cls.path.open("a") as file:
             file.writelines(json.dumps(r) + "\n" for r in records)
 

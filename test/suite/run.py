@@ -73,8 +73,23 @@ def run(suite: str, flows: str, processes: int, results: Path, arguments: list[s
     results.parent.mkdir(exist_ok=True)
     paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mlx_flow", "-p", "no:cacheprovider", "--tb=no",
-               "-W", "ignore", "--flows", flows, "--results", str(results)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "mlx_flow",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        "-W",
+        "ignore",
+        "--flows",
+        flows,
+        "--results",
+        str(results),
+    ]
     if processes > 1:
         environment["OMP_NUM_THREADS"] = "1"
         command += ["-n", str(processes), "--dist", "worksteal"]

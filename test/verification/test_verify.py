@@ -12,9 +12,10 @@ pytestmark = pytest.mark.usefixtures("delegate")
 def compiled(module, inputs, *, dynamic_shapes=None, partitioner=None) -> bytes:
     exported = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
     lowered = to_edge_transform_and_lower(
-        exported, partitioner=[partitioner or MLXPartitioner()],
+        exported,
+        partitioner=[partitioner or MLXPartitioner()],
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
-    )  # fmt: skip
+    )
     return bytes(lowered.to_executorch().buffer)
 
 

@@ -1,7 +1,7 @@
 """Writes docs/operators.md: the supported operators by family, from the registry.
 
-    python tools/docs/operators.py          # after a change in ops/ or patterns/
-    python tools/docs/operators.py --check  # exit status 1 if the committed page differs
+python tools/docs/operators.py          # after a change in ops/ or patterns/
+python tools/docs/operators.py --check  # exit status 1 if the committed page differs
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(executorch_mlx.__file__).parent
 PAGE = ROOT / "docs" / "operators.md"
 TITLES = {
-    "kv_cache": "KV cache", "linalg": "Linear algebra", "conv": "Convolution", "quant": "Quantized weights",
+    "kv_cache": "KV cache",
+    "linalg": "Linear algebra",
+    "conv": "Convolution",
+    "quant": "Quantized weights",
     "rnn": "Recurrent layers",
 }
 

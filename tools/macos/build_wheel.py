@@ -86,8 +86,20 @@ def unpack_wheels() -> None:
     say(f"downloading {' and '.join(requirements)} for macOS")
     downloads = WORK / "downloads"
     # The C++ libraries are the same in the wheels of all Python versions.
-    pip("download", "--no-deps", "--only-binary=:all:", "--dest", downloads, "--platform", PLATFORM,
-        "--python-version", "3.12", "--implementation", "cp", *requirements)  # fmt: skip
+    pip(
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        downloads,
+        "--platform",
+        PLATFORM,
+        "--python-version",
+        "3.12",
+        "--implementation",
+        "cp",
+        *requirements,
+    )
     shutil.rmtree(SITE_PACKAGES, ignore_errors=True)
     for wheel in downloads.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(SITE_PACKAGES)

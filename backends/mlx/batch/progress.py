@@ -21,9 +21,14 @@ def progress(done: int, total: int) -> Iterator[Callable[[Totals], None]]:
     """
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]}"),
-        TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]}"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
     start = time.monotonic()
     with Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=120) as bar:
         task = bar.add_task("answers", total=total, completed=done, tokens="")

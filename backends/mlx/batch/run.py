@@ -95,9 +95,7 @@ def count_and_check(requests: Requests, answers: AnswerFile) -> int:
     return total
 
 
-async def answer_all(
-    requests: Iterable[Request], workers: Workers, write: Callable[[dict[str, Any]], None]
-) -> None:
+async def answer_all(requests: Iterable[Request], workers: Workers, write: Callable[[dict[str, Any]], None]) -> None:
     """Answer `requests` and pass each answer to `write` as soon as it is complete.
 
     Raises what `write` raises, and RuntimeError if the workers cannot answer any more. In both cases, the running

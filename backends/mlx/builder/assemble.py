@@ -21,11 +21,7 @@ from .slots import Space, TensorSlot, ValueSlot
 
 IR_VERSION = "1"
 
-_SLOT_TYPES = {
-    int: ir.SlotType.IntValueSlot,
-    float: ir.SlotType.FloatValueSlot,
-    bool: ir.SlotType.BoolValueSlot,
-}
+_SLOT_TYPES = {int: ir.SlotType.IntValueSlot, float: ir.SlotType.FloatValueSlot, bool: ir.SlotType.BoolValueSlot}
 
 
 @dataclass
@@ -136,7 +132,9 @@ class _Assembler:
             self.buffer_names[slot] = name = self.builder.buffer_keys.get(slot.name) or _key(slot.name, digest.text)
             if not digest.is_zero and torch.count_nonzero(data):  # -0.0 is a zero, too
                 self.constants[name] = data
-                initial[slot] = TensorSlot(slot.dtype, slot.shape, Space.CONSTANT, without_digest(name), lambda data=data: data)
+                initial[slot] = TensorSlot(
+                    slot.dtype, slot.shape, Space.CONSTANT, without_digest(name), lambda data=data: data
+                )
         return initial
 
     def _init_chain(self) -> list[Emitted]:
@@ -200,7 +198,9 @@ class _Assembler:
         replacements = []
         if init:
             noop = ir.Instruction(op=ir.NoopNode())
-            replacements.append(ir.Replacement(chain=len(self.builder.chains), first=0, count=len(init), instruction=noop))
+            replacements.append(
+                ir.Replacement(chain=len(self.builder.chains), first=0, count=len(init), instruction=noop)
+            )
         for r in self.builder.replacements:
             (chain,) = (i for i, chain in enumerate(self.builder.chains) if chain is r.chain)
             replaced = {id(e) for e in r.emitted}
@@ -214,9 +214,7 @@ class _Assembler:
     def _instruction(self, emitted: Emitted) -> ir.Op:
         types = {f.name: f.type for f in emitted.op.FIELDS}
         fields = {
-            name: self._field_value(types[name], value)
-            for name, value in emitted.fields.items()
-            if value is not None
+            name: self._field_value(types[name], value) for name, value in emitted.fields.items() if value is not None
         }
         return emitted.op(**fields)
 

@@ -20,9 +20,7 @@ from .slots import Space, TensorSlot
 MAX_BYTES = 2**18
 
 
-def fold(
-    node: Node, value: Any, slot_of: Callable[[Node], Any], num_readers: Callable[[TensorSlot], int]
-) -> Any:
+def fold(node: Node, value: Any, slot_of: Callable[[Node], Any], num_readers: Callable[[TensorSlot], int]) -> Any:
     """Return a constant if `node` can be folded, else `value`, the value to which `node` was lowered.
 
     A node can be folded if its operator is pure and all of its operands are known. In addition, operands and result

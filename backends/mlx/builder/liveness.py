@@ -81,8 +81,7 @@ def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
         return False
     written = list(results(emitted))
     return bool(written) and all(
-        s not in needed and not (isinstance(s, TensorSlot) and s.space != Space.TEMP)
-        for s in written
+        s not in needed and not (isinstance(s, TensorSlot) and s.space != Space.TEMP) for s in written
     )
 
 

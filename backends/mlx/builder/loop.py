@@ -23,8 +23,12 @@ def emit_loop(
 
 
 def emit_scan(
-    P: Lowering, body: Callable, init: Sequence[TensorSlot], xs: Sequence[TensorSlot],
-    outputs: Sequence[TensorSlot] = (), axis: int = 0,
+    P: Lowering,
+    body: Callable,
+    init: Sequence[TensorSlot],
+    xs: Sequence[TensorSlot],
+    outputs: Sequence[TensorSlot] = (),
+    axis: int = 0,
 ) -> list[TensorSlot]:
     """Emit a loop over `axis` of the tensors `xs`, and return the slots of the final carry.
 
@@ -37,7 +41,12 @@ def emit_scan(
     with P.chain() as index:
         assign(P, body(carry, slices), [*carry, *outputs])
     P.emit(
-        ir.ScanNode, originals=list(xs), sliced=slices, outputs=list(outputs), carry=carry, body_chain_idx=index,
+        ir.ScanNode,
+        originals=list(xs),
+        sliced=slices,
+        outputs=list(outputs),
+        carry=carry,
+        body_chain_idx=index,
         scan_axis=axis,
     )
     return carry

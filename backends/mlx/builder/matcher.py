@@ -173,11 +173,7 @@ def _bound(node: Node) -> Iterable[tuple[str, _Argument]]:
 
 def is_call(node: Any, *targets: str) -> bool:
     """Whether `node` is an FX node that calls one of `targets`."""
-    return (
-        isinstance(node, Node)
-        and node.op == "call_function"
-        and str(aten_target(node.target)) in targets
-    )
+    return isinstance(node, Node) and node.op == "call_function" and str(aten_target(node.target)) in targets
 
 
 def attempt(match: Callable[[Any, Node], Match]) -> Callable[[Any, Node], Match | None]:

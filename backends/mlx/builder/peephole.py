@@ -14,9 +14,7 @@ from .slots import Space, TensorSlot
 _VIEWS = (ir.ReshapeNode, ir.ExpandDimsNode, ir.SqueezeNode)
 
 
-def simplify(
-    producers: dict[TensorSlot, Any], op: type[ir.Op], fields: dict[str, Any]
-) -> TensorSlot | dict[str, Any]:
+def simplify(producers: dict[TensorSlot, Any], op: type[ir.Op], fields: dict[str, Any]) -> TensorSlot | dict[str, Any]:
     """Simplify an instruction that has not been emitted yet. Appends nothing.
 
     Returns a slot if that slot already holds the result of the instruction. Otherwise returns the fields with which to

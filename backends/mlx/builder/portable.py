@@ -258,9 +258,7 @@ def _integer_power(P: Emitter, n, env):
 
 def _empty(P: Emitter, shape: list, dtype: torch.dtype) -> TensorSlot:
     """Return a tensor of static `shape`, of which a size is 0: no elements of a tensor of ones."""
-    whole = P.emit(
-        ir.FullNode, shape=[max(1, size) for size in shape], v=0, scalar_type=dtypes.scalar_type(dtype),
-    )
+    whole = P.emit(ir.FullNode, shape=[max(1, size) for size in shape], v=0, scalar_type=dtypes.scalar_type(dtype))
     axis = shape.index(0)
     part = P.emit(ir.SliceNode, x=whole, axis=axis, start=0, stop=0)
     if shape.count(0) > 1:
@@ -461,10 +459,7 @@ def _corner(P: Emitter, x: TensorSlot, sizes: list) -> TensorSlot:
 
 def _with_corner(P: Emitter, x: TensorSlot, corner: TensorSlot, sizes: list, skipped: int) -> TensorSlot:
     """Return `x` with `corner` at its beginning: its first `sizes[i]` elements on each axis i, except on `skipped`."""
-    axes = [
-        i for i, size in enumerate(sizes)
-        if i != skipped and not (isinstance(size, int) and size == x.shape[i])
-    ]
+    axes = [i for i, size in enumerate(sizes) if i != skipped and not (isinstance(size, int) and size == x.shape[i])]
     wholes = [x]  # x, cut to the corner on the first axis, on the first two axes, and so on
     for axis in axes[:-1]:
         wholes.append(_corner(P, wholes[-1], [sizes[i] if i == axis else None for i in range(x.ndim)]))

@@ -28,8 +28,13 @@ class ProgramBuilder(Lowering):
     """
 
     def __init__(
-        self, program: ExportedProgram, registry: Registry = REGISTRY, *, allow_extensions: bool = False,
-        buffer_keys: Mapping[str, str] = MappingProxyType({}), portable: bool = False,
+        self,
+        program: ExportedProgram,
+        registry: Registry = REGISTRY,
+        *,
+        allow_extensions: bool = False,
+        buffer_keys: Mapping[str, str] = MappingProxyType({}),
+        portable: bool = False,
     ):
         super().__init__(program, registry, allow_extensions=allow_extensions, buffer_keys=buffer_keys)
         self.portable = portable

@@ -161,9 +161,7 @@ class Microscaled:
             "w": P.constant(
                 f"{self.elements.name}.packed", lambda: bytes_of(self.elements).view(torch.uint32), shape, torch.uint32
             ),
-            "scales": P.constant(
-                f"{self.scale.name}.bytes", lambda: bytes_of(self.scale), (rows, groups), torch.uint8
-            ),
+            "scales": P.constant(f"{self.scale.name}.bytes", lambda: bytes_of(self.scale), (rows, groups), torch.uint8),
             "biases": None,
             "group_size": group_size,
             "bits": bits,
@@ -245,9 +243,7 @@ def read_mx(P: Emitter, qdata, scale, elem_dtype, block_size, output_dtype) -> M
     return Microscaled(qdata, scale, None, block_size, mode, torch_dtype(output_dtype))
 
 
-def read_per_channel(
-    P, input, scales, zero_points, axis, quant_min, quant_max, dtype, out_dtype
-) -> Affine | None:
+def read_per_channel(P, input, scales, zero_points, axis, quant_min, quant_max, dtype, out_dtype) -> Affine | None:
     """Describe the arguments of `quantized_decomposed::dequantize_per_channel`.
 
     Returns None if `axis` is not axis 0, or for the same reasons as `read_affine`.
@@ -258,9 +254,7 @@ def read_per_channel(
     return read_affine(P, input, block, scales, zero_points, dtype, quant_min, quant_max, out_dtype or torch.float32)
 
 
-def read_per_tensor(
-    P, input, scale, zero_point, quant_min, quant_max, dtype, out_dtype
-) -> Affine | None:
+def read_per_tensor(P, input, scale, zero_point, quant_min, quant_max, dtype, out_dtype) -> Affine | None:
     """Describe the arguments of `quantized_decomposed::dequantize_per_tensor`, with numbers as scale and zero point.
 
     Returns None for the same reasons as `read_affine`.
@@ -306,10 +300,7 @@ def _are_constants(*slots: TensorSlot | None) -> bool:
 
 
 def affine_product_dtype(
-    dtype: torch.dtype,
-    scales: Callable[[], torch.Tensor],
-    biases: Callable[[], torch.Tensor],
-    scales_rtol: float = 0.0,
+    dtype: torch.dtype, scales: Callable[[], torch.Tensor], biases: Callable[[], torch.Tensor], scales_rtol: float = 0.0
 ) -> torch.dtype:
     """Return the dtype of a product with an affine matrix: `dtype` if it holds the scales and biases, else float32.
 

@@ -89,9 +89,7 @@ class Traces:
         self._known: dict[Any, GraphModule] = vars(fake_mode).setdefault("_mlx_traces", {})
         self._counts: Counter = Counter()
 
-    def trace(
-        self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[GraphModule, list[Slot]]:
+    def trace(self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[GraphModule, list[Slot]]:
         """Return what `trace` returns."""
         leaves, spec = tree_flatten((list(args), kwargs))
         key = self._key(function, leaves, spec)

@@ -31,25 +31,43 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     model_arguments.add_to(parser)
     add = parser.add_argument
-    # fmt: off
     add("input", metavar="REQUESTS", type=Path, help="file with the requests: .jsonl, .csv or .parquet")
-    add("-o", "--output", required=True, metavar="FILE", type=Path,
-        help="file for the answers: .jsonl, or .csv or .parquet with the rows of a table and the answers as columns")
+    add(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        type=Path,
+        help="file for the answers: .jsonl, or .csv or .parquet with the rows of a table and the answers as columns",
+    )
     add("--name", help="name of the model in the requests (default: the file name without .pte)")
-    add("--ray", nargs="?", const="", metavar="ADDRESS",
+    add(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
         help="spread the requests over the machines of a Ray cluster (default ADDRESS: the running cluster, or a new "
-             "one on this machine)")
+        "one on this machine)",
+    )
     table = parser.add_argument_group("tables")
     table.add_argument("--column", metavar="NAME", help="column with the prompts")
-    table.add_argument("--answer-column", metavar="NAME", default="answer",
-        help="column for the answers; the column NAME_error has the error if there is no answer (default: "
-             "%(default)s)")
-    table.add_argument("--chat", action="store_true",
-        help="treat the prompts as chat messages: apply the chat template")
+    table.add_argument(
+        "--answer-column",
+        metavar="NAME",
+        default="answer",
+        help="column for the answers; the column NAME_error has the error if there is no answer (default: %(default)s)",
+    )
+    table.add_argument(
+        "--chat", action="store_true", help="treat the prompts as chat messages: apply the chat template"
+    )
     table.add_argument("--system", metavar="TEXT", help="system message of every chat")
-    table.add_argument("--body", metavar="JSON", type=_parse_json_object, default={},
-        help='further fields of every request, such as \'{"max_tokens": 100, "temperature": 0}\'')
-    # fmt: on
+    table.add_argument(
+        "--body",
+        metavar="JSON",
+        type=_parse_json_object,
+        default={},
+        help='further fields of every request, such as \'{"max_tokens": 100, "temperature": 0}\'',
+    )
     parser.set_defaults(run=run)
 
 

@@ -27,10 +27,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--library", metavar="PATH", help="delegate library to check (default: the installed one)")
     parser.add_argument(
-        "--model", metavar="DIR",
+        "--model",
+        metavar="DIR",
         help="print what an export of the model in this folder or GGUF file would give, or why the model cannot be "
         "exported; reads only its config.json, or the header of the file",
-    )  # fmt: skip
+    )
     parser.set_defaults(run=run)
 
 

@@ -54,9 +54,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         if not spec.flags:
             default = spec.default_text or spec.default
             group.add_argument(
-                _flag(name), type=spec.type, choices=spec.choices or None, metavar=spec.metavar,
-                default=argparse.SUPPRESS, help=spec.help + (f" (default: {default})" if default else ""),
-            )  # fmt: skip
+                _flag(name),
+                type=spec.type,
+                choices=spec.choices or None,
+                metavar=spec.metavar,
+                default=argparse.SUPPRESS,
+                help=spec.help + (f" (default: {default})" if default else ""),
+            )
 
 
 def _flag(name: str) -> str:

@@ -31,10 +31,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     output_format.add_argument("--dot", action="store_true", help="print the graph in Graphviz DOT format")
     output_format.add_argument("--svg", action="store_true", help="print the graph as SVG; needs Graphviz")
     output_format.add_argument(
-        "--portable", action="store_true",
+        "--portable",
+        action="store_true",
         help="print what ExecuTorch's own MLX delegate would compute differently, one line each; the exit status is 1 "
         "if there is anything",
-    )  # fmt: skip
+    )
     parser.set_defaults(run=run)
 
 

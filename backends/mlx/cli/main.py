@@ -28,8 +28,7 @@ class _PrintVersion(argparse.Action):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="executorch-mlx",
-        description="Export, run, serve and inspect models for the MLX delegate of ExecuTorch.",
+        prog="executorch-mlx", description="Export, run, serve and inspect models for the MLX delegate of ExecuTorch."
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -31,17 +31,23 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
             "model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export"
         )
     parser.add_argument(
-        "--tokenizer", metavar="DIR", type=Path,
+        "--tokenizer",
+        metavar="DIR",
+        type=Path,
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--draft-model", metavar="DRAFT.pte", type=Path,
+        "--draft-model",
+        metavar="DRAFT.pte",
+        type=Path,
         help="smaller model with the same tokenizer, which guesses tokens; the answers stay the same",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--memory-limit", metavar="SIZE", type=parse_size,
+        "--memory-limit",
+        metavar="SIZE",
+        type=parse_size,
         help="limit of the memory for weights, KV caches and results together, such as 2GiB (default: no limit)",
-    )  # fmt: skip
+    )
 
 
 def parse_size(text: str) -> int:

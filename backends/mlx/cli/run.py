@@ -30,25 +30,41 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     model_arguments.add_to(parser)
     add = parser.add_argument
-    # fmt: off
     add("--prompt", metavar="TEXT", help="answer this prompt and exit; - reads it from stdin")
     add("--chat", action="store_true", help="treat the prompt as a chat message: apply the chat template")
     add("--system", metavar="TEXT", help="system message of the chat")
-    add("--stop", metavar="TEXT", action="append", default=[],
-        help="stop string: the answer ends before it; may be repeated")
-    add("--max-new-tokens", type=int, metavar="N",
-        help="largest number of tokens in an answer (default: as many as the context holds)")
+    add(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="stop string: the answer ends before it; may be repeated",
+    )
+    add(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="largest number of tokens in an answer (default: as many as the context holds)",
+    )
     add("--min-new-tokens", type=int, metavar="N", help="smallest number of tokens in an answer (default: 0)")
     for name, spec in SCALARS.items():
-        add(f"--{name.replace('_', '-')}", type=spec.type, metavar="N" if spec.type is int else "X",
-            help=f"{spec.help} (default: {'random' if spec.off is None else format(spec.off, 'g')})")
-    add("--json", action="store_true",
-        help="print each answer as one line of JSON: text, tokens, finish, seed, metrics")
-    add("--prompt-cache", metavar="FILE", type=Path,
+        add(
+            f"--{name.replace('_', '-')}",
+            type=spec.type,
+            metavar="N" if spec.type is int else "X",
+            help=f"{spec.help} (default: {'random' if spec.off is None else format(spec.off, 'g')})",
+        )
+    add(
+        "--json", action="store_true", help="print each answer as one line of JSON: text, tokens, finish, seed, metrics"
+    )
+    add(
+        "--prompt-cache",
+        metavar="FILE",
+        type=Path,
         help="read the KV cache of a prompt from FILE, so that prompts that begin like it start sooner; if FILE does "
-        "not exist, write the KV cache of the first prompt to it")
+        "not exist, write the KV cache of the first prompt to it",
+    )
     add("--profile", metavar="FILE", help="time every instruction for ExecuTorch's Inspector; slower")
-    # fmt: on
     parser.set_defaults(run=run)
 
 

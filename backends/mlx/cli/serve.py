@@ -31,17 +31,24 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     model_arguments.add_to(parser, several=True)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=_number_parser(int, 0, 65535), default=8000,
+        "--port",
+        type=_number_parser(int, 0, 65535),
+        default=8000,
         help="port; 0 picks a free one (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--name", action="append", metavar="NAME",
+        "--name",
+        action="append",
+        metavar="NAME",
         help="name of the model in the API; once for each model (default: the file name without .pte)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--queue", type=_number_parser(int, 1), default=64, metavar="N",
+        "--queue",
+        type=_number_parser(int, 1),
+        default=64,
+        metavar="N",
         help="number of requests that may wait, for each model (default: %(default)s)",
-    )  # fmt: skip
+    )
     _add_limits(parser)
     _add_several_models(parser)
     parser.set_defaults(run=run)
@@ -50,51 +57,73 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("access and limits")
     group.add_argument(
-        "--api-key", metavar="KEY",
+        "--api-key",
+        metavar="KEY",
         help=f"key that clients must send (default: the environment variable {KEY_VARIABLE}, which other users of this "
         "machine do not see)",
-    )  # fmt: skip
+    )
     group.add_argument("--no-auth", action="store_true", help="serve other machines without an API key")
     group.add_argument(
-        "--allowed-origins", metavar="ORIGINS", type=_origins, default=(),
+        "--allowed-origins",
+        metavar="ORIGINS",
+        type=_origins,
+        default=(),
         help="other origins whose web pages may use the server, separated by commas, such as https://chat.example, or "
         "* for all",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--max-body", metavar="SIZE", type=parse_size, default=16 * 2**20,
+        "--max-body",
+        metavar="SIZE",
+        type=parse_size,
+        default=16 * 2**20,
         help="largest size of a request, such as 1MiB (default: 16MiB)",
-    )  # fmt: skip
+    )
     seconds = _number_parser(float, 0)
     group.add_argument(
-        "--request-timeout", metavar="SECONDS", type=seconds, default=0.0,
+        "--request-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=0.0,
         help="longest time of an answer, waiting included; 0: no limit (default: 0)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--stall-timeout", metavar="SECONDS", type=_number_parser(float, 1), default=120.0,
+        "--stall-timeout",
+        metavar="SECONDS",
+        type=_number_parser(float, 1),
+        default=120.0,
         help="/health fails if requests run and no step ended for this long (default: 120)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--grace", metavar="SECONDS", type=seconds, default=30.0,
+        "--grace",
+        metavar="SECONDS",
+        type=seconds,
+        default=30.0,
         help="time that running answers have to end at the shutdown; a second Ctrl-C ends them at once (default: 30)",
-    )  # fmt: skip
+    )
 
 
 def _add_several_models(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several models")
     group.add_argument(
-        "--model-memory", metavar="SIZE", type=parse_size,
+        "--model-memory",
+        metavar="SIZE",
+        type=parse_size,
         help="memory that loaded models may take together, such as 8GiB; others are loaded on demand "
-             "(default: no limit)",
-    )  # fmt: skip
+        "(default: no limit)",
+    )
     group.add_argument(
-        "--idle-timeout", metavar="SECONDS", type=_number_parser(float, 0), default=0.0,
+        "--idle-timeout",
+        metavar="SECONDS",
+        type=_number_parser(float, 0),
+        default=0.0,
         help="unload a model that no request used for this long; 0: never (default: 0)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--tool-format", metavar="FORMAT",
+        "--tool-format",
+        metavar="FORMAT",
         help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags, harmony, glm, deepseek, "
         "deepseek-v3, lfm2 or cohere (default: the format of the chat template)",
-    )  # fmt: skip
+    )
 
 
 def _origins(argument: str) -> tuple[str, ...]:

@@ -25,23 +25,41 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "stream to stdout.",
     )
     add = parser.add_argument
-    # fmt: off
     add("model", metavar="MODEL.pte", type=Path, help="speech model made by executorch-mlx export")
     add("sound", metavar="FILE", type=Path, help="sound file")
-    add("--language", metavar="L",
-        help="the spoken language, as a code such as de or an English name (default: detected)")
-    add("--task", choices=("transcribe", "translate"), default="transcribe",
-        help="translate: translate to English (default: %(default)s)")
-    add("--format", choices=("text", "plain", "json", "srt", "vtt"), default="text",
+    add(
+        "--language",
+        metavar="L",
+        help="the spoken language, as a code such as de or an English name (default: detected)",
+    )
+    add(
+        "--task",
+        choices=("transcribe", "translate"),
+        default="transcribe",
+        help="translate: translate to English (default: %(default)s)",
+    )
+    add(
+        "--format",
+        choices=("text", "plain", "json", "srt", "vtt"),
+        default="text",
         help="text: lines with times; plain: lines without times; json: one object per segment; srt, vtt: subtitles "
-             "(default: %(default)s)")
-    add("--no-timestamps", dest="timestamps", action="store_false",
-        help="do not let the model write timestamps: a segment is a window")
+        "(default: %(default)s)",
+    )
+    add(
+        "--no-timestamps",
+        dest="timestamps",
+        action="store_false",
+        help="do not let the model write timestamps: a segment is a window",
+    )
     add("--device", choices=("cpu", "gpu"), help="device to run on (default: the GPU if there is one)")
     for name, type_ in _SETTINGS.items():
-        add(f"--{name.replace('_', '-')}", type=type_, metavar="N" if type_ is int else "X", default=argparse.SUPPRESS,
-            help="largest number of tokens in a window" if name == "max_new_tokens" else f"{name} of the sampling")
-    # fmt: on
+        add(
+            f"--{name.replace('_', '-')}",
+            type=type_,
+            metavar="N" if type_ is int else "X",
+            default=argparse.SUPPRESS,
+            help="largest number of tokens in a window" if name == "max_new_tokens" else f"{name} of the sampling",
+        )
     parser.set_defaults(run=run)
 
 
@@ -82,8 +100,12 @@ def _vtt(_: int, segment: Segment) -> str:
 
 
 _FORMATS: dict[str, Callable[[int, Segment], str]] = {
-    "text": _text, "plain": lambda _, segment: segment.text.strip(), "json": _json, "srt": _srt, "vtt": _vtt,
-}  # fmt: skip
+    "text": _text,
+    "plain": lambda _, segment: segment.text.strip(),
+    "json": _json,
+    "srt": _srt,
+    "vtt": _vtt,
+}
 
 
 def clock(seconds: float, point: str = ".", hours: bool = False) -> str:

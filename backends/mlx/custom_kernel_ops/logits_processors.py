@@ -172,12 +172,6 @@ penalize_logits = _define(
 bias_logits = _define(
     "bias_logits(Tensor logits, Tensor tokens, Tensor values) -> Tensor", _check_bias, bias_definition
 )
-mask_logits = _define(
-    "mask_logits(Tensor logits, Tensor allowed) -> Tensor", _check_mask, mask_definition
-)
+mask_logits = _define("mask_logits(Tensor logits, Tensor allowed) -> Tensor", _check_mask, mask_definition)
 
-COMPOSITES = {
-    penalize_logits: penalize_definition,
-    bias_logits: bias_definition,
-    mask_logits: mask_definition,
-}
+COMPOSITES = {penalize_logits: penalize_definition, bias_logits: bias_definition, mask_logits: mask_definition}

@@ -138,8 +138,15 @@ def _delta_block(state, q, k, v, decay, beta):
     scores = _per_head(q @ k.mT, heads) * pairwise
     q, k = (_per_head(x, heads) for x in (q, k))
     return _delta_update(
-        state, q * since_start[..., None], k * since_start[..., None], k * until_end[..., None], v, beta, overlap,
-        scores, since_start[..., -1:, None],
+        state,
+        q * since_start[..., None],
+        k * since_start[..., None],
+        k * until_end[..., None],
+        v,
+        beta,
+        overlap,
+        scores,
+        since_start[..., -1:, None],
     )
 
 
@@ -206,9 +213,7 @@ def _check(name, **shapes):
     """Raise ValueError if a tensor has another shape than expected. `shapes` maps names to (tensor, shape)."""
     for argument, (tensor, expected) in shapes.items():
         if tuple(tensor.shape) != tuple(expected):
-            raise ValueError(
-                f"mlx::{name}: {argument}: got shape {list(tensor.shape)}, expected {list(expected)}"
-            )
+            raise ValueError(f"mlx::{name}: {argument}: got shape {list(tensor.shape)}, expected {list(expected)}")
 
 
 def _check_heads(name, query, key, value, state, **others):
@@ -216,7 +221,9 @@ def _check_heads(name, query, key, value, state, **others):
     if heads % groups:
         raise ValueError(f"mlx::{name}: value: got {heads} heads, expected a multiple of the {groups} of the query")
     _check(
-        name, key=(key, query.shape), value=(value, (batch, heads, length, width)),
+        name,
+        key=(key, query.shape),
+        value=(value, (batch, heads, length, width)),
         state=(state, (batch, heads, size, width)),
         **{n: (x, (batch, heads, length, *[size] * (x.dim() - 3))) for n, x in others.items()},
     )
@@ -236,9 +243,7 @@ def _define(name, arguments, check, rule):
 
     schema = ", ".join(f"Tensor {argument}" for argument in arguments)
     like = arguments.index("value") if "value" in arguments else 0
-    return define(
-        f"{name}({schema}) -> (Tensor, Tensor)", eager, lambda *tensors: _outputs(tensors[like], tensors[-1])
-    )
+    return define(f"{name}({schema}) -> (Tensor, Tensor)", eager, lambda *tensors: _outputs(tensors[like], tensors[-1]))
 
 
 def _check_linear(name, query, key, value, decay, state):
@@ -254,7 +259,11 @@ def _check_selective(name, x, step, key, query, rates, state):
     size = rates.shape[-1]
     keys = batch, length, size
     _check(
-        name, step=(step, x.shape), key=(key, keys), query=(query, keys), rates=(rates, (width, size)),
+        name,
+        step=(step, x.shape),
+        key=(key, keys),
+        query=(query, keys),
+        rates=(rates, (width, size)),
         state=(state, (batch, width, size)),
     )
 

@@ -62,14 +62,10 @@ kv_cache_update = define(
 )
 
 
-def _custom_sdpa(
-    query, key, value, start_pos, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None
-):
+def _custom_sdpa(query, key, value, start_pos, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
     end = start_pos + query.shape[2]
     if start_pos < 0 or end > key.shape[2]:
-        raise ValueError(
-            f"mlx::custom_sdpa: query positions [{start_pos}, {end}) are out of range [0, {key.shape[2]})"
-        )
+        raise ValueError(f"mlx::custom_sdpa: query positions [{start_pos}, {end}) are out of range [0, {key.shape[2]})")
     if is_causal:
         attn_mask = torch.arange(end) <= torch.arange(start_pos, end)[:, None]
     return scaled_dot_product_attention(
@@ -192,8 +188,17 @@ def _check_experts(w, bits, mode, transpose):
 
 
 def _gather_qmm(
-    x, w, scales, biases=None, rhs_indices=None, lhs_indices=None, transpose=True, group_size=32,
-    bits=4, mode="affine", sorted_indices=None,
+    x,
+    w,
+    scales,
+    biases=None,
+    rhs_indices=None,
+    lhs_indices=None,
+    transpose=True,
+    group_size=32,
+    bits=4,
+    mode="affine",
+    sorted_indices=None,
 ):
     _check_experts(w, bits, mode, transpose)
     q = unpack(pack_experts(w, bits), bits).unflatten(-1, (-1, group_size)).float()
@@ -203,8 +208,17 @@ def _gather_qmm(
 
 
 def _gather_qmm_fake(
-    x, w, scales, biases=None, rhs_indices=None, lhs_indices=None, transpose=True, group_size=32,
-    bits=4, mode="affine", sorted_indices=None,
+    x,
+    w,
+    scales,
+    biases=None,
+    rhs_indices=None,
+    lhs_indices=None,
+    transpose=True,
+    group_size=32,
+    bits=4,
+    mode="affine",
+    sorted_indices=None,
 ):
     _check_experts(w, bits, mode, transpose)
     return _product_fake(x, w.shape[:-2], w.shape[-2], rhs_indices, lhs_indices)
@@ -261,7 +275,5 @@ def scattered_outputs(down, sort_experts, inv_order, top_k):
 moe_scatter_outputs = define(
     "moe_scatter_outputs(Tensor down, Tensor sort_experts, Tensor inv_order, SymInt top_k) -> Tensor",
     scattered_outputs,
-    lambda down, sort_experts, inv_order, top_k: down.new_empty(
-        (down.shape[0] // top_k, top_k, down.shape[-1])
-    ),
+    lambda down, sort_experts, inv_order, top_k: down.new_empty((down.shape[0] // top_k, top_k, down.shape[-1])),
 )

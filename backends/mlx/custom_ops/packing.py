@@ -73,9 +73,7 @@ def quantize(
     the values is adjusted so that 0 is represented exactly too.
     """
     if w.shape[-1] % max(group_size, 32):
-        raise ValueError(
-            f"quantize: w: got {w.shape[-1]} columns, expected a multiple of {max(group_size, 32)}"
-        )
+        raise ValueError(f"quantize: w: got {w.shape[-1]} columns, expected a multiple of {max(group_size, 32)}")
     dtype = w.dtype if dtype is None else dtype
     x = w.detach().float().unflatten(-1, (-1, group_size))
     minimum, maximum = x.amin(-1), x.amax(-1)
@@ -94,12 +92,7 @@ def quantize(
 
 
 def dequantize(
-    w: torch.Tensor,
-    scales: torch.Tensor,
-    biases: torch.Tensor | None,
-    group_size: int,
-    bits: int,
-    mode: str = "affine",
+    w: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor | None, group_size: int, bits: int, mode: str = "affine"
 ) -> torch.Tensor:
     """Return the values of a packed tensor, float32 [..., K].
 

@@ -47,9 +47,7 @@ def _random_bits(shape, seed=None, width=4):
     if any(size < 0 for size in shape):
         raise ValueError(f"mlx::random_bits: shape: got {list(shape)}, expected sizes of at least 0")
     if seed is not None and (seed.numel() != 1 or seed.dtype != torch.int64):
-        raise ValueError(
-            f"mlx::random_bits: seed: got {seed.dtype} of shape {list(seed.shape)}, expected one int64"
-        )
+        raise ValueError(f"mlx::random_bits: seed: got {seed.dtype} of shape {list(seed.shape)}, expected one int64")
     count = math.prod(shape)
     words = (count * width + 3) // 4
     first = np.arange((words + 1) // 2, dtype=np.uint32)
@@ -71,9 +69,7 @@ def _random_bits_fake(shape, seed=None, width=4):
 # call returns different bits: eager torch takes a random seed, and an MLX program takes the next key of MLX's own
 # sequence.
 random_bits = define(
-    "random_bits(SymInt[] shape, Tensor? seed=None, int width=4) -> Tensor",
-    _random_bits,
-    _random_bits_fake,
+    "random_bits(SymInt[] shape, Tensor? seed=None, int width=4) -> Tensor", _random_bits, _random_bits_fake
 )
 
 
@@ -91,11 +87,7 @@ def _argpartition_fake(x, kth, axis=-1):
 # Returns int64 indices that partition `x` along `axis`: index `kth` of the result refers to the element that a sort
 # would put there, no earlier index refers to a larger element, and no later index refers to a smaller element. The
 # order within the two parts is unspecified.
-argpartition = define(
-    "argpartition(Tensor x, int kth, int axis=-1) -> Tensor",
-    _argpartition,
-    _argpartition_fake,
-)
+argpartition = define("argpartition(Tensor x, int kth, int axis=-1) -> Tensor", _argpartition, _argpartition_fake)
 
 
 # Key-value cache ------------------------------------------------------------------------
@@ -162,8 +154,18 @@ cache_update = define(
 
 
 def cached_attention_in_torch(
-    query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None,
-    slopes=None
+    query,
+    keys,
+    values,
+    start,
+    scale,
+    window=None,
+    softcap=None,
+    row=None,
+    rows=1,
+    blocks=False,
+    sinks=None,
+    slopes=None,
 ):
     length = query.shape[2]
     _positions_and_row_begins("cached_attention", keys, start, row, rows, length, window is not None)
@@ -204,16 +206,12 @@ def _attend(query, keys, values, begin, scale, window, softcap, blocks, sinks, s
     if window is not None:
         mask = mask & (positions > (queries - queries % window - 1 if blocks else queries - window))
     groups = query.shape[1] // keys.shape[1]
-    k, v = (
-        c[:, :, :filled].to(query.dtype).repeat_interleave(groups, dim=1) for c in (keys, values)
-    )
+    k, v = (c[:, :, :filled].to(query.dtype).repeat_interleave(groups, dim=1) for c in (keys, values))
     if slopes is not None:
         bias = slopes[:, None, None] * (positions - queries).to(slopes.dtype)
         mask = torch.where(mask, bias, -torch.inf).to(query.dtype)
     if softcap is None and sinks is None:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, k, v, attn_mask=mask, scale=scale
-        )
+        return torch.nn.functional.scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=scale)
     scores = query @ k.transpose(2, 3) * scale
     scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~mask, -torch.inf) if slopes is None else scores + mask

@@ -37,9 +37,7 @@ def _quantized_matmul_fake(x, w, scales, biases, group_size, bits, mode):
 
 # The product of x [..., K] and the transpose of the packed matrix [N, K]. The result is [..., N] in the dtype of x.
 # Eager mode computes in float32.
-quantized_matmul = define(
-    f"quantized_matmul(Tensor x, {_PACKED}) -> Tensor", _quantized_matmul, _quantized_matmul_fake
-)
+quantized_matmul = define(f"quantized_matmul(Tensor x, {_PACKED}) -> Tensor", _quantized_matmul, _quantized_matmul_fake)
 
 
 def _quantized_embedding(indices, w, scales, biases, group_size, bits, mode, dtype):
@@ -88,9 +86,7 @@ def _gathered_fake(x, weight, index, *_):
 # batch dimensions of x and index broadcast. The operator `gather_mm` of ExecuTorch's own MLX delegate differs: there
 # the matrices of the right operand are [K, N], and indices can select the matrices of both operands.
 gathered_matmul = define(
-    "gathered_matmul(Tensor x, Tensor weight, Tensor index) -> Tensor",
-    _gathered_matmul,
-    _gathered_fake,
+    "gathered_matmul(Tensor x, Tensor weight, Tensor index) -> Tensor", _gathered_matmul, _gathered_fake
 )
 
 

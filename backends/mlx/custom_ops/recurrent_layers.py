@@ -32,7 +32,9 @@ RECURRENT_LAYERS = {
     **{
         target: define(f"{name}(Tensor input, Tensor hx, {_OPTIONS}) -> (Tensor, Tensor)", target, result_shapes)
         for name, target in (
-            ("gru", aten.gru.input), ("rnn_tanh", aten.rnn_tanh.input), ("rnn_relu", aten.rnn_relu.input)
+            ("gru", aten.gru.input),
+            ("rnn_tanh", aten.rnn_tanh.input),
+            ("rnn_relu", aten.rnn_relu.input),
         )
     },
-}  # fmt: skip
+}

@@ -42,9 +42,7 @@ class AnswerBuilder {
   std::span<const int64_t> prevented_stop_ids(size_t length) const;
 
   // The tokens of the answer, without a stop id.
-  const std::vector<int64_t>& tokens() const {
-    return tokens_;
-  }
+  const std::vector<int64_t>& tokens() const { return tokens_; }
 
  private:
   void take_text(std::string_view text, Piece& piece);

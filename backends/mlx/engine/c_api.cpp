@@ -52,9 +52,7 @@ struct executorch_mlx_request {
   std::shared_ptr<Request> request;
   std::thread::id engine_thread; // which runs the callbacks
 
-  bool is_on_engine_thread() const {
-    return std::this_thread::get_id() == engine_thread;
-  }
+  bool is_on_engine_thread() const { return std::this_thread::get_id() == engine_thread; }
 };
 
 namespace {
@@ -128,8 +126,7 @@ RequestOptions read_options(const executorch_mlx_request_options* given) {
   const auto o = read_struct<executorch_mlx_request_options>(given, EXECUTORCH_MLX_REQUEST_OPTIONS);
   RequestOptions result;
   result.prompt = read_array(o.prompt, o.prompt_length, "prompt");
-  result.sampling = {
-      .temperature = o.temperature,
+  result.sampling = {.temperature = o.temperature,
       .top_p = o.top_p,
       .top_k = o.top_k,
       .min_p = o.min_p,
@@ -170,9 +167,7 @@ RequestOptions read_options(const executorch_mlx_request_options* given) {
 
 extern "C" {
 
-const char* executorch_mlx_last_error(void) {
-  return last_error.c_str();
-}
+const char* executorch_mlx_last_error(void) { return last_error.c_str(); }
 
 executorch_mlx_status executorch_mlx_model_load(
     const char* path, const executorch_mlx_load_options* options, executorch_mlx_model** model) {
@@ -338,27 +333,24 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
   });
 }
 
-executorch_mlx_status executorch_mlx_engine_score(
-    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
-    size_t target_count, float* logprobs, bool* is_greedy) {
+executorch_mlx_status executorch_mlx_engine_score(executorch_mlx_engine* engine, const int64_t* prompt,
+    size_t prompt_length, const int64_t* targets, size_t target_count, float* logprobs, bool* is_greedy) {
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(logprobs, "logprobs");
-    score(
-        *engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
+    score(*engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
         read_array(targets, target_count, "targets"), logprobs, is_greedy);
   });
 }
 
-executorch_mlx_status executorch_mlx_engine_score_top(
-    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
-    size_t target_count, size_t top_count, int64_t* top_tokens, float* top_logprobs) {
+executorch_mlx_status executorch_mlx_engine_score_top(executorch_mlx_engine* engine, const int64_t* prompt,
+    size_t prompt_length, const int64_t* targets, size_t target_count, size_t top_count, int64_t* top_tokens,
+    float* top_logprobs) {
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(top_tokens, "top_tokens");
     check_not_null(top_logprobs, "top_logprobs");
-    score_top(
-        *engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
+    score_top(*engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
         read_array(targets, target_count, "targets"), top_count, top_tokens, top_logprobs);
   });
 }

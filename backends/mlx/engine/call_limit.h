@@ -11,9 +11,7 @@ class CallLimit {
  public:
   CallLimit(int64_t smallest, int64_t largest) : smallest_(smallest), largest_(largest), value_(largest) {}
 
-  int64_t value() const {
-    return value_;
-  }
+  int64_t value() const { return value_; }
 
   // Lowers the limit after a call of this size. Returns false if no call can be smaller.
   bool lower(int64_t size) {
@@ -21,13 +19,9 @@ class CallLimit {
     return size > smallest_;
   }
 
-  void set_to_smallest() {
-    value_ = smallest_;
-  }
+  void set_to_smallest() { value_ = smallest_; }
 
-  void raise() {
-    value_ = std::min(2 * value_ + 1, largest_);
-  }
+  void raise() { value_ = std::min(2 * value_ + 1, largest_); }
 
  private:
   const int64_t smallest_, largest_;

@@ -17,8 +17,7 @@ namespace executorch_mlx::engine {
 // What the functions of the engine throw. c_api.cpp turns it into a status and a message.
 class EngineError : public std::runtime_error {
  public:
-  EngineError(executorch_mlx_status status, const std::string& message)
-      : std::runtime_error(message), status(status) {}
+  EngineError(executorch_mlx_status status, const std::string& message) : std::runtime_error(message), status(status) {}
 
   executorch_mlx_status status;
 };
@@ -65,8 +64,6 @@ inline bool has_memory(const executorch::aten::Tensor& tensor) {
   return tensor.numel() == 0 || tensor.const_data_ptr() != nullptr;
 }
 
-inline std::string dtype_name(executorch::aten::ScalarType type) {
-  return executorch::runtime::toString(type);
-}
+inline std::string dtype_name(executorch::aten::ScalarType type) { return executorch::runtime::toString(type); }
 
 } // namespace executorch_mlx::engine

@@ -148,82 +148,73 @@ struct Option {
 // For a sampling parameter, the help text begins with the help text in the table of llm/sampling_parameters.py.
 constexpr Option kOptions[] = {
     {"--prompt-ids", "IDS", "the prompt: 1,2,3, or @FILE, or - for stdin; give it several times for several prompts",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) { o.prompts.push_back(parse_prompt(f, t)); }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.prompts.push_back(parse_prompt(f, t)); }},
     {"--max-new-tokens", "N", "end the answer after N tokens (default: 128)",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.max_new_tokens = parse_integer(f, t, 1);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.max_new_tokens = parse_integer(f, t, 1);
+        }},
     {"--min-new-tokens", "N", "do not end the answer before N tokens (default: 0)",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.min_new_tokens = parse_integer(f, t, 0);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.min_new_tokens = parse_integer(f, t, 0);
+        }},
     {"--temperature", "X", "divide the logits by this; 0 is greedy decoding",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.temperature = parse_number(f, t, 0);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.temperature = parse_number(f, t, 0);
+        }},
     {"--top-p", "X", "keep the most likely tokens up to this total probability; 1 keeps all",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.top_p = parse_number(f, t, 0, 1);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.request.top_p = parse_number(f, t, 0, 1); }},
     {"--seed", "N", "the same seed gives the same tokens",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.seed = parse_integer(f, t, kMinInt);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.seed = parse_integer(f, t, kMinInt);
+        }},
     {"--top-k", "N", "keep the N most likely tokens; 0 keeps all",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.top_k = parse_integer(f, t, 0);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.request.top_k = parse_integer(f, t, 0); }},
     {"--min-p", "X", "keep tokens with at least this fraction of the highest probability; 0 keeps all",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.min_p = parse_number(f, t, 0, 1);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.request.min_p = parse_number(f, t, 0, 1); }},
     {"--repetition-penalty", "X", "values above 1 make tokens that occurred less likely; 1 changes nothing",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.repetition_penalty = parse_number(f, t, 0);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.repetition_penalty = parse_number(f, t, 0);
+        }},
     {"--presence-penalty", "X", "subtract this from the logits of tokens that occurred; 0 changes nothing",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.presence_penalty = parse_number(f, t);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.presence_penalty = parse_number(f, t);
+        }},
     {"--frequency-penalty", "X", "subtract this for each time that a token occurred; 0 changes nothing",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.frequency_penalty = parse_number(f, t);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.frequency_penalty = parse_number(f, t);
+        }},
     {"--logit-bias", "LIST", "add numbers to the logits of some tokens, such as 5:1.5,7:-100",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.logit_bias = parse_bias(f, t);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.request.logit_bias = parse_bias(f, t); }},
     {"--allow-ids", "IDS", "draw only these tokens",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       o.request.allowed_tokens = allow_only(parse_ids(f, t));
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          o.request.allowed_tokens = allow_only(parse_ids(f, t));
+        }},
     {"--stop", "TEXT", "end the answer before this string; may be repeated",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) {
-       if (t.empty()) {
-         fail(f, ": got an empty string, expected at least one character");
-       }
-       o.request.stop.push_back(t);
-     }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) {
+          if (t.empty()) {
+            fail(f, ": got an empty string, expected at least one character");
+          }
+          o.request.stop.push_back(t);
+        }},
     {"--stop-ids", "IDS", "end the answer at these tokens, in addition to the model's own",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) { o.request.stop_ids = parse_ids(f, t); }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.request.stop_ids = parse_ids(f, t); }},
     {"--ignore-eos", "", "do not end the answer at the model's own stop ids",
-     [](RunnerOptions& o, std::string_view, const std::string&) { o.request.ignore_eos = true; }},
+        [](RunnerOptions& o, std::string_view, const std::string&) { o.request.ignore_eos = true; }},
     {"--ids", "", "print token ids, one per line, instead of text",
-     [](RunnerOptions& o, std::string_view, const std::string&) { o.ids = true; }},
+        [](RunnerOptions& o, std::string_view, const std::string&) { o.ids = true; }},
     {"--json", "", "print one JSON object per line: each token, then the answer with metrics",
-     [](RunnerOptions& o, std::string_view, const std::string&) { o.json = true; }},
+        [](RunnerOptions& o, std::string_view, const std::string&) { o.json = true; }},
     {"--device", "NAME", "cpu or gpu (default: $EXECUTORCH_MLX_DEVICE, or MLX's default)",
-     [](RunnerOptions& o, std::string_view, const std::string& t) { o.device = t; }},
+        [](RunnerOptions& o, std::string_view, const std::string& t) { o.device = t; }},
     {"--draft-model", "FILE", "a smaller program with the same tokenizer, which guesses tokens for speculation",
-     [](RunnerOptions& o, std::string_view, const std::string& t) { o.draft_model = t; }},
+        [](RunnerOptions& o, std::string_view, const std::string& t) { o.draft_model = t; }},
     {"--memory-limit", "SIZE", "limit for weights, KV caches and results together, such as 2GiB (default: no limit)",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) { o.memory_limit = parse_size(f, t); }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.memory_limit = parse_size(f, t); }},
     {"--repeat", "N", "generate N times, each from an empty context (default: 1)",
-     [](RunnerOptions& o, std::string_view f, const std::string& t) { o.repeat = parse_integer(f, t, 1); }},
+        [](RunnerOptions& o, std::string_view f, const std::string& t) { o.repeat = parse_integer(f, t, 1); }},
     {"--profile", "FILE", "time each instruction, for ExecuTorch's Inspector; this is slower",
-     [](RunnerOptions& o, std::string_view, const std::string& t) { o.profile = t; }},
-    {"--help", "", "print this help",
-     [](RunnerOptions& o, std::string_view, const std::string&) { o.help = true; }},
+        [](RunnerOptions& o, std::string_view, const std::string& t) { o.profile = t; }},
+    {"--help", "", "print this help", [](RunnerOptions& o, std::string_view, const std::string&) { o.help = true; }},
 };
 
 const Option& find_option(std::string_view flag) {

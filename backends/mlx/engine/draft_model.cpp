@@ -9,13 +9,11 @@ namespace executorch_mlx::engine {
 
 void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   check_argument(program.max_verify() > 1, "draft: ", program.path(), " was exported without the method verify");
-  check_argument(
-      program.max_draft() > 0, "draft: ", program.path(),
+  check_argument(program.max_draft() > 0, "draft: ", program.path(),
       " has states without the method rewind, and cannot go back behind wrong draft tokens");
   check_argument(
       draft.metadata().has_head, "draft: ", draft.path(), ": got a program that returns logits, expected tokens");
-  check_argument(
-      draft.metadata().max_rewind > 0 || draft.prompt_buffers() != nullptr, "draft: ", draft.path(),
+  check_argument(draft.metadata().max_rewind > 0 || draft.prompt_buffers() != nullptr, "draft: ", draft.path(),
       " has states outside of MLX, and cannot go back behind wrong draft tokens");
   if (!program.has_token_bytes() || !draft.has_token_bytes()) {
     return;
@@ -24,8 +22,7 @@ void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   for (int64_t token = 0; token < count; ++token) {
     const auto expected = program.token_bytes(token), got = draft.token_bytes(token);
     // Padding of the vocabulary has no bytes.
-    check_argument(
-        got == expected || got.empty() || expected.empty(), "draft: ", draft.path(), ": token ", token,
+    check_argument(got == expected || got.empty() || expected.empty(), "draft: ", draft.path(), ": token ", token,
         " is another one than in ", program.path(), ", expected the same tokenizer");
   }
 }
@@ -45,9 +42,8 @@ std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, i
   }
 }
 
-std::vector<int64_t> Guesser::draw_all(
-    const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk,
-    const std::function<void()>& before_drafts) {
+std::vector<int64_t> Guesser::draw_all(const Request& request, std::span<const int64_t> rest, RowTask task,
+    int64_t count, int64_t chunk, const std::function<void()>& before_drafts) {
   const bool only_reads = static_cast<int64_t>(rest.size()) > chunk;
   task.tokens = only_reads ? rest.first(chunk) : rest;
   task.sampling = &request.options.sampling;
@@ -156,8 +152,6 @@ std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int
   return draft;
 }
 
-void MtpHead::forget(Request& request) {
-  request.row->mtp_length = 0;
-}
+void MtpHead::forget(Request& request) { request.row->mtp_length = 0; }
 
 } // namespace executorch_mlx::engine

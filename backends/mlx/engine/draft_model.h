@@ -34,9 +34,7 @@ class Guesser {
   std::vector<int64_t> propose(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk);
 
   // Uses the model again if it has failed: the reason may have been a lack of memory.
-  void try_again() {
-    has_failed_ = false;
-  }
+  void try_again() { has_failed_ = false; }
 
   // Frees the row that the model uses for a request. The request is over.
   virtual void release(Request&) {}
@@ -44,9 +42,7 @@ class Guesser {
   // How many of its tokens were accepted. Begins as if 1.6 of 2 tokens had been.
   Acceptance acceptance = {.accepted = 1.6, .judged = 2};
   // Returns the measured time of a draft divided by the number of its tokens, or 0 if it is unknown.
-  double token_seconds() const {
-    return seconds_;
-  }
+  double token_seconds() const { return seconds_; }
 
   // Returns true at every 256th call: a few tokens should then be drafted although that does not pay, so that
   // `acceptance` stays known.
@@ -69,9 +65,8 @@ class Guesser {
   // Reads the tokens `rest`, then draws `count` tokens one after the other, and returns them. A stop id is the last of
   // them. If `rest` is longer than `chunk`, reads only its first `chunk` tokens and returns no tokens. `task` has the
   // position and the row of `rest`. Calls `before_drafts` before the model reads a token that it has drawn.
-  std::vector<int64_t> draw_all(
-      const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk,
-      const std::function<void()>& before_drafts = {});
+  std::vector<int64_t> draw_all(const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count,
+      int64_t chunk, const std::function<void()>& before_drafts = {});
 
  private:
   bool has_failed_ = false; // since the last try_again()
@@ -94,9 +89,7 @@ class DraftModel : public Guesser {
   std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
   void forget(Request& request) override;
   void recover() override;
-  int64_t draw(const RowTask& task) override {
-    return program_.draw({&task, 1})[0].token;
-  }
+  int64_t draw(const RowTask& task) override { return program_.draw({&task, 1})[0].token; }
 
   LlmProgram& program_;
   Rows rows_;
@@ -112,9 +105,7 @@ class MtpHead : public Guesser {
  private:
   std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
   void forget(Request& request) override;
-  int64_t draw(const RowTask& task) override {
-    return program_.draft(task);
-  }
+  int64_t draw(const RowTask& task) override { return program_.draft(task); }
 
   LlmProgram& program_;
 };

@@ -60,14 +60,10 @@ uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
 }
 
 // Returns a logit that is no NaN, so that its token is never drawn.
-float number(float logit) {
-  return std::isnan(logit) ? -kInfinity : logit;
-}
+float number(float logit) { return std::isnan(logit) ? -kInfinity : logit; }
 
 // Returns a logit that is not NaN and not +inf, so that differences are numbers.
-float comparable(float logit) {
-  return std::min(number(logit), kLargest);
-}
+float comparable(float logit) { return std::min(number(logit), kLargest); }
 
 // Makes a Gumbel-distributed value from a random word, and returns the negative of this value.
 float negative_gumbel(uint32_t word) {
@@ -87,9 +83,7 @@ float negative_noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) 
 
 // Returns exp(-drop / temperature): the probability of a token, divided by the probability of the most likely token.
 // The drop of a token is the largest logit minus the logit of the token.
-float relative_probability(float drop, float temperature) {
-  return std::pow(2.0f, drop * (-kLog2E / temperature));
-}
+float relative_probability(float drop, float temperature) { return std::pow(2.0f, drop * (-kLog2E / temperature)); }
 
 // Returns the index in [0, count) with the lowest cost; the first one if there are several.
 template <typename Cost>
@@ -144,9 +138,8 @@ float largest_kept_drop(const std::vector<float>& drops, const SamplingParameter
   int64_t last = count; // the rank of the last token that is kept, or `count` if all tokens are kept
   if (sampling.top_p < 1) {
     std::vector<float> weights(drops.size());
-    std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) {
-      return relative_probability(d, temperature);
-    });
+    std::transform(
+        drops.begin(), drops.end(), weights.begin(), [&](float d) { return relative_probability(d, temperature); });
     // Adds the smallest weights first, because this is more accurate than the other order.
     const double total = std::accumulate(weights.rbegin(), weights.rend(), 0.0);
     const double target = static_cast<double>(sampling.top_p) * total;
@@ -165,8 +158,7 @@ float largest_kept_drop(const std::vector<float>& drops, const SamplingParameter
 }
 
 // The draw with filters: top_p, top_k and min_p.
-int64_t draw_filtered(
-    const HostDraw& draw, const SamplingParameters& sampling, float max_logit, float temperature) {
+int64_t draw_filtered(const HostDraw& draw, const SamplingParameters& sampling, float max_logit, float temperature) {
   const auto count = static_cast<int64_t>(draw.logits.size());
   const auto drop_of = [&](int64_t token) { return max_logit - draw.logits[token]; };
   std::vector<int64_t> tokens(draw.logits.size());
@@ -197,8 +189,7 @@ int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling) {
   const float temperature = std::clamp(sampling.temperature, kMinTemperature, kMaxTemperature);
   std::transform(logits.begin(), logits.end(), logits.begin(), comparable);
   const float max_logit = std::max(logits[best], -kLargest);
-  const bool has_filters =
-      sampling.top_p < 1 || (sampling.top_k > 0 && sampling.top_k < count) || sampling.min_p > 0;
+  const bool has_filters = sampling.top_p < 1 || (sampling.top_k > 0 && sampling.top_k < count) || sampling.min_p > 0;
   if (has_filters) {
     return draw_filtered(draw, sampling, max_logit, temperature);
   }

@@ -50,8 +50,7 @@ std::string token_line(size_t sequence, int64_t id, std::string_view text) {
 std::string answer_line(size_t sequence, const Answer& answer, double load_seconds) {
   const executorch_mlx_request_info& i = answer.info;
   const auto optional = [](bool has_value, int64_t value) { return has_value ? str(value) : "null"; };
-  return str(
-      "{\"sequence\": ", sequence, ", \"tokens\": ", array(answer.tokens), ", \"text\": ", quoted(answer.text),
+  return str("{\"sequence\": ", sequence, ", \"tokens\": ", array(answer.tokens), ", \"text\": ", quoted(answer.text),
       ", \"finish\": ", quoted(to_string(i.finish)), ", \"stop_id\": ", optional(i.stop_id >= 0, i.stop_id),
       ", \"stop_string\": ", answer.stop_string ? quoted(*answer.stop_string) : "null",
       ", \"seed\": ", optional(i.has_seed, i.seed), ", \"prompt_tokens\": ", i.prompt_tokens,
@@ -68,9 +67,7 @@ double Answer::prompt_tokens_per_second() const {
   return rate(info.prompt_tokens - info.reused_tokens, info.prompt_seconds);
 }
 
-double Answer::decode_tokens_per_second() const {
-  return rate(info.generated_tokens - 1, info.generation_seconds);
-}
+double Answer::decode_tokens_per_second() const { return rate(info.generated_tokens - 1, info.generation_seconds); }
 
 int64_t peak_resident_bytes() {
   rusage usage = {};

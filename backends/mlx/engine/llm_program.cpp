@@ -31,8 +31,7 @@ constexpr int kOtherBackend = 1;
 
 std::unique_ptr<Module> open(const std::string& path, const std::string& device) {
   // A std::ifstream can open a directory, but it cannot read from a directory.
-  check(
-      std::ifstream(path).peek() != std::ifstream::traits_type::eof(), EXECUTORCH_MLX_NOT_FOUND, path,
+  check(std::ifstream(path).peek() != std::ifstream::traits_type::eof(), EXECUTORCH_MLX_NOT_FOUND, path,
       ": the file is unreadable or empty");
   check_argument(
       device.empty() || device == "cpu" || device == "gpu", "device: got '", device, "', expected cpu or gpu");
@@ -79,9 +78,8 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   check_not_forked();
   executorch::runtime::runtime_init();
   const int registered = executorch_mlx_register();
-  check(
-      registered <= kOtherBackend, EXECUTORCH_MLX_FAILED, "cannot register the backend MLXBackend: ",
-      describe(static_cast<Error>(registered)));
+  check(registered <= kOtherBackend, EXECUTORCH_MLX_FAILED,
+      "cannot register the backend MLXBackend: ", describe(static_cast<Error>(registered)));
   if (profile) {
     profile_ = std::make_unique<Profile>();
   }
@@ -163,8 +161,7 @@ Method& LlmProgram::method_for(size_t tasks, const std::unique_ptr<Method>& sing
 }
 
 std::unique_ptr<Method> LlmProgram::make_method(const std::string& name, Method::Kind kind, int64_t tasks) {
-  return std::make_unique<Method>(
-      *module_, path_, metadata_, name, kind, tasks, profile_.get(), is_undefined_);
+  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, profile_.get(), is_undefined_);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -172,15 +169,13 @@ std::string_view LlmProgram::token_bytes(int64_t token) const {
     return {};
   }
   const int64_t begin = token_table_.offsets[token];
-  return {
-      reinterpret_cast<const char*>(token_table_.bytes.data()) + begin,
+  return {reinterpret_cast<const char*>(token_table_.bytes.data()) + begin,
       static_cast<size_t>(token_table_.offsets[token + 1] - begin)};
 }
 
 void LlmProgram::set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets) {
   check_argument(!has_token_bytes(), "token_bytes: the program has token bytes already");
-  check_argument(
-      offsets.front() == 0 && std::is_sorted(offsets.begin(), offsets.end()),
+  check_argument(offsets.front() == 0 && std::is_sorted(offsets.begin(), offsets.end()),
       "offsets: expected ascending values from 0 on");
   own_bytes_.assign(bytes.begin(), bytes.end());
   own_offsets_.assign(offsets.begin(), offsets.end());
@@ -247,9 +242,8 @@ const char* LlmProgram::unsupported_parameter(const RequestOptions& options) con
 }
 
 void LlmProgram::check_token(const Method& method, int64_t token) const {
-  check(
-      0 <= token && token < metadata_.vocab_size, EXECUTORCH_MLX_FAILED, method.name(), ": returned the token ", token,
-      ", which is outside the vocabulary [0, ", metadata_.vocab_size, ")");
+  check(0 <= token && token < metadata_.vocab_size, EXECUTORCH_MLX_FAILED, method.name(), ": returned the token ",
+      token, ", which is outside the vocabulary [0, ", metadata_.vocab_size, ")");
 }
 
 // Reads the first `count` of `expected` drawn tokens from the outputs: tokens, logprob, top_tokens and top_logprobs.
@@ -259,8 +253,7 @@ std::vector<Drawn> LlmProgram::read_drawn(
     const Tensor& tensor = outputs[output].toTensor();
     const auto got = static_cast<size_t>(tensor.numel());
     check(got == size, EXECUTORCH_MLX_FAILED, method.name(), ": got ", got, " results, expected ", size);
-    check(
-        tensor.scalar_type() == type, EXECUTORCH_MLX_FAILED, method.name(), ": output ", output, ": got ",
+    check(tensor.scalar_type() == type, EXECUTORCH_MLX_FAILED, method.name(), ": output ", output, ": got ",
         dtype_name(tensor.scalar_type()), ", expected ", dtype_name(type));
   };
   const size_t k = has_logprobs ? metadata_.logprobs : 0;
@@ -325,8 +318,7 @@ void LlmProgram::rewind(const RowTask& task) {
   const auto outputs = rewind_->run({&task, 1});
   const int64_t expected = task.position + static_cast<int64_t>(task.tokens.size());
   const bool fits = outputs[0].toTensor().numel() == 1 && outputs[0].toTensor().scalar_type() == ScalarType::Long;
-  check(
-      fits && *outputs[0].toTensor().const_data_ptr<int64_t>() == expected, EXECUTORCH_MLX_FAILED,
+  check(fits && *outputs[0].toTensor().const_data_ptr<int64_t>() == expected, EXECUTORCH_MLX_FAILED,
       "rewind: returned another position than ", expected);
 }
 
@@ -380,8 +372,7 @@ std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> task
   const int64_t vocab_size = metadata_.vocab_size;
   const bool fits = (tensor.dim() == 2 || tensor.dim() == 3) && tensor.size(0) == expected &&
       tensor.size(tensor.dim() - 1) == vocab_size && tensor.numel() > 0;
-  check(
-      fits, EXECUTORCH_MLX_FAILED, method.name(), ": got logits of rank ", tensor.dim(), " with ", tensor.numel(),
+  check(fits, EXECUTORCH_MLX_FAILED, method.name(), ": got logits of rank ", tensor.dim(), " with ", tensor.numel(),
       " elements, expected [", expected, ", 1, ", vocab_size, "]");
   std::vector<std::vector<float>> result;
   for (size_t i = 0; i < tasks.size(); ++i) {
@@ -396,8 +387,7 @@ std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> task
         result.push_back(last_position<executorch::aten::BFloat16>(tensor, i, vocab_size));
         break;
       default:
-        check(
-            false, EXECUTORCH_MLX_FAILED, method.name(), ": got ", dtype_name(tensor.scalar_type()),
+        check(false, EXECUTORCH_MLX_FAILED, method.name(), ": got ", dtype_name(tensor.scalar_type()),
             ", expected Float, Half or BFloat16");
     }
   }

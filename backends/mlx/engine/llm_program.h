@@ -36,9 +36,7 @@ struct PendingDraw {
   bool has_logprobs;
 
   // Whether another call can take its tokens on the device. If not, the tokens are there already.
-  bool can_be_source() const {
-    return outputs.pending != nullptr;
-  }
+  bool can_be_source() const { return outputs.pending != nullptr; }
 };
 
 class LlmProgram {
@@ -48,18 +46,10 @@ class LlmProgram {
   LlmProgram(const LlmProgram&) = delete;
   LlmProgram& operator=(const LlmProgram&) = delete;
 
-  const std::string& path() const {
-    return path_;
-  }
-  const LlmMetadata& metadata() const {
-    return metadata_;
-  }
-  const MetadataReader& metadata_reader() const {
-    return *reader_;
-  }
-  bool has_token_bytes() const {
-    return !token_table_.offsets.empty();
-  }
+  const std::string& path() const { return path_; }
+  const LlmMetadata& metadata() const { return metadata_; }
+  const MetadataReader& metadata_reader() const { return *reader_; }
+  bool has_token_bytes() const { return !token_table_.offsets.empty(); }
   std::string_view token_bytes(int64_t token) const;
   // Gives a program the bytes of its tokens, as in executorch_mlx.h.
   void set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets);
@@ -67,39 +57,29 @@ class LlmProgram {
   // Whether all mutable buffers of the program are MLX arrays, so that the functions of
   // executorch_mlx/buffers.h can copy, read and write its whole state.
   bool has_only_mlx_state() const;
-  bool runs_on_cpu() const {
-    return runs_on_cpu_;
-  }
+  bool runs_on_cpu() const { return runs_on_cpu_; }
   // The mutable buffers of all methods that are loaded now. Null unless has_only_mlx_state(), or after an error, which
   // the log describes.
   std::shared_ptr<executorch_mlx_buffers> open_buffers() const;
   // The mutable buffers of the method that reads prompts: what a prompt leaves in a row is in these. Methods that are
   // loaded later may have others, which they fill themselves. Null if open_buffers() was.
-  const std::shared_ptr<executorch_mlx_buffers>& prompt_buffers() const {
-    return prompt_buffers_;
-  }
+  const std::shared_ptr<executorch_mlx_buffers>& prompt_buffers() const { return prompt_buffers_; }
 
   // The largest number of tokens that verify() takes; 0 if the program has no such method.
-  int64_t max_verify() const {
-    return verify_ ? verify_->max_tokens() : 0;
-  }
+  int64_t max_verify() const { return verify_ ? verify_->max_tokens() : 0; }
 
   // The largest number of draft tokens that verify() can check; 0 if it cannot check any, because a row could not go
   // back behind wrong ones.
   int64_t max_draft() const;
 
   // Whether a row can only go back by rewind(), because it has states.
-  bool has_rewind() const {
-    return rewind_ != nullptr;
-  }
+  bool has_rewind() const { return rewind_ != nullptr; }
   // After a call of verify() with at most max_draft() + 1 tokens: forgets all of its tokens but those of `task`, which
   // are the first ones.
   void rewind(const RowTask& task);
 
   // Whether verify() returns the log probabilities of drawn tokens. Programs of earlier versions do not.
-  bool verifies_logprobs() const {
-    return verify_ && verify_->num_outputs() >= kVerifyOutputs;
-  }
+  bool verifies_logprobs() const { return verify_ && verify_->num_outputs() >= kVerifyOutputs; }
 
   // Returns the token ids that end the answer to a request.
   std::vector<int64_t> stop_ids(const RequestOptions& options) const;
@@ -108,9 +88,7 @@ class LlmProgram {
   const char* unsupported_parameter(const RequestOptions& options) const;
 
   // The number of rows of the method that decodes this number of rows at once.
-  size_t decode_width(size_t rows) const {
-    return method_for(rows, metadata_.has_head ? draw_ : logits_).max_tasks();
-  }
+  size_t decode_width(size_t rows) const { return method_for(rows, metadata_.has_head ? draw_ : logits_).max_tasks(); }
 
   // Draws the next token of each task. If there are several tasks, each must have exactly one token, and no two the
   // same row.
@@ -129,16 +107,12 @@ class LlmProgram {
   std::vector<Drawn> finish_draw(PendingDraw& draw);
 
   // Whether the program has a head for multi-token prediction.
-  bool has_mtp_head() const {
-    return draft_ != nullptr;
-  }
+  bool has_mtp_head() const { return draft_ != nullptr; }
   // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the task means.
   int64_t draft(const RowTask& task);
 
   // Whether a call has failed and has left the mutable buffers undefined. Later calls fail until reset().
-  bool is_undefined() const {
-    return is_undefined_;
-  }
+  bool is_undefined() const { return is_undefined_; }
   // Resets the mutable buffers: all rows are empty then. Throws EngineError if there is no memory for them.
   void reset();
 
@@ -158,9 +132,7 @@ class LlmProgram {
   void encode(std::span<const float> samples);
 
   // Whether logits() takes several tasks.
-  bool has_logits_of_rows() const {
-    return !decodes_.empty() && !metadata_.has_head;
-  }
+  bool has_logits_of_rows() const { return !decodes_.empty() && !metadata_.has_head; }
 
   // Returns compute(), a hash of the file; computes it once. Throws EngineError if the file has changed since it was
   // loaded. Thread-safe.
@@ -180,9 +152,8 @@ class LlmProgram {
   std::vector<Method*> methods() const;
   // The method that decodes this number of tasks: `single` for one task, else the narrowest that takes them all.
   Method& method_for(size_t tasks, const std::unique_ptr<Method>& single) const;
-  std::vector<Drawn> read_drawn(
-      const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
-      bool has_logprobs) const;
+  std::vector<Drawn> read_drawn(const Method& method, std::span<const executorch::runtime::EValue> outputs,
+      size_t expected, size_t count, bool has_logprobs) const;
   void check_token(const Method& method, int64_t token) const;
 
   std::string path_;

@@ -101,10 +101,8 @@ std::span<const T> MetadataReader::array(const std::string& name, ScalarType typ
   const std::vector<EValue>& found = values(name);
   check_program(found.size() == 1 && found[0].isTensor(), path_, ": ", name, ": expected one tensor");
   const auto& tensor = found[0].toTensor();
-  check_program(
-      tensor.scalar_type() == type && tensor.dim() == 1,
-      path_, ": ", name, ": got ", dtype_name(tensor.scalar_type()), " of rank ", tensor.dim(),
-      ", expected ", dtype_name(type), " of rank 1");
+  check_program(tensor.scalar_type() == type && tensor.dim() == 1, path_, ": ", name, ": got ",
+      dtype_name(tensor.scalar_type()), " of rank ", tensor.dim(), ", expected ", dtype_name(type), " of rank 1");
   return {tensor.const_data_ptr<T>(), static_cast<size_t>(tensor.numel())};
 }
 
@@ -121,20 +119,17 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
   check_size("get_max_batch_size", m.rows, 1);
   check_size("sampling_logit_bias", m.logit_bias, 0);
   check_size("sampling_logprobs", m.logprobs, 0);
-  check_program(
-      !m.speech.is_speech() || (m.rows == 1 && m.has_head && m.takes_allowed_tokens), path,
+  check_program(!m.speech.is_speech() || (m.rows == 1 && m.has_head && m.takes_allowed_tokens), path,
       ": encode: expected one row and a sampling head with a mask of allowed tokens");
-  check_program(
-      0 < m.max_seq_len && m.max_seq_len <= m.max_context_len,
-      path, ": get_max_seq_len: got ", m.max_seq_len, ", expected 1 to ", m.max_context_len, " (get_max_context_len)");
+  check_program(0 < m.max_seq_len && m.max_seq_len <= m.max_context_len, path, ": get_max_seq_len: got ", m.max_seq_len,
+      ", expected 1 to ", m.max_context_len, " (get_max_context_len)");
   check_size("get_max_seq_len", m.max_seq_len, 1);
 }
 
 } // namespace
 
 LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path) {
-  check_program(
-      reader.integer("tensor_parallel_size", 1) <= 1, path,
+  check_program(reader.integer("tensor_parallel_size", 1) <= 1, path,
       ": the model was exported in parts by an earlier version; export it again");
   LlmMetadata m;
   m.max_seq_len = reader.integer("get_max_seq_len");
@@ -166,14 +161,10 @@ TokenTable read_token_table(const MetadataReader& reader, int64_t vocab_size, co
     return {};
   }
   const TokenTable table = {
-      reader.array<uint8_t>("token_bytes", ScalarType::Byte),
-      reader.array<int64_t>("token_offsets", ScalarType::Long)};
-  check_program(
-      table.offsets.size() == static_cast<size_t>(vocab_size) + 1,
-      path, ": token_offsets: got ", table.offsets.size(), " entries, expected ", vocab_size + 1,
-      " (get_vocab_size + 1)");
-  check_program(
-      table.offsets.front() == 0 && table.offsets.back() == static_cast<int64_t>(table.bytes.size()) &&
+      reader.array<uint8_t>("token_bytes", ScalarType::Byte), reader.array<int64_t>("token_offsets", ScalarType::Long)};
+  check_program(table.offsets.size() == static_cast<size_t>(vocab_size) + 1, path, ": token_offsets: got ",
+      table.offsets.size(), " entries, expected ", vocab_size + 1, " (get_vocab_size + 1)");
+  check_program(table.offsets.front() == 0 && table.offsets.back() == static_cast<int64_t>(table.bytes.size()) &&
           std::is_sorted(table.offsets.begin(), table.offsets.end()),
       path, ": token_offsets: expected ascending values from 0 to ", table.bytes.size(), " (the size of token_bytes)");
   return table;

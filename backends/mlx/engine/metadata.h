@@ -51,14 +51,10 @@ class MetadataReader {
   MetadataReader(executorch::extension::Module& module, std::string path);
 
   // The names of all methods, sorted.
-  const std::vector<std::string>& method_names() const {
-    return method_names_;
-  }
+  const std::vector<std::string>& method_names() const { return method_names_; }
 
   bool has_method(const std::string& name) const;
-  bool has_value(const std::string& name) const {
-    return values_.contains(name);
-  }
+  bool has_value(const std::string& name) const { return values_.contains(name); }
   bool boolean(const std::string& name, bool default_value) const;
   int64_t integer(const std::string& name) const;
   int64_t integer(const std::string& name, int64_t default_value) const;

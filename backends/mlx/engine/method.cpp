@@ -38,8 +38,7 @@ MethodInput input_of(
 
 } // namespace
 
-Method::Method(
-    executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
+Method::Method(executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
     const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined)
     : module_(module),
       path_(path),
@@ -145,9 +144,7 @@ void Method::load() {
   }
 }
 
-bool Method::unload() {
-  return module_.unload_method(name_);
-}
+bool Method::unload() { return module_.unload_method(name_); }
 
 void Method::fill(size_t index, const RowTask& task) {
   static const SamplingParameters kGreedy;

@@ -37,9 +37,7 @@ struct RowTask {
 // The outputs of a call. With `pending`, the device may still compute them.
 struct Outputs {
   struct Free {
-    void operator()(executorch_mlx_deferred* call) const {
-      executorch_mlx_deferred_free(call);
-    }
+    void operator()(executorch_mlx_deferred* call) const { executorch_mlx_deferred_free(call); }
   };
   std::vector<executorch::runtime::EValue> values;
   std::unique_ptr<executorch_mlx_deferred, Free> pending;
@@ -58,28 +56,17 @@ class Method {
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
   // several rows, the number of these rows. A call that fails sets `is_undefined` if the mutable buffers of the program
   // are undefined afterwards. All references must outlive the method. Throws EngineError.
-  Method(
-      executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
+  Method(executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
       const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
-  const std::string& name() const {
-    return name_;
-  }
-  int64_t max_tokens() const {
-    return max_tokens_;
-  }
-  size_t max_tasks() const {
-    return static_cast<size_t>(max_tasks_);
-  }
-  size_t num_outputs() const {
-    return num_outputs_;
-  }
+  const std::string& name() const { return name_; }
+  int64_t max_tokens() const { return max_tokens_; }
+  size_t max_tasks() const { return static_cast<size_t>(max_tasks_); }
+  size_t num_outputs() const { return num_outputs_; }
   // Whether the method is one call of MLXBackend and nothing else. Its mutable buffers are then MLX arrays.
-  bool is_one_mlx_call() const {
-    return is_one_mlx_call_;
-  }
+  bool is_one_mlx_call() const { return is_one_mlx_call_; }
 
   // Loads the method unless it is loaded.
   void load();

@@ -36,9 +36,7 @@ class MethodChecker {
   // Whether the whole method is one call of the backend MLXBackend. All its mutable buffers are then MLX arrays.
   bool is_one_mlx_call() const;
 
-  size_t num_outputs() const {
-    return meta_.num_outputs();
-  }
+  size_t num_outputs() const { return meta_.num_outputs(); }
 
   void check_returns_tokens() const;
   void check_returns_logits() const;

@@ -42,17 +42,14 @@ void print_text(std::string_view text) {
 
 void print_timings(const Answer& answer, const std::string& label) {
   const executorch_mlx_request_info& i = answer.info;
-  std::fprintf(
-      stderr, "%sprompt: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
+  std::fprintf(stderr, "%sprompt: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
       static_cast<long long>(i.prompt_tokens), i.prompt_seconds, answer.prompt_tokens_per_second());
   std::fprintf(stderr, "%stime to first token: %.4f s\n", label.c_str(), i.queue_seconds + i.prompt_seconds);
-  std::fprintf(
-      stderr, "%sdecode: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
+  std::fprintf(stderr, "%sdecode: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
       static_cast<long long>(i.generated_tokens > 0 ? i.generated_tokens - 1 : 0), i.generation_seconds,
       answer.decode_tokens_per_second());
   if (i.drafted_tokens > 0) {
-    std::fprintf(
-        stderr, "%sspeculation: %lld of %lld tokens accepted, %.2f tokens per call\n", label.c_str(),
+    std::fprintf(stderr, "%sspeculation: %lld of %lld tokens accepted, %.2f tokens per call\n", label.c_str(),
         static_cast<long long>(i.accepted_tokens), static_cast<long long>(i.drafted_tokens),
         static_cast<double>(i.generated_tokens) / static_cast<double>(i.calls));
   }
@@ -203,6 +200,4 @@ int run_command_line(int argc, char** argv) {
 
 } // namespace executorch_mlx::engine
 
-int main(int argc, char** argv) {
-  return executorch_mlx::engine::run_command_line(argc, argv);
-}
+int main(int argc, char** argv) { return executorch_mlx::engine::run_command_line(argc, argv); }

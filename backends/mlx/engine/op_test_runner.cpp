@@ -153,8 +153,7 @@ TensorPtr read_tensor(const fs::path& path) {
   const auto* elements = reinterpret_cast<const uint8_t*>(bytes.data() + offset);
   // This overload of make_tensor_ptr() takes the elements as raw bytes. The two empty lists, for the dim_order and the
   // strides, stand for row-major order.
-  return make_tensor_ptr(
-      std::move(sizes), std::vector<uint8_t>(elements, elements + expected), {}, {}, type);
+  return make_tensor_ptr(std::move(sizes), std::vector<uint8_t>(elements, elements + expected), {}, {}, type);
 }
 
 // Reads 0.tensor, 1.tensor, ... in `folder`, up to the first number without a file.
@@ -185,9 +184,7 @@ ssize_t offset_of(const executorch::aten::Tensor& tensor, ssize_t i) {
 
 void write_tensor(const fs::path& path, const executorch::aten::Tensor& tensor) {
   std::ofstream file(path, std::ios::binary);
-  const auto put = [&](auto value) {
-    file.write(reinterpret_cast<const char*>(&value), sizeof(value));
-  };
+  const auto put = [&](auto value) { file.write(reinterpret_cast<const char*>(&value), sizeof(value)); };
   put(kMagic);
   put(static_cast<int32_t>(tensor.scalar_type()));
   put(static_cast<int32_t>(tensor.dim()));

@@ -10,23 +10,19 @@ namespace executorch_mlx::engine {
 namespace {
 
 void check_token(const char* argument, int64_t id, int64_t vocab_size) {
-  check_argument(
-      0 <= id && id < vocab_size, argument, ": id ", id, " is outside the vocabulary [0, ", vocab_size, ")");
+  check_argument(0 <= id && id < vocab_size, argument, ": id ", id, " is outside the vocabulary [0, ", vocab_size, ")");
 }
 
 void check_stop_conditions(const LlmProgram& program, const RequestOptions& options) {
-  check_argument(
-      options.max_new_tokens >= 0, "max_new_tokens: got ", options.max_new_tokens, ", expected at least 0");
-  check_argument(
-      options.min_new_tokens >= 0, "min_new_tokens: got ", options.min_new_tokens, ", expected at least 0");
-  check_argument(
-      options.max_new_tokens == 0 || options.min_new_tokens <= options.max_new_tokens, "min_new_tokens: got ",
-      options.min_new_tokens, ", expected at most max_new_tokens, which is ", options.max_new_tokens);
+  check_argument(options.max_new_tokens >= 0, "max_new_tokens: got ", options.max_new_tokens, ", expected at least 0");
+  check_argument(options.min_new_tokens >= 0, "min_new_tokens: got ", options.min_new_tokens, ", expected at least 0");
+  check_argument(options.max_new_tokens == 0 || options.min_new_tokens <= options.max_new_tokens,
+      "min_new_tokens: got ", options.min_new_tokens, ", expected at most max_new_tokens, which is ",
+      options.max_new_tokens);
   for (const int64_t id : options.stop_ids) {
     check_token("stop_ids", id, program.metadata().vocab_size);
   }
-  check_argument(
-      options.stop.empty() || program.has_token_bytes(),
+  check_argument(options.stop.empty() || program.has_token_bytes(),
       "stop: the program has no token bytes, which stop strings need");
   for (const std::string& stop : options.stop) {
     check_argument(!stop.empty(), "stop: got an empty string, expected at least one character");
@@ -42,9 +38,8 @@ void check_values(const LlmMetadata& meta, const SamplingParameters& s) {
   check_finite("min_p", s.min_p);
   check_finite("presence_penalty", s.presence_penalty);
   check_finite("frequency_penalty", s.frequency_penalty);
-  check_argument(
-      std::isfinite(s.repetition_penalty) && s.repetition_penalty > 0,
-      "repetition_penalty: got ", s.repetition_penalty, ", expected a finite number greater than 0");
+  check_argument(std::isfinite(s.repetition_penalty) && s.repetition_penalty > 0, "repetition_penalty: got ",
+      s.repetition_penalty, ", expected a finite number greater than 0");
   for (const auto& [token, value] : s.logit_bias) {
     check_token("logit_bias", token, meta.vocab_size);
     check_argument(!std::isnan(value), "logit_bias: got NaN for id ", token, ", expected a number");
@@ -63,14 +58,12 @@ void check_supported(const LlmProgram& program, const RequestOptions& options) {
     return;
   }
   const auto check_at_most = [&](const char* name, auto got, int64_t most) {
-    check_argument(
-        most == 0 || std::string_view(unsupported) != name, name, ": got ", got, ", expected at most ", most,
+    check_argument(most == 0 || std::string_view(unsupported) != name, name, ": got ", got, ", expected at most ", most,
         ", the number that the program was exported with");
   };
   check_at_most("logit_bias", str(options.sampling.logit_bias.size(), " tokens"), meta.logit_bias);
   check_at_most("logprobs", options.logprobs, meta.logprobs);
-  check_argument(
-      std::string_view(unsupported) != "min_new_tokens",
+  check_argument(std::string_view(unsupported) != "min_new_tokens",
       "min_new_tokens: the program was exported without allowed_tokens, which prevents stop ids");
   check_argument(false, unsupported, ": the program was exported without this parameter");
 }
@@ -79,8 +72,7 @@ void check_supported(const LlmProgram& program, const RequestOptions& options) {
 
 void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, const char* argument) {
   check_argument(!prompt.empty(), argument, ": got 0 tokens, expected at least 1");
-  check_argument(
-      static_cast<int64_t>(prompt.size()) <= metadata.max_context_len, argument, ": got ", prompt.size(),
+  check_argument(static_cast<int64_t>(prompt.size()) <= metadata.max_context_len, argument, ": got ", prompt.size(),
       " tokens, expected at most ", metadata.max_context_len, " (the context of the program)");
   for (const int64_t id : prompt) {
     check_token(argument, id, metadata.vocab_size);

@@ -10,14 +10,10 @@ namespace executorch_mlx::engine {
 
 class Profile {
  public:
-  executorch::runtime::EventTracer* tracer() {
-    return &tracer_;
-  }
+  executorch::runtime::EventTracer* tracer() { return &tracer_; }
 
   // Must be held during every call that the tracer records.
-  std::unique_lock<std::mutex> lock() {
-    return std::unique_lock(mutex_);
-  }
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
   // Writes what was recorded since the last call of this function to the file `path`, in the ETDump format. Waits until
   // no call is recorded. Throws std::runtime_error if nothing was recorded or the file cannot be written.

@@ -39,8 +39,7 @@ Request::Request(const LlmProgram& program, RequestOptions given)
 Request::Request(const LlmProgram& program, std::vector<int64_t> prompt, std::function<bool(Row&)> work)
     : Request(program, RequestOptions{.prompt = std::move(prompt)}, std::move(work), !program.metadata().has_head) {}
 
-Request::Request(
-    const LlmProgram& program, RequestOptions given, std::function<bool(Row&)> work, bool samples_on_host)
+Request::Request(const LlmProgram& program, RequestOptions given, std::function<bool(Row&)> work, bool samples_on_host)
     : options(std::move(given)),
       work(std::move(work)),
       samples_on_host(samples_on_host),
@@ -81,9 +80,7 @@ void Request::begin(int64_t reused) {
   info_.queue_seconds = seconds_between(submitted_, began_);
 }
 
-bool Request::has_speech_rules() const {
-  return program_.metadata().speech.is_speech() && !options.allow_suppressed;
-}
+bool Request::has_speech_rules() const { return program_.metadata().speech.is_speech() && !options.allow_suppressed; }
 
 bool Request::needs_mask() const {
   return allowed_tokens_ != nullptr || has_speech_rules() ||
@@ -126,8 +123,7 @@ RowTask Request::draw_task(std::vector<int64_t>& draft) {
     return allows_any(std::span(masks_).subspan(i * words, words), meta.vocab_size);
   };
   check_argument(fill_mask(0), "allowed_tokens: the callback returned false");
-  check_argument(
-      admits_token(0), "allowed_tokens: got a mask that admits no token",
+  check_argument(admits_token(0), "allowed_tokens: got a mask that admits no token",
       answer_.prevented_stop_ids(answer.size()).empty() ? "" : " but stop ids, which min_new_tokens prevents");
   // A draft ends before the first token that its mask does not allow, so that the callback sees possible answers only.
   for (size_t i = 0; i < draft.size(); ++i) {

@@ -43,9 +43,7 @@ class Request {
     ++cancel_calls_;
   }
   // The number of calls of cancel() for all requests so far. If it has not changed, no request was cancelled.
-  static uint64_t cancel_calls() {
-    return cancel_calls_;
-  }
+  static uint64_t cancel_calls() { return cancel_calls_; }
   bool wait(double seconds);
   executorch_mlx_request_info info() const;
   // Returns the error message if the finish reason is ERROR, else "".
@@ -53,15 +51,9 @@ class Request {
 
   // -- for the thread of the engine ------------------------------------------------
 
-  bool is_cancelled() const {
-    return cancelled_;
-  }
-  bool is_over() const {
-    return is_over_;
-  }
-  bool is_stop_id(int64_t token) const {
-    return answer_.is_stop_id(token);
-  }
+  bool is_cancelled() const { return cancelled_; }
+  bool is_over() const { return is_over_; }
+  bool is_stop_id(int64_t token) const { return answer_.is_stop_id(token); }
   // Whether the next draw has a mask of allowed tokens.
   bool needs_mask() const;
 
@@ -108,8 +100,7 @@ class Request {
   std::optional<std::pair<size_t, int64_t>> plain_guess;
 
  private:
-  Request(
-      const LlmProgram& program, RequestOptions options, std::function<bool(Row&)> work, bool samples_on_host);
+  Request(const LlmProgram& program, RequestOptions options, std::function<bool(Row&)> work, bool samples_on_host);
   bool has_speech_rules() const;
   bool send(int64_t token, const Piece& piece, const Drawn* drawn);
   void finish(int64_t token, const Piece& piece, const Drawn* drawn, executorch_mlx_status status, std::string error);

@@ -108,9 +108,7 @@ std::span<const char> as_bytes(const Header& header) {
   return {reinterpret_cast<const char*>(&header), sizeof(header)};
 }
 
-uint64_t hash_of(const Header& header) {
-  return hash(as_bytes(header), 0);
-}
+uint64_t hash_of(const Header& header) { return hash(as_bytes(header), 0); }
 
 } // namespace
 
@@ -130,14 +128,10 @@ class InputFile {
     }
   }
   InputFile(const InputFile&) = delete;
-  ~InputFile() {
-    close(file_);
-  }
+  ~InputFile() { close(file_); }
 
   // The size that the file had when it was opened.
-  size_t size() const {
-    return size_;
-  }
+  size_t size() const { return size_; }
 
   // Reads bytes into `target`, and returns how many: fewer than asked for at the end of the file or after an error.
   size_t read(std::span<char> target) {
@@ -166,9 +160,7 @@ class RowBuffers {
     check_argument(buffers_ != nullptr, "prefix: the program keeps its cache outside of MLX");
   }
 
-  size_t count() const {
-    return executorch_mlx_buffers_count(buffers_.get());
-  }
+  size_t count() const { return executorch_mlx_buffers_count(buffers_.get()); }
 
   struct Range {
     int64_t begin; // index on axis 2 at which the row begins
@@ -214,15 +206,13 @@ class RowBuffers {
     size_t index_bytes = 0;
     executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
     const int64_t rows = program_.metadata().rows;
-    check(
-        size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
+    check(size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
         executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
     return {size / rows, index_bytes};
   }
 
   void check_call(int error, size_t buffer) const {
-    check_ok(
-        static_cast<executorch::runtime::Error>(error), "prefix: buffer ",
+    check_ok(static_cast<executorch::runtime::Error>(error), "prefix: buffer ",
         executorch_mlx_buffers_describe(buffers_.get(), buffer), ": ");
   }
 
@@ -373,16 +363,15 @@ RowReader::RowReader(const LlmProgram& program, const std::string& path)
     : path_(path), buffers_(checked_buffers(program)), file_(std::make_unique<InputFile>(path)) {
   Header header;
   const std::span<char> bytes(reinterpret_cast<char*>(&header), sizeof(header));
-  const bool has_header = file_->read(bytes) == bytes.size() &&
-      std::memcmp(header.magic, Header().magic, sizeof(header.magic)) == 0;
+  const bool has_header =
+      file_->read(bytes) == bytes.size() && std::memcmp(header.magic, Header().magic, sizeof(header.magic)) == 0;
   check_argument(has_header, path, ": not a prompt cache");
-  check_argument(
-      header.version == Header().version, path, ": got format version ", header.version, ", expected ",
+  check_argument(header.version == Header().version, path, ": got format version ", header.version, ", expected ",
       Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
   rest_ = file_->size() - bytes.size();
-  const bool is_complete = header.num_ids <= rest_ / sizeof(int64_t) &&
-      header.num_bytes == rest_ - header.num_ids * sizeof(int64_t);
+  const bool is_complete =
+      header.num_ids <= rest_ / sizeof(int64_t) && header.num_bytes == rest_ - header.num_ids * sizeof(int64_t);
   check_argument(is_complete, path, ": the file is incomplete");
   ids_.resize(header.num_ids);
   read({reinterpret_cast<char*>(ids_.data()), ids_.size() * sizeof(int64_t)});
@@ -397,8 +386,7 @@ RowReader::RowReader(const LlmProgram& program, const std::string& path)
 RowReader::~RowReader() = default;
 
 void RowReader::read(std::span<char> target) {
-  check_argument(
-      target.size() <= rest_ && file_->read(target) == target.size(), path_, ": the file is damaged");
+  check_argument(target.size() <= rest_ && file_->read(target) == target.size(), path_, ": the file is damaged");
   rest_ -= target.size();
 }
 

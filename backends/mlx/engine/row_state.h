@@ -14,7 +14,6 @@
 
 namespace executorch_mlx::engine {
 
-
 // Copies the first `length` positions of a row to another one. Returns false if that is not possible: if not all of the
 // program's state is in MLX buffers.
 bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t length);
@@ -30,9 +29,7 @@ class RowContents {
   void restore(Row& row) const;
 
   // The number of tokens that the row held.
-  int64_t length() const {
-    return length_;
-  }
+  int64_t length() const { return length_; }
 
  private:
   const LlmProgram& program_;

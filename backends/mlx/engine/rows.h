@@ -41,8 +41,8 @@ class Rows {
 
   bool has_free() const;
 
-  // Whether a row holds a beginning of `prompt` that is worth a copy, or will hold one when the calls of its request are
-  // done. `samples` as in take().
+  // Whether a row holds a beginning of `prompt` that is worth a copy, or will hold one when the calls of its request
+  // are done. `samples` as in take().
   bool has_beginning(std::span<const int64_t> prompt, const std::vector<float>* samples) const;
 
   // Returns a free row, or null if there is none. The row holds a beginning of `prompt` of at most `limit` tokens,

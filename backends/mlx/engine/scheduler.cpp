@@ -63,8 +63,8 @@ void Scheduler::submit(std::shared_ptr<Request> request) {
     std::lock_guard lock(mutex_);
     check(!is_closing_, EXECUTORCH_MLX_FAILED, "engine: it is closed");
     const int64_t free = program_.metadata().rows - stats_.running;
-    const bool has_room = options_.queue_limit == 0 || request->work ||
-        static_cast<int64_t>(queue_.size()) - free < options_.queue_limit;
+    const bool has_room =
+        options_.queue_limit == 0 || request->work || static_cast<int64_t>(queue_.size()) - free < options_.queue_limit;
     check(has_room, EXECUTORCH_MLX_BUSY, "the queue is full: ", options_.queue_limit, " requests are waiting");
     const int32_t priority = request->options.priority;
     queue_.emplace(priority, request);
@@ -348,9 +348,8 @@ void Scheduler::step() {
       continue;
     }
     if (submits_ahead) {
-      guarded(requests, [&] {
-        fits(requests, max_rows_, std::ssize(requests), [&] { pending_.push_back(submit(requests)); });
-      });
+      guarded(requests,
+          [&] { fits(requests, max_rows_, std::ssize(requests), [&] { pending_.push_back(submit(requests)); }); });
     } else {
       draw(requests);
     }
@@ -365,7 +364,8 @@ void Scheduler::step() {
 }
 
 // If a failed call has left the buffers of the program undefined, resets them. All rows are empty then: requests read
-// their prompts and answers again, and draw the same tokens. If there is no memory for the buffers, all requests that run end with this error.
+// their prompts and answers again, and draw the same tokens. If there is no memory for the buffers, all requests that
+// run end with this error.
 void Scheduler::recover() {
   if (!program_.is_undefined()) {
     return;

@@ -39,9 +39,7 @@ class Scheduler {
   // Starts the thread. `draft` guesses tokens, and may be null. `options` as in executorch_mlx.h.
   Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_mlx_engine_options& options);
 
-  ~Scheduler() {
-    close();
-  }
+  ~Scheduler() { close(); }
 
   // Cancels all requests and ends the thread. Later requests are refused. Must not be called on the thread.
   void close();
@@ -55,16 +53,10 @@ class Scheduler {
 
   executorch_mlx_engine_stats stats() const;
 
-  std::thread::id thread_id() const {
-    return thread_id_;
-  }
+  std::thread::id thread_id() const { return thread_id_; }
   // How often the program was reset after failed calls. To be called on the thread.
-  uint64_t resets() const {
-    return resets_;
-  }
-  bool is_on_thread() const {
-    return std::this_thread::get_id() == thread_id_;
-  }
+  uint64_t resets() const { return resets_; }
+  bool is_on_thread() const { return std::this_thread::get_id() == thread_id_; }
 
  private:
   using Requests = std::vector<std::shared_ptr<Request>>;
@@ -93,8 +85,7 @@ class Scheduler {
   void draw(std::span<const std::shared_ptr<Request>> requests);
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
   void take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
-  void take(
-      const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn,
+  void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn,
       bool was_drafted = false);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
   void fail(const std::shared_ptr<Request>& request, executorch_mlx_status status, const char* message);

@@ -16,8 +16,7 @@ bool Scheduler::prefers_single_steps(size_t running) {
 int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup) {
   constexpr int64_t kTrial = 3; // tokens of a draft that only measures the draft model
   const double measured = guesser_->token_seconds();
-  const auto choice = costs_.best_draft(
-      guesser_->acceptance.rate(), most, running, program_.decode_width(running),
+  const auto choice = costs_.best_draft(guesser_->acceptance.rate(), most, running, program_.decode_width(running),
       measured > 0 ? measured : costs_.assumed_draft_seconds());
   if (choice.length > 0 && (lookup.length == 0 || choice.rate > lookup.rate)) {
     return choice.length;
@@ -46,9 +45,8 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
   const bool chooses = options.draft < 0;
   const auto position = static_cast<int64_t>(request.ids.size()) - 1;
   const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
-  const int64_t most = std::min({
-      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_.value(), program_.max_draft(),
-      meta.max_context_len - position - 1,
+  const int64_t most = std::min({options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, max_draft_.value(),
+      program_.max_draft(), meta.max_context_len - position - 1,
       options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
   if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
     return {};

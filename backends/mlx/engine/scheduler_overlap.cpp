@@ -11,8 +11,8 @@ namespace executorch_mlx::engine {
 // Whether a step of this request may be submitted before the host knows the token of the previous step.
 bool Scheduler::can_overlap(const Request& request) const {
   const RequestOptions& options = request.options;
-  return overlaps_ && !request.samples_on_host && !request.needs_mask() &&
-      !program_.metadata().speech.is_speech() && (guesser_ == nullptr || options.draft == 0);
+  return overlaps_ && !request.samples_on_host && !request.needs_mask() && !program_.metadata().speech.is_speech() &&
+      (guesser_ == nullptr || options.draft == 0);
 }
 
 // Whether this request needs a draw after its pending one, unless the pending token turns out to end the answer.
@@ -56,9 +56,8 @@ void Scheduler::advance_pending() {
   const size_t running = pending_[0].requests.size(); // of the only call, or 1
   for (PendingStep& step : std::exchange(pending_, {})) {
     Requests requests;
-    std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests), [this](const auto& request) {
-      return needs_draw_after_pending(*request);
-    });
+    std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests),
+        [this](const auto& request) { return needs_draw_after_pending(*request); });
     if (step.resets != resets_) {
       continue; // the requests draw again
     }
@@ -76,13 +75,11 @@ void Scheduler::advance_pending() {
     }
     if (error != nullptr) {
       // Only now, because the tokens of `step` belong into the rows first.
-      guarded(requests, [&] {
-        fits(requests, max_rows_, std::ssize(requests), [&] { std::rethrow_exception(error); });
-      });
+      guarded(
+          requests, [&] { fits(requests, max_rows_, std::ssize(requests), [&] { std::rethrow_exception(error); }); });
     }
-    if (next && next->resets == resets_ && std::any_of(requests.begin(), requests.end(), [](const auto& request) {
-          return !request->is_over();
-        })) {
+    if (next && next->resets == resets_ &&
+        std::any_of(requests.begin(), requests.end(), [](const auto& request) { return !request->is_over(); })) {
       pending_.push_back(std::move(*next));
     } else if (next) {
       finish(std::move(*next));

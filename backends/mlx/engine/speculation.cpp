@@ -81,9 +81,7 @@ void StepCosts::record_rows(size_t width, double seconds) {
   record_seconds(cost.is_warm, cost.seconds, seconds);
 }
 
-void StepCosts::record_rewind(double seconds) {
-  record_seconds(warm_.rewind, rewind_seconds_, seconds);
-}
+void StepCosts::record_rewind(double seconds) { record_seconds(warm_.rewind, rewind_seconds_, seconds); }
 
 double StepCosts::rows_seconds(size_t width) const {
   const auto found = rows_.find(width);
@@ -104,9 +102,7 @@ double StepCosts::cost(int64_t tokens) const {
   return one_row_[known] + static_cast<double>(tokens - known) * kTokenCost * one_row_[1];
 }
 
-double StepCosts::assumed_draft_seconds() const {
-  return kDraftCost * one_row_[1];
-}
+double StepCosts::assumed_draft_seconds() const { return kDraftCost * one_row_[1]; }
 
 StepCosts::Choice StepCosts::best_draft(
     double acceptance, int64_t most, size_t running, size_t width, double draft_seconds) const {

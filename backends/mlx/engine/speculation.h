@@ -29,9 +29,7 @@ struct Acceptance {
   void learn(int64_t proposed, int64_t right);
 
   // The probability that a draft token is accepted if all before it are.
-  double rate() const {
-    return accepted / judged;
-  }
+  double rate() const { return accepted / judged; }
 };
 
 // Updates `cost`, the estimated seconds of a call, by the measured `seconds`. The first call only sets `is_warm`.
@@ -46,9 +44,7 @@ class LookupDrafter {
   // Returns a draft of `count` tokens after `ids`, or an empty one. Between calls, tokens are only appended to `ids`.
   Draft propose(std::span<const int64_t> ids, int64_t count);
 
-  Acceptance& acceptance(size_t level) {
-    return levels_[level].acceptance;
-  }
+  Acceptance& acceptance(size_t level) { return levels_[level].acceptance; }
 
  private:
   struct Level {

@@ -25,9 +25,8 @@ std::vector<int64_t> read_tokens(
   }
   auto tokens = reader.integers(name);
   for (const int64_t token : tokens) {
-    check_program(
-        0 <= token && token < vocab_size, path, ": ", name, ": got ", token, ", expected a token in [0, ", vocab_size,
-        ")");
+    check_program(0 <= token && token < vocab_size, path, ": ", name, ": got ", token, ", expected a token in [0, ",
+        vocab_size, ")");
   }
   return tokens;
 }
@@ -48,16 +47,13 @@ SpeechMetadata read_speech_metadata(const MetadataReader& reader, int64_t vocab_
   m.suppressed = read_tokens(reader, "speech_suppressed", vocab_size, path);
   m.suppressed_first = read_tokens(reader, "speech_suppressed_first", vocab_size, path);
   const bool is_valid = m.sample_rate > 0 && 0 < m.min_samples && m.min_samples <= m.max_samples &&
-      m.max_samples <= std::numeric_limits<int32_t>::max() &&
-      0 < m.sample_multiple && m.min_samples % m.sample_multiple == 0 && m.max_samples % m.sample_multiple == 0;
-  check_program(
-      is_valid, path, ": speech_max_samples: got ", m.min_samples, " to ", m.max_samples, " samples at ", m.sample_rate,
-      " Hz in parts of ", m.sample_multiple, ", expected positive multiples");
-  check_program(
-      -1 <= m.timestamp_begin && m.timestamp_begin < vocab_size && m.timestamp_begin != 0, path,
+      m.max_samples <= std::numeric_limits<int32_t>::max() && 0 < m.sample_multiple &&
+      m.min_samples % m.sample_multiple == 0 && m.max_samples % m.sample_multiple == 0;
+  check_program(is_valid, path, ": speech_max_samples: got ", m.min_samples, " to ", m.max_samples, " samples at ",
+      m.sample_rate, " Hz in parts of ", m.sample_multiple, ", expected positive multiples");
+  check_program(-1 <= m.timestamp_begin && m.timestamp_begin < vocab_size && m.timestamp_begin != 0, path,
       ": speech_timestamp_begin: got ", m.timestamp_begin, ", expected a token in [1, ", vocab_size, ")");
-  check_program(
-      -1 <= m.max_initial_timestamp && m.max_initial_timestamp < vocab_size, path,
+  check_program(-1 <= m.max_initial_timestamp && m.max_initial_timestamp < vocab_size, path,
       ": speech_max_initial_timestamp: got ", m.max_initial_timestamp, ", expected -1 to ", vocab_size - 1);
   return m;
 }
@@ -68,9 +64,8 @@ void check_samples(const SpeechMetadata& metadata, std::span<const float> sample
         samples.empty(), "samples: got ", samples.size(), ", expected none: the program is a language model");
     return;
   }
-  check_argument(
-      !samples.empty() && static_cast<int64_t>(samples.size()) <= metadata.max_samples, "samples: got ", samples.size(),
-      ", expected 1 to ", metadata.max_samples, " at ", metadata.sample_rate, " Hz");
+  check_argument(!samples.empty() && static_cast<int64_t>(samples.size()) <= metadata.max_samples, "samples: got ",
+      samples.size(), ", expected 1 to ", metadata.max_samples, " at ", metadata.sample_rate, " Hz");
   const bool is_finite = std::all_of(samples.begin(), samples.end(), [](float x) { return std::isfinite(x); });
   check_argument(is_finite, "samples: got NaN or infinity, expected numbers in [-1, 1]");
 }
@@ -84,9 +79,8 @@ std::vector<float> padded_samples(const SpeechMetadata& metadata, std::span<cons
   return result;
 }
 
-void mask_speech_tokens(
-    const SpeechMetadata& metadata, std::span<const int64_t> answer, bool timestamps, int64_t stop_id,
-    int64_t vocab_size, std::span<int32_t> mask) {
+void mask_speech_tokens(const SpeechMetadata& metadata, std::span<const int64_t> answer, bool timestamps,
+    int64_t stop_id, int64_t vocab_size, std::span<int32_t> mask) {
   const bool is_first = answer.empty();
   for (const int64_t token : metadata.suppressed) {
     forbid(mask, token);

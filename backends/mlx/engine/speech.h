@@ -22,9 +22,7 @@ struct SpeechMetadata {
   std::vector<int64_t> suppressed; // tokens that are never drawn
   std::vector<int64_t> suppressed_first; // tokens that do not begin an answer
 
-  bool is_speech() const {
-    return max_samples > 0;
-  }
+  bool is_speech() const { return max_samples > 0; }
 };
 
 // Throws EngineError if values are invalid.
@@ -40,8 +38,7 @@ std::vector<float> padded_samples(const SpeechMetadata& metadata, std::span<cons
 // Clears the bits of the tokens that may not follow `answer`. The mask has a bit for each token, as that of
 // executorch_mlx_allowed_tokens. If `timestamps` is true, the tokens must follow Whisper's rules for timestamps:
 // timestamps come in pairs and do not decrease. `stop_id` is the first token that is not text, or -1.
-void mask_speech_tokens(
-    const SpeechMetadata& metadata, std::span<const int64_t> answer, bool timestamps, int64_t stop_id,
-    int64_t vocab_size, std::span<int32_t> mask);
+void mask_speech_tokens(const SpeechMetadata& metadata, std::span<const int64_t> answer, bool timestamps,
+    int64_t stop_id, int64_t vocab_size, std::span<int32_t> mask);
 
 } // namespace executorch_mlx::engine

@@ -41,8 +41,6 @@ const std::string* StopStringFilter::feed(std::string_view text, std::string& ou
   return nullptr;
 }
 
-std::string StopStringFilter::finish() {
-  return std::exchange(held_, {});
-}
+std::string StopStringFilter::finish() { return std::exchange(held_, {}); }
 
 } // namespace executorch_mlx::engine

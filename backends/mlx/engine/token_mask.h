@@ -16,21 +16,15 @@ constexpr size_t mask_words(int64_t vocab_size) {
   return static_cast<size_t>((vocab_size + kTokensPerWord - 1) / kTokensPerWord);
 }
 
-constexpr int32_t mask_bit(int64_t token) {
-  return static_cast<int32_t>(uint32_t{1} << (token % kTokensPerWord));
-}
+constexpr int32_t mask_bit(int64_t token) { return static_cast<int32_t>(uint32_t{1} << (token % kTokensPerWord)); }
 
 inline bool is_allowed(std::span<const int32_t> mask, int64_t token) {
   return (mask[token / kTokensPerWord] & mask_bit(token)) != 0;
 }
 
-inline void allow(std::span<int32_t> mask, int64_t token) {
-  mask[token / kTokensPerWord] |= mask_bit(token);
-}
+inline void allow(std::span<int32_t> mask, int64_t token) { mask[token / kTokensPerWord] |= mask_bit(token); }
 
-inline void forbid(std::span<int32_t> mask, int64_t token) {
-  mask[token / kTokensPerWord] &= ~mask_bit(token);
-}
+inline void forbid(std::span<int32_t> mask, int64_t token) { mask[token / kTokensPerWord] &= ~mask_bit(token); }
 
 // Whether the mask allows a token of the vocabulary. Bits beyond the vocabulary do not count.
 inline bool allows_any(std::span<const int32_t> mask, int64_t vocab_size) {

@@ -24,8 +24,15 @@ _IDENTIFIER = b"ET"  # followed by a version of two digits, currently 12
 
 # ExecuTorch's deserializer does not validate its input. It raises one of these exceptions for a damaged file.
 _DAMAGE_ERRORS = (
-    struct.error, ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, AssertionError,
-)  # fmt: skip
+    struct.error,
+    ValueError,
+    IndexError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    AssertionError,
+)
 
 
 @dataclass(frozen=True)
@@ -135,9 +142,7 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
                 graph = read_payload(payload)
                 check_limits(graph)
             except ValueError as error:
-                raise ProgramError(
-                    f"{path} is damaged: MLX program {index} of method {plan.name}: {error}"
-                ) from error
+                raise ProgramError(f"{path} is damaged: MLX program {index} of method {plan.name}: {error}") from error
             yield Delegate(plan.name, index, payload, graph, _orders(plan, number))
 
 

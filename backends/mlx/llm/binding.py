@@ -41,27 +41,47 @@ class LoadOptions(_Struct):
 
 class EngineOptions(_Struct):
     _fields_ = [
-        ("size", c_size_t), ("queue_limit", c_int64), ("chunk", c_int64), ("chunk_seconds", c_double),
-        ("reuse_prompts", c_bool), ("overlap", c_int64),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("queue_limit", c_int64),
+        ("chunk", c_int64),
+        ("chunk_seconds", c_double),
+        ("reuse_prompts", c_bool),
+        ("overlap", c_int64),
+    ]
     _defaults_ = {"reuse_prompts": True, "overlap": -1}
 
 
 class EngineStats(_Struct):
     _fields_ = [
-        ("size", c_size_t), ("running", c_int64), ("waiting", c_int64), ("rows", c_int64), ("requests", c_int64),
-        ("failed", c_int64), ("prompt_tokens", c_int64), ("reused_tokens", c_int64), ("generated_tokens", c_int64),
-        ("steps", c_int64), ("drafted_tokens", c_int64), ("accepted_tokens", c_int64), ("busy_seconds", c_double),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("running", c_int64),
+        ("waiting", c_int64),
+        ("rows", c_int64),
+        ("requests", c_int64),
+        ("failed", c_int64),
+        ("prompt_tokens", c_int64),
+        ("reused_tokens", c_int64),
+        ("generated_tokens", c_int64),
+        ("steps", c_int64),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
+        ("busy_seconds", c_double),
+    ]
 
 
 class Event(_Struct):
     _fields_ = [
-        ("size", c_size_t), ("token", c_int64),
+        ("size", c_size_t),
+        ("token", c_int64),
         ("text", c_void_p),  # not c_char_p, which would end at the first zero byte
-        ("text_length", c_size_t), ("finish", c_int32), ("stop_index", c_int32), ("logprob", c_float),
-        ("top_count", c_int64), ("top_tokens", POINTER(c_int64)), ("top_logprobs", POINTER(c_float)),
-    ]  # fmt: skip
+        ("text_length", c_size_t),
+        ("finish", c_int32),
+        ("stop_index", c_int32),
+        ("logprob", c_float),
+        ("top_count", c_int64),
+        ("top_tokens", POINTER(c_int64)),
+        ("top_logprobs", POINTER(c_float)),
+    ]
 
 
 OnEvent = ctypes.CFUNCTYPE(c_bool, c_void_p, POINTER(Event))
@@ -70,35 +90,70 @@ AllowedTokens = ctypes.CFUNCTYPE(c_bool, c_void_p, POINTER(c_int64), c_size_t, P
 
 class RequestOptions(_Struct):
     _fields_ = [
-        ("size", c_size_t), ("prompt", POINTER(c_int64)), ("prompt_length", c_size_t),
-        ("temperature", c_float), ("top_p", c_float), ("top_k", c_int64), ("min_p", c_float),
-        ("has_seed", c_bool), ("seed", c_int64),
-        ("repetition_penalty", c_float), ("presence_penalty", c_float), ("frequency_penalty", c_float),
-        ("bias_tokens", POINTER(c_int64)), ("bias_values", POINTER(c_float)), ("bias_count", c_size_t),
-        ("allowed_tokens", AllowedTokens), ("max_new_tokens", c_int64),
-        ("stop_ids", POINTER(c_int64)), ("stop_id_count", c_size_t), ("ignore_eos", c_bool),
-        ("stop", POINTER(c_char_p)), ("stop_count", c_size_t),
-        ("logprobs", c_int32), ("priority", c_int32), ("draft", c_int32), ("on_event", OnEvent),
+        ("size", c_size_t),
+        ("prompt", POINTER(c_int64)),
+        ("prompt_length", c_size_t),
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("top_k", c_int64),
+        ("min_p", c_float),
+        ("has_seed", c_bool),
+        ("seed", c_int64),
+        ("repetition_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("bias_tokens", POINTER(c_int64)),
+        ("bias_values", POINTER(c_float)),
+        ("bias_count", c_size_t),
+        ("allowed_tokens", AllowedTokens),
+        ("max_new_tokens", c_int64),
+        ("stop_ids", POINTER(c_int64)),
+        ("stop_id_count", c_size_t),
+        ("ignore_eos", c_bool),
+        ("stop", POINTER(c_char_p)),
+        ("stop_count", c_size_t),
+        ("logprobs", c_int32),
+        ("priority", c_int32),
+        ("draft", c_int32),
+        ("on_event", OnEvent),
         ("user_data", c_void_p),
-        ("samples", POINTER(c_float)), ("sample_count", c_size_t), ("timestamps", c_bool), ("allow_suppressed", c_bool),
+        ("samples", POINTER(c_float)),
+        ("sample_count", c_size_t),
+        ("timestamps", c_bool),
+        ("allow_suppressed", c_bool),
         ("min_new_tokens", c_int64),
-    ]  # fmt: skip
+    ]
     _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}
 
 
 class RequestInfo(_Struct):
     _fields_ = [
-        ("size", c_size_t), ("finish", c_int32), ("status", c_int32), ("has_seed", c_bool), ("seed", c_int64),
-        ("stop_id", c_int64), ("prompt_tokens", c_int64), ("reused_tokens", c_int64), ("generated_tokens", c_int64),
-        ("drafted_tokens", c_int64), ("accepted_tokens", c_int64), ("queue_seconds", c_double),
-        ("prompt_seconds", c_double), ("generation_seconds", c_double), ("calls", c_int64),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("finish", c_int32),
+        ("status", c_int32),
+        ("has_seed", c_bool),
+        ("seed", c_int64),
+        ("stop_id", c_int64),
+        ("prompt_tokens", c_int64),
+        ("reused_tokens", c_int64),
+        ("generated_tokens", c_int64),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
+        ("queue_seconds", c_double),
+        ("prompt_seconds", c_double),
+        ("generation_seconds", c_double),
+        ("calls", c_int64),
+    ]
 
 
 STRUCTS = {
-    "load_options": LoadOptions, "engine_options": EngineOptions, "engine_stats": EngineStats, "event": Event,
-    "request_options": RequestOptions, "request_info": RequestInfo,
-}  # fmt: skip
+    "load_options": LoadOptions,
+    "engine_options": EngineOptions,
+    "engine_stats": EngineStats,
+    "event": Event,
+    "request_options": RequestOptions,
+    "request_info": RequestInfo,
+}
 
 _HANDLE, _IDS = c_void_p, POINTER(c_int64)
 # The name of a function without the prefix "executorch_mlx_" → the type of its result, the types of its arguments.
@@ -116,14 +171,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "engine_get_stats": (c_int32, [_HANDLE, POINTER(EngineStats)]),
     "engine_save_prefix": (c_int32, [_HANDLE, _IDS, c_size_t, c_char_p]),
     "engine_load_prefix": (c_int32, [_HANDLE, c_char_p, _IDS]),
-    "engine_score": (
-        c_int32,
-        [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, POINTER(c_float), POINTER(c_bool)],
-    ),
-    "engine_score_top": (
-        c_int32,
-        [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, c_size_t, _IDS, POINTER(c_float)],
-    ),
+    "engine_score": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, POINTER(c_float), POINTER(c_bool)]),
+    "engine_score_top": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, c_size_t, _IDS, POINTER(c_float)]),
     "engine_submit": (c_int32, [_HANDLE, POINTER(RequestOptions), POINTER(_HANDLE)]),
     "request_cancel": (None, [_HANDLE]),
     "request_wait": (c_bool, [_HANDLE, c_double]),
@@ -159,9 +208,12 @@ def error_of(status: int, message: str) -> Exception:
     if status == INVALID_ARGUMENT and (found := re.match(r"(?!prompt\b)(\w+)(: .*)", message, re.DOTALL)):
         return SettingError(found[1], found[2])
     classes = {
-        INVALID_ARGUMENT: ValueError, OUT_OF_MEMORY: OutOfMemoryError, INVALID_PROGRAM: ValueError, BUSY: BusyError,
+        INVALID_ARGUMENT: ValueError,
+        OUT_OF_MEMORY: OutOfMemoryError,
+        INVALID_PROGRAM: ValueError,
+        BUSY: BusyError,
         NOT_FOUND: FileNotFoundError,
-    }  # fmt: skip
+    }
     return classes.get(status, RuntimeError)(message)
 
 

@@ -104,28 +104,48 @@ class HeadConfig:
     """
 
     seed: bool = _option(
-        True, "whether the program has an input for the seed; without one, draws differ from run to run", group=_HEAD,
+        True,
+        "whether the program has an input for the seed; without one, draws differ from run to run",
+        group=_HEAD,
         flags={"--seeded": True, "--unseeded": False},
-    )  # fmt: skip
+    )
     top_k: bool = True
     min_p: bool = True
     penalties: int = _option(
-        0, "a window of N tokens: give the program inputs for repetition, presence and frequency penalties, which count "
-        "the last N tokens of prompt and answer", group=_HEAD, type=int, low=0, models=(TEXT,), metavar="N",
+        0,
+        "a window of N tokens: give the program inputs for repetition, presence and frequency penalties, which count "
+        "the last N tokens of prompt and answer",
+        group=_HEAD,
+        type=int,
+        low=0,
+        models=(TEXT,),
+        metavar="N",
         default_text="0, no penalties",
-    )  # fmt: skip
+    )
     logit_bias: int = _option(
-        0, "give the program an input for logit biases of up to K tokens", group=_HEAD, type=int, low=0, metavar="K",
+        0,
+        "give the program an input for logit biases of up to K tokens",
+        group=_HEAD,
+        type=int,
+        low=0,
+        metavar="K",
         default_text="0, no biases",
-    )  # fmt: skip
+    )
     allowed_tokens: bool = _option(
-        False, "give the program an input for a mask of the tokens that may be drawn", group=_HEAD,
+        False,
+        "give the program an input for a mask of the tokens that may be drawn",
+        group=_HEAD,
         flags={"--allowed-tokens": True},
-    )  # fmt: skip
+    )
     logprobs: int = _option(
-        0, "let the program return log probabilities: of the drawn token and of the K most likely tokens", group=_HEAD,
-        type=int, low=0, metavar="K", default_text="0, none",
-    )  # fmt: skip
+        0,
+        "let the program return log probabilities: of the drawn token and of the K most likely tokens",
+        group=_HEAD,
+        type=int,
+        low=0,
+        metavar="K",
+        default_text="0, none",
+    )
 
     def __post_init__(self):
         for name, spec in _specs(HeadConfig).items():
@@ -228,71 +248,133 @@ class ExportOptions:
     """
 
     dtype: torch.dtype | str | None = _option(
-        None, "dtype of weights and computation", group="weights", choices=("float32", "float16", "bfloat16"),
+        None,
+        "dtype of weights and computation",
+        group="weights",
+        choices=("float32", "float16", "bfloat16"),
         default_text="float32",
-    )  # fmt: skip
+    )
     quantize: str = _option(
-        "none", "quantize linear layers and embeddings; mixed has 4 bits and keeps sensitive layers wider",
-        group="weights", choices=("none", *QUANTIZED), speech_lacks=("mixed",),
-    )  # fmt: skip
+        "none",
+        "quantize linear layers and embeddings; mixed has 4 bits and keeps sensitive layers wider",
+        group="weights",
+        choices=("none", *QUANTIZED),
+        speech_lacks=("mixed",),
+    )
     group_size: int | None = _option(
-        None, "number of weights that share a quantization scale", group="weights", type=int, choices=(32, 64, 128),
-        needs=("quantize", GROUPED), default_text="32",
-    )  # fmt: skip
+        None,
+        "number of weights that share a quantization scale",
+        group="weights",
+        type=int,
+        choices=(32, 64, 128),
+        needs=("quantize", GROUPED),
+        default_text="32",
+    )
     calibrate: str | Path | None = _option(
-        None, "measure the model on the text in this file instead of a part of Python's documentation; with int4, int8 "
-        "and mixed, also tune the weights on this text, which takes longer", group="weights", type=Path,
-        models=(TEXT,), needs=("quantize", QUANTIZED), metavar="FILE",
-    )  # fmt: skip
+        None,
+        "measure the model on the text in this file instead of a part of Python's documentation; with int4, int8 "
+        "and mixed, also tune the weights on this text, which takes longer",
+        group="weights",
+        type=Path,
+        models=(TEXT,),
+        needs=("quantize", QUANTIZED),
+        metavar="FILE",
+    )
     activations: str = _option(
-        "float", "int8 rounds the inputs of the quantized linear layers to 8 bits, which is faster on a CPU with "
-        "--allow-extensions", group="weights", choices=("float", "int8"), models=(TEXT,),
-    )  # fmt: skip
+        "float",
+        "int8 rounds the inputs of the quantized linear layers to 8 bits, which is faster on a CPU with "
+        "--allow-extensions",
+        group="weights",
+        choices=("float", "int8"),
+        models=(TEXT,),
+    )
     adapter: str | Path | None = _option(
-        None, "merge the LoRA adapter in this folder of peft or mlx-lm", group="weights", type=Path, models=(TEXT,),
+        None,
+        "merge the LoRA adapter in this folder of peft or mlx-lm",
+        group="weights",
+        type=Path,
+        models=(TEXT,),
         metavar="DIR",
-    )  # fmt: skip
+    )
     max_context_len: int | None = _option(
-        None, "capacity of the KV caches in positions", group="sizes", type=int, metavar="N",
+        None,
+        "capacity of the KV caches in positions",
+        group="sizes",
+        type=int,
+        metavar="N",
         default_text="the model's limit, but at most 4096",
-    )  # fmt: skip
+    )
     sliding_window: str | int = _option(
-        "auto", "attention window of every layer in positions, 0 for none", group="sizes", type=_window,
-        models=(TEXT,), metavar="N", default_text="auto, as in the model's config",
-    )  # fmt: skip
+        "auto",
+        "attention window of every layer in positions, 0 for none",
+        group="sizes",
+        type=_window,
+        models=(TEXT,),
+        metavar="N",
+        default_text="auto, as in the model's config",
+    )
     chunk: int | None = _option(
-        None, "largest number of tokens in one call", group="sizes", type=int, low=2, models=(TEXT,), metavar="N",
+        None,
+        "largest number of tokens in one call",
+        group="sizes",
+        type=int,
+        low=2,
+        models=(TEXT,),
+        metavar="N",
         default_text="2048; 512 for a model with sliding windows",
-    )  # fmt: skip
+    )
     batch: int = _option(
-        1, "rows of the KV caches: requests that the program serves side by side", group="sizes", type=int, low=1,
-        models=(TEXT,), metavar="N",
+        1,
+        "rows of the KV caches: requests that the program serves side by side",
+        group="sizes",
+        type=int,
+        low=1,
+        models=(TEXT,),
+        metavar="N",
         default_text="4; 1 with --portable, and with --outputs logits or both, as ExecuTorch's own runner expects",
-    )  # fmt: skip
+    )
     kv_bits: int | None = _option(
-        None, "16: KV caches of float16 in place of float32; 8 or 4: quantize the KV caches", group="sizes", type=int,
-        choices=(16, 8, 4), models=(TEXT,), default_text="the dtype of the model",
-    )  # fmt: skip
+        None,
+        "16: KV caches of float16 in place of float32; 8 or 4: quantize the KV caches",
+        group="sizes",
+        type=int,
+        choices=(16, 8, 4),
+        models=(TEXT,),
+        default_text="the dtype of the model",
+    )
     max_seconds: float = _option(
-        DEFAULT_SECONDS, "speech models that take sounds of different lengths: the longest sound that one call takes",
-        group="sizes", type=float, above=0, models=(SPEECH,), metavar="S", default_text="30",
-    )  # fmt: skip
+        DEFAULT_SECONDS,
+        "speech models that take sounds of different lengths: the longest sound that one call takes",
+        group="sizes",
+        type=float,
+        above=0,
+        models=(SPEECH,),
+        metavar="S",
+        default_text="30",
+    )
     outputs: str = _option(
         "tokens", "what the program returns", group=_HEAD, choices=("tokens", "logits", "both"), models=(TEXT,)
     )
     head: HeadConfig = HeadConfig()
     speculation: bool = _option(
-        True, "leave out the method that checks draft tokens: the program is smaller, and answers need a call per token",
-        group=_HEAD, models=(TEXT,), flags={"--no-speculation": False},
-    )  # fmt: skip
+        True,
+        "leave out the method that checks draft tokens: the program is smaller, and answers need a call per token",
+        group=_HEAD,
+        models=(TEXT,),
+        flags={"--no-speculation": False},
+    )
     allow_extensions: bool = _option(
-        False, "use IR nodes that ExecuTorch's own MLX delegate lacks; that delegate then cannot run the file",
+        False,
+        "use IR nodes that ExecuTorch's own MLX delegate lacks; that delegate then cannot run the file",
         flags={"--allow-extensions": True},
-    )  # fmt: skip
+    )
     portable: bool = _option(
-        False, "write a file that gives the same values on ExecuTorch's own MLX delegate, which phones have: one method, "
-        "one row, no speculation; what would differ there is an error", models=(TEXT,), flags={"--portable": True},
-    )  # fmt: skip
+        False,
+        "write a file that gives the same values on ExecuTorch's own MLX delegate, which phones have: one method, "
+        "one row, no speculation; what would differ there is an error",
+        models=(TEXT,),
+        flags={"--portable": True},
+    )
     verify: bool = _option(
         True, "write the file without comparing it with the eager model", flags={"--no-verify": False}
     )
@@ -318,9 +400,10 @@ class ExportOptions:
         processors = self.head.logits_processors() + (["logprobs"] if self.head.logprobs else [])
         if self.outputs == "logits" and processors:
             raise OptionError(
-                f"head.{processors[0]}", f"got {getattr(self.head, processors[0])} with outputs 'logits', expected "
+                f"head.{processors[0]}",
+                f"got {getattr(self.head, processors[0])} with outputs 'logits', expected "
                 "outputs 'tokens' or 'both'; a program that returns logits supports it on the host",
-            )  # fmt: skip
+            )
 
     def value(self, name: str) -> Any:
         """Return the value of an option of the table."""

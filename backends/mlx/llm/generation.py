@@ -17,8 +17,14 @@ from . import binding
 from .metrics import Metrics
 from .program import LLMProgram, enter_callback
 from .sampling_parameters import (
-    PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, python_number, shown,
-)  # fmt: skip
+    PENALTIES,
+    SamplingParameters,
+    SettingError,
+    check_integer,
+    mask_word_count,
+    python_number,
+    shown,
+)
 
 # The reasons for which an answer ends, in the order of executorch_mlx_finish.
 FINISH_REASONS = (None, "stop", "length", "context", "cancelled", "error")
@@ -393,9 +399,7 @@ def _copy_mask(mask: Any, target: Any, words: int) -> None:
     ctypes.memmove(target, numpy.ascontiguousarray(mask).ctypes.data, mask.nbytes)
 
 
-def _request_options(
-    prompt: Sequence[int], parameters: SamplingParameters, options: Options
-) -> binding.RequestOptions:
+def _request_options(prompt: Sequence[int], parameters: SamplingParameters, options: Options) -> binding.RequestOptions:
     has_mask = parameters.allowed_tokens is not None
     bias, stop = parameters.logit_bias, [text.encode() for text in options.stop]
     return binding.RequestOptions(

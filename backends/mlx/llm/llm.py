@@ -70,7 +70,10 @@ class LLM:
     """
 
     def __init__(
-        self, program: LLMProgram, tokenizer: Tokenizer | None = None, eos_ids: Collection[int] = (),
+        self,
+        program: LLMProgram,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Collection[int] = (),
         **engine_options: Any,
     ):
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
@@ -122,10 +125,15 @@ class LLM:
         if tokenizer is None:
             loaded, eos_ids = _tokenizer_in(program), ()
         return cls(
-            program, loaded, eos_ids,
-            queue_limit=queue_limit, chunk=chunk, chunk_seconds=chunk_seconds, reuse_prompts=reuse_prompts,
+            program,
+            loaded,
+            eos_ids,
+            queue_limit=queue_limit,
+            chunk=chunk,
+            chunk_seconds=chunk_seconds,
+            reuse_prompts=reuse_prompts,
             overlap=-1 if overlap is None else bool(overlap),
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Cancel all requests and free the memory of the program. Later requests raise RuntimeError."""

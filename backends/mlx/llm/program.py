@@ -72,12 +72,7 @@ class LLMProgram:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        profile: bool = False,
-        device: str | None = None,
-        draft: str | Path | None = None,
+        self, path: str | Path, *, profile: bool = False, device: str | None = None, draft: str | Path | None = None
     ):
         self.path = Path(path)
         for file in (path, draft):
@@ -86,9 +81,10 @@ class LLMProgram:
             if file is not None and not Path(file).is_file():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
         options = binding.LoadOptions(
-            device=None if device is None else device.encode(), profile=profile,
+            device=None if device is None else device.encode(),
+            profile=profile,
             draft=None if draft is None else os.fsencode(draft),
-        )  # fmt: skip
+        )
         self.handles = _Handles(path, options)
         # The finalizer also runs at the exit of the process, before Python becomes unable to run the callbacks of the
         # engine's thread.
@@ -196,9 +192,7 @@ class LLMProgram:
         self.call("engine_score", binding.ids(prompt), len(prompt), binding.ids(targets), count, logprobs, is_greedy)
         return list(logprobs), list(is_greedy)
 
-    def score_top(
-        self, prompt: Sequence[int], targets: Sequence[int], top: int
-    ) -> list[tuple[tuple[int, float], ...]]:
+    def score_top(self, prompt: Sequence[int], targets: Sequence[int], top: int) -> list[tuple[tuple[int, float], ...]]:
         """Return the `top` most likely tokens in the place of each of `targets`, with their log probabilities."""
         count = len(targets)
         tokens, logprobs = (ctypes.c_int64 * (count * top))(), (ctypes.c_float * (count * top))()

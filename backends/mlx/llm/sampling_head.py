@@ -45,9 +45,7 @@ class SamplingHead(torch.nn.Module):
         return sample_logits(logits, temperature=temperature, **parameters)
 
 
-def sample_logits(
-    logits, *, temperature, top_k=None, top_p=1.0, seed=None, min_p=None, **adjustments
-) -> torch.Tensor:
+def sample_logits(logits, *, temperature, top_k=None, top_p=1.0, seed=None, min_p=None, **adjustments) -> torch.Tensor:
     """Draw tokens `[B]` int64 from logits `[B, V]`: `adjust_logits`, then `mlx::sample`.
 
     Each parameter is a number, a tensor of one element, or a tensor `[B]` with a value for each sequence. If one
@@ -70,9 +68,17 @@ def sample_logits(
 
 
 def adjust_logits(
-    logits, *, repetition_penalty=None, presence_penalty=None, frequency_penalty=None,
-    history=None, history_valid=None, bias_tokens=None, bias_values=None, allowed_tokens=None,
-) -> torch.Tensor:  # fmt: skip
+    logits,
+    *,
+    repetition_penalty=None,
+    presence_penalty=None,
+    frequency_penalty=None,
+    history=None,
+    history_valid=None,
+    bias_tokens=None,
+    bias_values=None,
+    allowed_tokens=None,
+) -> torch.Tensor:
     """Apply the logits processors to logits `[B, V]`.
 
     Returns float32, or `logits` unchanged if every parameter is None.

@@ -112,9 +112,13 @@ class SamplingParameters:
         0, "keep the N most likely tokens; 0 keeps all", off_when="<=", dtype="int64", metadata="sampling_top_k"
     )
     min_p: float = _parameter_field(
-        0.0, "keep tokens with at least this fraction of the highest probability; 0 keeps all",
-        off_when="<=", metadata="sampling_min_p", low=0, high=1,
-    )  # fmt: skip
+        0.0,
+        "keep tokens with at least this fraction of the highest probability; 0 keeps all",
+        off_when="<=",
+        metadata="sampling_min_p",
+        low=0,
+        high=1,
+    )
     repetition_penalty: float = _parameter_field(
         1.0, "values above 1 make tokens that occurred less likely; 1 changes nothing", metadata="sampling_penalties"
     )
@@ -125,9 +129,12 @@ class SamplingParameters:
         0.0, "subtract this for each time that a token occurred; 0 changes nothing", metadata="sampling_penalties"
     )
     logit_bias: Mapping[int, float] = _parameter_field(
-        {}, "add numbers to the logits of some tokens",
-        dtype=None, metadata="sampling_logit_bias", inputs=("bias_tokens", "bias_values"),
-    )  # fmt: skip
+        {},
+        "add numbers to the logits of some tokens",
+        dtype=None,
+        metadata="sampling_logit_bias",
+        inputs=("bias_tokens", "bias_values"),
+    )
     allowed_tokens: Callable[[Sequence[int]], Any] | None = _parameter_field(
         None, "draw only these tokens", dtype=None, metadata="sampling_allowed_tokens", inputs=("allowed_tokens",)
     )

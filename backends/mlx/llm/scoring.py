@@ -44,9 +44,7 @@ class Classification:
 
 def can_score(program: LLMProgram) -> bool:
     """Whether the program can compute the log probability of a given token."""
-    return program.has_logits or bool(program.logprobs) and (
-        program.has_verify or program.takes("allowed_tokens")
-    )
+    return program.has_logits or bool(program.logprobs) and (program.has_verify or program.takes("allowed_tokens"))
 
 
 def score(program: LLMProgram, prompt: Sequence[int], continuation: Sequence[int], top: int = 0) -> Score:

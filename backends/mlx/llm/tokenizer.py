@@ -58,9 +58,11 @@ class Tokenizer:
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return cls(
-            (folder / "tokenizer.json").read_text(encoding="utf-8"), config, template_in(folder, config),
+            (folder / "tokenizer.json").read_text(encoding="utf-8"),
+            config,
+            template_in(folder, config),
             template_in(folder, config, TOOL_TEMPLATE),
-        )  # fmt: skip
+        )
 
     @cached_property
     def backend(self) -> tokenizers.Tokenizer:

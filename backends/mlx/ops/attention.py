@@ -17,8 +17,7 @@ aten = torch.ops.aten
 
 @REGISTRY.lower(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(
-    P: Lowering, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-    enable_gqa=False,
+    P: Lowering, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
     if dropout_p:
         raise Unsupported(f"dropout_p: got {dropout_p}, expected 0; call model.eval() before export")

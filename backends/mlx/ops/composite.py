@@ -27,9 +27,12 @@ for _target, _function in custom_kernel_ops.COMPOSITES.items():
 
 _trace_sample = tracing_handler(sample, custom_kernel_ops.COMPOSITES[sample])
 _PARAMETER_DTYPES = {
-    "temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64, "top_k": torch.int64,
+    "temperature": torch.float32,
+    "top_p": torch.float32,
+    "seed": torch.int64,
+    "top_k": torch.int64,
     "min_p": torch.float32,
-}  # fmt: skip
+}
 
 
 @REGISTRY.lower(sample)
@@ -69,6 +72,4 @@ _trace_int8_quantized_matmul = tracing_handler(
 def lower_int8_quantized_matmul(P: Lowering, x, w, scales, biases, **packing):
     if not P.allow_extensions:
         return _trace_int8_quantized_matmul(P, x=x, w=w, scales=scales, biases=biases, **packing)
-    return P.emit(
-        ir.Int8QuantizedMatmulNode, x=x, w=packed_words(P, w), scales=scales, biases=biases, **packing
-    )
+    return P.emit(ir.Int8QuantizedMatmulNode, x=x, w=packed_words(P, w), scales=scales, biases=biases, **packing)

@@ -25,9 +25,7 @@ _SUFFIXES = {1: ("",), 2: ("_h", "_w"), 3: ("_d", "_h", "_w")}
 
 
 @REGISTRY.lower(aten.convolution.default)
-def convolution(
-    P: Lowering, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-):
+def convolution(P: Lowering, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     rank = input.ndim - 2
     if rank not in CONV:
         raise Unsupported(f"got {rank} spatial axes, expected 1, 2 or 3")
@@ -42,9 +40,7 @@ def convolution(
     cropped = [0] * rank
     if transposed:
         window["padding"], cropped = _split_padding(window["padding"], window["dilation"], weight.shape[2:])
-    fields = {
-        name + suffix: value for name, values in window.items() for suffix, value in zip(_SUFFIXES[rank], values)
-    }
+    fields = {name + suffix: value for name, values in window.items() for suffix, value in zip(_SUFFIXES[rank], values)}
     op = (TRANSPOSED if transposed else CONV)[rank]
     x = P.emit(ir.TransposeNode, x=input, perm=[0, *range(2, rank + 2), 1])
     w = _channels_last(P, weight, transposed, groups)

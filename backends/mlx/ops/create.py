@@ -122,8 +122,7 @@ def _frequencies(function, dynamic_form):
 
 
 REGISTRY.add(
-    aten.fft_fftfreq.default,
-    _frequencies(torch.fft.fftfreq, "((torch.arange(n) + n // 2) % n - n // 2) / (n * d)"),
+    aten.fft_fftfreq.default, _frequencies(torch.fft.fftfreq, "((torch.arange(n) + n // 2) % n - n // 2) / (n * d)")
 )
 REGISTRY.add(aten.fft_rfftfreq.default, _frequencies(torch.fft.rfftfreq, "torch.arange(n // 2 + 1) / (n * d)"))
 

@@ -78,22 +78,26 @@ COMPARE = {
     "ge": ir.GreaterEqualNode,
 }
 
-LOGICAL = {
-    "logical_and": ir.LogicalAndNode,
-    "logical_or": ir.LogicalOrNode,
-    "logical_xor": ir.NotEqualNode,
-}
+LOGICAL = {"logical_and": ir.LogicalAndNode, "logical_or": ir.LogicalOrNode, "logical_xor": ir.NotEqualNode}
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
     """Return the functional overloads of an ATen operator whose operands are tensors, or a tensor and a number."""
     packet = getattr(aten, name)
-    kinds = ("default", "Tensor", "Scalar", "self", "other", "Tensor_Tensor", "Tensor_Scalar",
-             "Scalar_Tensor", "Tensor_mode", "Scalar_mode")
+    kinds = (
+        "default",
+        "Tensor",
+        "Scalar",
+        "self",
+        "other",
+        "Tensor_Tensor",
+        "Tensor_Scalar",
+        "Scalar_Tensor",
+        "Tensor_mode",
+        "Scalar_mode",
+    )
     found = [getattr(packet, k) for k in packet.overloads() if k in kinds]
-    return [
-        o for o in found if any(isinstance(a.type, torch.TensorType) for a in o._schema.arguments)
-    ]
+    return [o for o in found if any(isinstance(a.type, torch.TensorType) for a in o._schema.arguments)]
 
 
 def _as_tensors(P: Lowering, dtype: torch.dtype, *values):
@@ -278,11 +282,7 @@ def _is_rounded_down(a, b, remainder):
 
 
 # Exponents for which torch computes the power by other functions than pow, and the nodes that compute the same.
-_SPECIAL_POWERS = {
-    2: [ir.SquareNode],
-    -1: [ir.ReciprocalNode],
-    -2: [ir.SquareNode, ir.ReciprocalNode],
-}
+_SPECIAL_POWERS = {2: [ir.SquareNode], -1: [ir.ReciprocalNode], -2: [ir.SquareNode, ir.ReciprocalNode]}
 
 # Exponents for which torch computes a root, but not in float16. The handler must do the same, because root and power
 # differ at -inf and -0.

@@ -96,8 +96,14 @@ def slice_scatter(P: Lowering, self, src, dim, start, end, step):
     start = 0 if start is None else start
     end = extent if end is None or isinstance(end, int) and end > 2**31 - 1 else end
     return P.emit(
-        ir.SliceUpdateNode, dst=self, update=P.cast(src, self.dtype), axis=dim,
-        start=start, stop=end, step=step, **_in_place(P, self),
+        ir.SliceUpdateNode,
+        dst=self,
+        update=P.cast(src, self.dtype),
+        axis=dim,
+        start=start,
+        stop=end,
+        step=step,
+        **_in_place(P, self),
     )
 
 
@@ -109,8 +115,7 @@ def select_scatter(P: Lowering, self, src, dim, index):
     start = index % self.shape[dim]
     update = P.emit(ir.ExpandDimsNode, x=P.cast(src, self.dtype), axis=dim)
     return P.emit(
-        ir.SliceUpdateNode, dst=self, update=update, axis=dim, start=start, stop=start + 1,
-        **_in_place(P, self),
+        ir.SliceUpdateNode, dst=self, update=update, axis=dim, start=start, stop=start + 1, **_in_place(P, self)
     )
 
 

@@ -80,15 +80,31 @@ class FloatCache:
         if query.dtype not in (torch.float32, self.keys.dtype) or self.keys.dtype != self.values.dtype:
             return None
         return ir.RowSdpaNode, {
-            "q": query, "k": self.keys, "v": self.values, "scale": scale, "starts": [keys.first for keys in held],
-            "stops": [keys.stop for keys in held], "masks": [keys.mask for keys in held if keys.mask is not None],
-        }  # fmt: skip
+            "q": query,
+            "k": self.keys,
+            "v": self.values,
+            "scale": scale,
+            "starts": [keys.first for keys in held],
+            "stops": [keys.stop for keys in held],
+            "masks": [keys.mask for keys in held if keys.mask is not None],
+        }
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
 def cached_attention(
-    P: Lowering, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False,
-    sinks=None, slopes=None,
+    P: Lowering,
+    query,
+    keys,
+    values,
+    start,
+    scale,
+    window=None,
+    softcap=None,
+    row=None,
+    rows=1,
+    blocks=False,
+    sinks=None,
+    slopes=None,
 ):
     settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
     return attend_rows(P, query, FloatCache(keys, values), start, row, rows, settings)

@@ -54,7 +54,5 @@ def while_loop(P: Lowering, arguments):
         predicate = P.item(predicate) if isinstance(predicate, TensorSlot) else predicate
     with P.chain() as body_chain:
         assign(P, P.inline(body, [*carry, *additional]), carry)
-    P.emit(
-        ir.WhileNode, cond=predicate, carry=carry, cond_chain_idx=condition_chain, body_chain_idx=body_chain
-    )
+    P.emit(ir.WhileNode, cond=predicate, carry=carry, cond_chain_idx=condition_chain, body_chain_idx=body_chain)
     return carry

@@ -58,7 +58,13 @@ def rope(P: Lowering, x, dims, pos, traditional, base, scale, freqs):
         return P.trace(official.rotate, x, dims, 0, traditional, freqs=freqs)[0]
     offset = P.scalar(pos, torch.int32) if isinstance(pos, int) else pos
     return P.emit(
-        ir.RopeNode, x=x, dims=dims, offset=offset, traditional=traditional, base=base, scale=scale,
+        ir.RopeNode,
+        x=x,
+        dims=dims,
+        offset=offset,
+        traditional=traditional,
+        base=base,
+        scale=scale,
         freqs=None if freqs is None else P.cast(freqs, torch.float32),
     )
 
@@ -66,15 +72,13 @@ def rope(P: Lowering, x, dims, pos, traditional, base, scale, freqs):
 @REGISTRY.lower(official.gather_mm)
 def gather_mm(P: Lowering, a, b, rhs_indices, lhs_indices, sorted_indices):
     return P.emit(
-        ir.GatherMmNode, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices,
-        **_sorted_flag(P, sorted_indices),
+        ir.GatherMmNode, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices, **_sorted_flag(P, sorted_indices)
     )
 
 
 @REGISTRY.lower(official.gather_qmm)
 def gather_qmm(
-    P: Lowering, x, w, scales, biases, rhs_indices, lhs_indices, transpose, group_size, bits, mode,
-    sorted_indices,
+    P: Lowering, x, w, scales, biases, rhs_indices, lhs_indices, transpose, group_size, bits, mode, sorted_indices
 ):
     # `biases` may be biases or, with an integer dtype, zero points. The program always stores biases.
     weights = [t for t in (w, scales, biases) if t is not None]
@@ -95,8 +99,12 @@ def gather_qmm(
         w=P.constant(f"{w.name}.packed", packed, (experts, rows, groups * group_size * bits // 32), torch.uint32),
         scales=P.constant(f"{w.name}.scales", lambda: scales.data().to(dtype), scales.shape, dtype),
         biases=P.constant(f"{w.name}.biases", lambda: packed_biases().to(dtype), scales.shape, dtype),
-        lhs_indices=lhs_indices, rhs_indices=rhs_indices,
-        transpose=transpose, group_size=group_size, bits=bits, mode=mode,
+        lhs_indices=lhs_indices,
+        rhs_indices=rhs_indices,
+        transpose=transpose,
+        group_size=group_size,
+        bits=bits,
+        mode=mode,
         **_sorted_flag(P, sorted_indices),
     )
     return P.cast(product, x.dtype)
@@ -121,6 +129,12 @@ def moe_scatter_outputs(P: Lowering, down, sort_experts, inv_order, top_k):
 def update_and_attend(P: Lowering, q, k, v, position, layer_id, scale, out_dtype):
     """Lower an attention layer whose KV cache belongs to the runtime. Each `layer_id` has its own cache."""
     return P.emit(
-        ir.UpdateAndAttendNode, q=q, k=k, v=v, position=position, layer_id=layer_id, scale=scale,
+        ir.UpdateAndAttendNode,
+        q=q,
+        k=k,
+        v=v,
+        position=position,
+        layer_id=layer_id,
+        scale=scale,
         out_dtype=dtypes.scalar_type(out_dtype),
     )

@@ -57,9 +57,7 @@ class Strided:
         In ceil_mode, a window may extend beyond the padding. Elements beyond the padding never count.
         """
         padding = self.padding if self.counts_padding else 0
-        return [
-            min(w.stop, extent + padding) - max(w.start, -padding) for w in self.windows(extent, count)
-        ]
+        return [min(w.stop, extent + padding) - max(w.start, -padding) for w in self.windows(extent, count)]
 
     def dynamic_windows(self, extent):
         """Compute the windows for a dynamic extent.
@@ -211,7 +209,7 @@ def _max_pool(x, tables, pooled_axes):
 
     If several elements are maximal, the index is that of the first; if several are NaN, that of the last NaN.
     """
-    plane = x.shape[-len(pooled_axes):]
+    plane = x.shape[-len(pooled_axes) :]
     index = torch.arange(math.prod(plane), device=x.device).reshape(plane).expand(x.shape)
     for axis in range(-1, -len(pooled_axes) - 1, -1):
         pooling, table, count, inside = pooled_axes[axis].pooling, tables[axis], pooled_axes[axis].count, None
@@ -316,9 +314,7 @@ def _divisors(P: Lowering, axis: Pooling, extent, count) -> int | TensorSlot | N
 
 
 def _avg_pool_over(rank: int):
-    def lower(
-        P, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None
-    ):
+    def lower(P, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None):
         axes = _strided_axes(self, rank, kernel_size, stride, padding, [1], ceil_mode, count_include_pad)
         if ceil_mode and not all(isinstance(extent, int) for extent in self.shape[-rank:]):
             raise Unsupported("ceil_mode over a dynamic dimension is unsupported; use ceil_mode=False")
@@ -332,10 +328,6 @@ REGISTRY.add(aten.avg_pool2d.default, _avg_pool_over(2))
 REGISTRY.add(aten.avg_pool3d.default, _avg_pool_over(3))
 
 
-@REGISTRY.lower(
-    aten.adaptive_avg_pool1d.default,
-    aten._adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool3d.default,
-)
+@REGISTRY.lower(aten.adaptive_avg_pool1d.default, aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool(P: Lowering, self, output_size):
     return _lower_avg(P, self, _adaptive_axes(output_size))

@@ -41,9 +41,25 @@ def lower_quantize_entries(P: Lowering, xs, group_size, bits, rotate, dtype):
 
 @REGISTRY.lower(quantized_attention)
 def lower_quantized_attention(
-    P: Lowering, query, entries, scales, start, scale, value_offset, value_size, group_size, bits, rotate, window=None,
-    softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None,
-):  # fmt: skip
+    P: Lowering,
+    query,
+    entries,
+    scales,
+    start,
+    scale,
+    value_offset,
+    value_size,
+    group_size,
+    bits,
+    rotate,
+    window=None,
+    softcap=None,
+    row=None,
+    rows=1,
+    blocks=False,
+    sinks=None,
+    slopes=None,
+):
     cache = _QuantizedCache(entries, scales, value_offset, value_size, EntryFormat(group_size, bits, rotate))
     settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
     return attend_rows(P, query, cache, start, row, rows, settings)
@@ -80,10 +96,17 @@ class _QuantizedCache:
         if self.scales.shape[3] // 2 > _MAX_GROUPS:
             return emit()
         fields = {
-            "q": query, "cache": self.entries, "scales": self.scales, "start": first, "stop": stop,
-            "value_offset": self.value_offset, "value_size": self.value_size, **dataclasses.asdict(self.format),
-            "scale": scale, **mask_fields(mask),
-        }  # fmt: skip
+            "q": query,
+            "cache": self.entries,
+            "scales": self.scales,
+            "start": first,
+            "stop": stop,
+            "value_offset": self.value_offset,
+            "value_size": self.value_size,
+            **dataclasses.asdict(self.format),
+            "scale": scale,
+            **mask_fields(mask),
+        }
         if P.allow_extensions:
             return P.emit(ir.QuantizedSdpaNode, **fields)
         return P.emit_replaceable(ir.QuantizedSdpaNode, fields, emit)

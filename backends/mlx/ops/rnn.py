@@ -84,14 +84,10 @@ def _gru_step(P, projected, state, weights):
     (hidden,) = state
     width = weights.hidden.shape[1] // 3
     recurrent = _product(P, hidden, weights.hidden, weights.hidden_bias)
-    gates = P.emit(
-        ir.AddNode, a=_columns(P, projected, 0, 2 * width), b=_columns(P, recurrent, 0, 2 * width)
-    )
+    gates = P.emit(ir.AddNode, a=_columns(P, projected, 0, 2 * width), b=_columns(P, recurrent, 0, 2 * width))
     reset, update = _split_columns(P, P.emit(ir.SigmoidNode, x=gates), 2, width)
     gated = P.emit(ir.MultiplyNode, a=reset, b=_columns(P, recurrent, 2 * width, 3 * width))
-    candidate = P.emit(
-        ir.TanhNode, x=P.emit(ir.AddNode, a=_columns(P, projected, 2 * width, 3 * width), b=gated)
-    )
+    candidate = P.emit(ir.TanhNode, x=P.emit(ir.AddNode, a=_columns(P, projected, 2 * width, 3 * width), b=gated))
     # (1 - update) * candidate + update * hidden
     difference = P.emit(ir.SubtractNode, a=hidden, b=candidate)
     return [P.emit(ir.AddNode, a=candidate, b=P.emit(ir.MultiplyNode, a=update, b=difference))]
@@ -178,9 +174,7 @@ def _lower_layers(P, x, initial, params, has_biases, num_layers, bidirectional, 
 
 
 def _lowering(cell):
-    def lower(
-        P, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-    ):
+    def lower(P, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         if train and dropout > 0 and num_layers > 1:
             raise Unsupported("training mode is unsupported; call eval() on the model before export")
         initial = hx if isinstance(hx, list) else [hx]

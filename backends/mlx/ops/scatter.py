@@ -43,8 +43,7 @@ def _put_slices(P: Lowering, x, axis, index, values):
         update = P.emit(ir.BroadcastToNode, x=update, shape=extents)
     target = P.in_place_target(x)
     return P.emit(
-        ir.IndexCopyNode, dst=x, update=update, indices=index, axis=axis,
-        **({} if target is None else {"out": target}),
+        ir.IndexCopyNode, dst=x, update=update, indices=index, axis=axis, **({} if target is None else {"out": target})
     )
 
 
@@ -131,8 +130,16 @@ def _masked_scatter(x, mask, source):
 
 @REGISTRY.lower(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
-    P: Lowering, weight, indices, offsets, scale_grad_by_freq, mode, sparse,
-    per_sample_weights, include_last_offset, padding_idx,
+    P: Lowering,
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    include_last_offset,
+    padding_idx,
 ):
     """Lower the first result, the pooled embeddings. The three other results, which serve the gradient, are None.
 
@@ -142,8 +149,7 @@ def embedding_bag(
         if user.args[1] != 0:
             raise Unsupported(f"result {user.args[1]} is unsupported; use only the first one, the pooled embeddings")
     (out,) = P.trace(
-        _embedding_bag, weight, indices, offsets, mode, per_sample_weights,
-        include_last_offset, padding_idx,
+        _embedding_bag, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx
     )
     return [out, None, None, None]
 

@@ -123,8 +123,7 @@ def expand(P: Lowering, self, size, implicit=False):
         return self
     lead = len(size) - self.ndim
     shape = [
-        P.size(self, i - lead) if isinstance(extent, int) and extent == -1 else extent
-        for i, extent in enumerate(size)
+        P.size(self, i - lead) if isinstance(extent, int) and extent == -1 else extent for i, extent in enumerate(size)
     ]
     return P.emit(ir.BroadcastToNode, x=self, shape=shape)
 
@@ -189,9 +188,7 @@ def _split(P: Lowering, x, sizes, dim):
     return outs
 
 
-@REGISTRY.lower(
-    aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes
-)
+@REGISTRY.lower(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes)
 def split_with_sizes(P: Lowering, self, split_sizes=None, split_size=None, dim=0):
     return _split(P, self, split_sizes or split_size, dim)
 
@@ -274,9 +271,7 @@ def constant_pad_nd(P: Lowering, self, pad, value):
         difference = P.emit(ir.SubtractNode, a=x, b=value)
         padded = P.emit(ir.PadNode, x=difference, pad_width=widths, mode="constant", constant_value=0.0)
         return P.emit(ir.AddNode, a=padded, b=value)
-    return P.emit(
-        ir.PadNode, x=x, pad_width=widths, mode="constant", constant_value=float(value)
-    )
+    return P.emit(ir.PadNode, x=x, pad_width=widths, mode="constant", constant_value=float(value))
 
 
 @REGISTRY.lower(aten.movedim.int)

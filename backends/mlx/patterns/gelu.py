@@ -1,7 +1,7 @@
 """GELU written as arithmetic, fused to `GeluNode`.
 
-    x/2 * (1 + erf(x/√2))
-    x/2 * (1 + tanh(√(2/π) (x + 0.044715 x³)))
+x/2 * (1 + erf(x/√2))
+x/2 * (1 + tanh(√(2/π) (x + 0.044715 x³)))
 """
 
 from __future__ import annotations

@@ -65,8 +65,10 @@ def serve_app(
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
     for argument, value, low in (
-        ("rows", rows, 1), ("min_replicas", min_replicas, 1), ("max_replicas", max_replicas, min_replicas),
-    ):  # fmt: skip
+        ("rows", rows, 1),
+        ("min_replicas", min_replicas, 1),
+        ("max_replicas", max_replicas, min_replicas),
+    ):
         if value < low:
             raise ValueError(f"{argument}: got {value}, expected at least {low}")
     path = Path(model).resolve()

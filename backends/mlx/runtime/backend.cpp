@@ -1,5 +1,5 @@
 // ExecuTorch's BackendInterface, and the C API of executorch_mlx/delegate.h. No exception leaves this file.
-#pragma GCC visibility push(default)  // the library exports only these functions
+#pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/delegate.h>
 #pragma GCC visibility pop
 
@@ -60,14 +60,14 @@ struct Handle final : Member {
     return state.has_contents();
   }
 
-  std::vector<uint64_t> copy;  // of the payload if its address is not aligned to 8 bytes, else empty
+  std::vector<uint64_t> copy; // of the payload if its address is not aligned to 8 bytes, else empty
   MlxProgram program;
   State state;
   mx::Stream stream;
-  std::optional<MappedFiles> files;  // when the constants were loaded
+  std::optional<MappedFiles> files; // when the constants were loaded
   Limits limits;
-  const et::NamedDataMap* named_data = nullptr;  // exists as long as the method
-  std::shared_ptr<void> membership = std::make_shared<char>();  // see SharedData::join()
+  const et::NamedDataMap* named_data = nullptr; // exists as long as the method
+  std::shared_ptr<void> membership = std::make_shared<char>(); // see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
 };
@@ -78,8 +78,7 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
   if (has_memory_limit()) {
     lock = std::unique_lock(memory_mutex());
     check_memory(
-        [] { return "constants and buffers"; },
-        bytes_to_load(handle.program, *handle.shared, *handle.session));
+        [] { return "constants and buffers"; }, bytes_to_load(handle.program, *handle.shared, *handle.session));
   }
   const size_t peak = in_place_peak();
   load_constants(handle.program, named_data, *handle.shared, handle.state, handle.stream);
@@ -140,15 +139,14 @@ const char* missing_for_metal(const Options& options, mx::Device device) {
 // Returns the event tracer of the call if the tracer asks for the times of single instructions, else null.
 et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   et::EventTracer* tracer = context.event_tracer();
-  const bool wants_all = tracer != nullptr &&
-      tracer->event_tracer_profiling_level() == et::EventTracerProfilingLevel::kProfileAllEvents;
+  const bool wants_all =
+      tracer != nullptr && tracer->event_tracer_profiling_level() == et::EventTracerProfilingLevel::kProfileAllEvents;
   return wants_all ? tracer : nullptr;
 }
 
 // Builds the graph of one call, evaluates it, and writes the outputs. A deferred call may return before the graph is
 // evaluated. If the call fails after it has changed a mutable buffer, the buffers are undefined: see State::begin().
-void run_call(
-    Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
+void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
   auto& state = handle.state;
   std::optional<Profiler> profiler;
   if (tracer != nullptr) {
@@ -209,7 +207,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
   const bool resets = take_reset();
   std::unique_lock<std::mutex> loading(handle.shared->loading, std::defer_lock);
   if (resets) {
-    loading.lock();  // before the mutex of the session, as in a load
+    loading.lock(); // before the mutex of the session, as in a load
   }
   std::lock_guard lock(handle.session->mutex);
   if (resets) {
@@ -220,28 +218,22 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
   run_call(handle, args, tracer, deferral);
 }
 
-const pid_t loading_process = getpid();  // the process that loaded this library, and MLX with it
+const pid_t loading_process = getpid(); // the process that loaded this library, and MLX with it
 
-bool is_forked() {
-  return getpid() != loading_process;
-}
+bool is_forked() { return getpid() != loading_process; }
 
 Error report_fork(const char* what) {
-  return report(
-      what, Error::InvalidState, "this process was forked after the delegate was loaded, so it lacks the threads "
+  return report(what, Error::InvalidState,
+      "this process was forked after the delegate was loaded, so it lacks the threads "
       "of MLX");
 }
 
 class Backend final : public et::BackendInterface {
  public:
-  bool is_available() const override {
-    return true;
-  }
+  bool is_available() const override { return true; }
 
   et::Result<et::DelegateHandle*> init(
-      et::BackendInitContext& context,
-      et::FreeableBuffer* processed,
-      et::ArrayRef<et::CompileSpec>) const override {
+      et::BackendInitContext& context, et::FreeableBuffer* processed, et::ArrayRef<et::CompileSpec>) const override {
     if (is_forked()) {
       return report_fork("init");
     }
@@ -253,8 +245,8 @@ class Backend final : public et::BackendInterface {
     return handle.release();
   }
 
-  Error execute(et::BackendExecutionContext& context, et::DelegateHandle* opaque, et::Span<EValue*> args)
-      const override {
+  Error execute(
+      et::BackendExecutionContext& context, et::DelegateHandle* opaque, et::Span<EValue*> args) const override {
     auto* handle = static_cast<Handle*>(opaque);
     const auto deferral = take_deferral();
     if (handle == nullptr) {
@@ -263,14 +255,13 @@ class Backend final : public et::BackendInterface {
     if (is_forked()) {
       return report_fork("execute");
     }
-    const Error error =
-        guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context), deferral); });
+    const Error error = guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context), deferral); });
     set_undefined(error != Error::Ok && handle->session->is_undefined);
     return error;
   }
 
   void destroy(et::DelegateHandle* handle) const override {
-    if (!is_forked()) {  // else it would wait for threads
+    if (!is_forked()) { // else it would wait for threads
       delete static_cast<Handle*>(handle);
     }
   }
@@ -323,7 +314,7 @@ class Backend final : public et::BackendInterface {
     try {
       load_data(*handle, named_data, options);
       if (device == mx::Device::gpu) {
-        mx::clear_cache();  // of host memory from which the constants were copied
+        mx::clear_cache(); // of host memory from which the constants were copied
       }
       run_init_chain(*handle, handle->state);
       handle->state.finish_loading();
@@ -339,7 +330,7 @@ class Backend final : public et::BackendInterface {
 };
 
 Backend& the_backend() {
-  static auto* backend = new Backend();  // never deleted, because ExecuTorch's registry keeps the pointer
+  static auto* backend = new Backend(); // never deleted, because ExecuTorch's registry keeps the pointer
   return *backend;
 }
 
@@ -350,9 +341,7 @@ Backend& the_backend() {
 
 using namespace executorch_mlx;
 
-const char* executorch_mlx_version() {
-  return kVersion;
-}
+const char* executorch_mlx_version() { return kVersion; }
 
 int executorch_mlx_register() {
   auto* registered = et::get_backend_class(kBackendName);
@@ -363,15 +352,13 @@ int executorch_mlx_register() {
   return error == Error::Ok ? 0 : static_cast<int>(error);
 }
 
-int executorch_mlx_is_forked() {
-  return is_forked();
-}
+int executorch_mlx_is_forked() { return is_forked(); }
 
 int executorch_mlx_set_option(const char* key, const char* value) {
   et::BackendOption option;
   std::array<char, et::kMaxOptionValueLength> string{};
-  const bool fits = key != nullptr && value != nullptr && std::strlen(key) < sizeof(option.key) &&
-      std::strlen(value) < string.size();
+  const bool fits =
+      key != nullptr && value != nullptr && std::strlen(key) < sizeof(option.key) && std::strlen(value) < string.size();
   if (!fits) {
     ET_LOG(Error, "MLX set_option: the key or the value is null or too long");
     return static_cast<int>(Error::InvalidArgument);
@@ -385,19 +372,14 @@ int executorch_mlx_set_option(const char* key, const char* value) {
 
 const char* executorch_mlx_device(const char* device) {
   const char* result = nullptr;
-  guarded("device", [&] {
-    result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device)));
-  });
+  guarded(
+      "device", [&] { result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device))); });
   return result;
 }
 
-const char* executorch_mlx_cpu_kernels() {
-  return cpu::instruction_set().value_or("");
-}
+const char* executorch_mlx_cpu_kernels() { return cpu::instruction_set().value_or(""); }
 
-const char* executorch_mlx_blas() {
-  return cpu::blas_name().value_or("mlx");
-}
+const char* executorch_mlx_blas() { return cpu::blas_name().value_or("mlx"); }
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The C API of executorch_mlx/buffers.h. It reads and writes the memory of the arrays directly. An array that is not
 // contiguous, or whose memory is shared, is copied to memory of its own first.
-#pragma GCC visibility push(default)  // the library exports only these functions
+#pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/buffers.h>
 #pragma GCC visibility pop
 
@@ -26,7 +26,7 @@ struct executorch_mlx_buffers {
 
 namespace {
 
-constexpr int kPositionAxis = 2;  // the axis of KV caches on which the positions lie
+constexpr int kPositionAxis = 2; // the axis of KV caches on which the positions lie
 
 // The contiguous memory of a buffer, as bytes [outer, num_indices, inner]: `outer` is the product of the axes before
 // kPositionAxis, `num_indices` the size of kPositionAxis, and `inner` the number of bytes of the axes after it.
@@ -36,9 +36,7 @@ struct Bytes {
   size_t num_indices;
   size_t inner;
 
-  char* at(size_t i, int64_t index) const {
-    return data + (i * num_indices + static_cast<size_t>(index)) * inner;
-  }
+  char* at(size_t i, int64_t index) const { return data + (i * num_indices + static_cast<size_t>(index)) * inner; }
 };
 
 // Returns the memory of a buffer. If anything but the buffer might refer to this memory, or if the array is not
@@ -46,11 +44,10 @@ struct Bytes {
 // messages.
 Bytes bytes_of(Buffer& buffer, const char* description) {
   mx::array& array = *buffer.contents;
-  check_argument(
-      array.ndim() > kPositionAxis,
-      description, ": got rank ", array.ndim(), ", expected at least ", kPositionAxis + 1);
+  check_argument(array.ndim() > kPositionAxis, description, ": got rank ", array.ndim(), ", expected at least ",
+      kPositionAxis + 1);
   array.eval();
-  if (buffer.written) {  // the contents may be available before the kernels have run: see State::take_over_memory()
+  if (buffer.written) { // the contents may be available before the kernels have run: see State::take_over_memory()
     buffer.written->wait();
     buffer.written.reset();
   }
@@ -91,9 +88,8 @@ int with_bytes(executorch_mlx_buffers* buffers, size_t i, Body&& body) {
 
 void check_range(const Bytes& bytes, int64_t begin, int64_t count) {
   const auto num_indices = static_cast<int64_t>(bytes.num_indices);
-  check_argument(
-      0 <= begin && 0 <= count && begin <= num_indices && count <= num_indices - begin,
-      "got ", count, " indices from ", begin, ", expected a range in [0, ", num_indices, ")");
+  check_argument(0 <= begin && 0 <= count && begin <= num_indices && count <= num_indices - begin, "got ", count,
+      " indices from ", begin, ", expected a range in [0, ", num_indices, ")");
 }
 
 } // namespace
@@ -123,9 +119,8 @@ int executorch_mlx_has_ring_buffers(const void* named_data_map) {
     std::lock_guard lock(shared->loading);
     const auto session = shared->first_session();
     const auto caches = session ? session->caches.lock() : nullptr;
-    result = caches && std::any_of(caches->windows.begin(), caches->windows.end(), [](int window) {
-      return window > 0;
-    });
+    result =
+        caches && std::any_of(caches->windows.begin(), caches->windows.end(), [](int window) { return window > 0; });
   });
   return result;
 }
@@ -139,16 +134,13 @@ int executorch_mlx_buffers_reset(executorch_mlx_buffers* buffers) {
   }));
 }
 
-void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) {
-  delete buffers;
-}
+void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) { delete buffers; }
 
 size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers) {
   return buffers == nullptr ? 0 : buffers->buffers.size();
 }
 
-const char* executorch_mlx_buffers_describe(
-    const executorch_mlx_buffers* buffers, size_t buffer) {
+const char* executorch_mlx_buffers_describe(const executorch_mlx_buffers* buffers, size_t buffer) {
   return buffer < executorch_mlx_buffers_count(buffers) ? buffers->buffers[buffer].first.c_str() : "";
 }
 

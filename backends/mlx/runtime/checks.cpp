@@ -9,8 +9,8 @@
 namespace executorch_mlx {
 
 void check_size(const mx::Shape& shape, mx::Dtype dtype) {
-  static const int64_t limit = std::min<int64_t>(
-      int64_t{1} << 34, int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 2);
+  static const int64_t limit =
+      std::min<int64_t>(int64_t{1} << 34, int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 2);
   int64_t elements = 1;
   if (shape.size() > kMaxRank) {
     fail(Error::OutOfResources, "result: got ", shape.size(), " axes, expected at most ", kMaxRank);
@@ -25,8 +25,7 @@ void check_size(const mx::Shape& shape, mx::Dtype dtype) {
     }
   }
   if (elements * int64_t(mx::size_of(dtype)) > limit) {
-    fail(
-        Error::OutOfResources, "result ", name(dtype), dims(shape), ": got ", elements * int64_t(mx::size_of(dtype)),
+    fail(Error::OutOfResources, "result ", name(dtype), dims(shape), ": got ", elements * int64_t(mx::size_of(dtype)),
         " bytes, expected at most ", limit);
   }
 }
@@ -40,8 +39,7 @@ std::vector<int> checked_axes(const flatbuffers::Vector<int32_t>* axes, int rank
   std::vector<int> result;
   for (const int32_t axis : *axes) {
     result.push_back(checked_axis(axis, rank));
-    check_program(
-        std::count(result.begin(), result.end(), result.back()) == 1, "axis ", axis, " is listed twice");
+    check_program(std::count(result.begin(), result.end(), result.back()) == 1, "axis ", axis, " is listed twice");
   }
   return result;
 }

@@ -26,8 +26,7 @@ void check_size(const mx::Shape& shape, mx::Dtype dtype);
 
 // Checks that `axis` is in [-rank, rank). Returns the axis counted from the front, in [0, rank).
 inline int checked_axis(int axis, int rank, const char* argument = "axis") {
-  check_program(
-      axis >= -rank && axis < rank, argument, " ", axis, " is out of range [", -rank, ", ", rank, ")");
+  check_program(axis >= -rank && axis < rank, argument, " ", axis, " is out of range [", -rank, ", ", rank, ")");
   return axis < 0 ? axis + rank : axis;
 }
 

@@ -12,9 +12,7 @@ namespace {
 
 // Products of float32 matrices on an NVIDIA GPU are computed in float32. MLX would round their operands to TF32, which
 // has 10 bits of mantissa. If the environment has MLX_ENABLE_TF32, that value stays.
-void turn_tf32_off() {
-  [[maybe_unused]] static const int done = setenv("MLX_ENABLE_TF32", "0", /*overwrite=*/0);
-}
+void turn_tf32_off() { [[maybe_unused]] static const int done = setenv("MLX_ENABLE_TF32", "0", /*overwrite=*/0); }
 
 } // namespace
 
@@ -24,8 +22,8 @@ mx::Device find_device(const std::string& name, const char* origin) {
   if (mx::cu::is_available()) {
     // Without a GPU, a build of MLX for CUDA cannot allocate memory for the CPU either.
     if (mx::device_count(mx::Device::gpu) == 0) {
-      fail(
-          Error::NotSupported, "device: no NVIDIA GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES), and this "
+      fail(Error::NotSupported,
+          "device: no NVIDIA GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES), and this "
           "build of MLX needs one; install mlx[cpu] to run on the CPU");
     }
     turn_tf32_off();
@@ -46,9 +44,7 @@ mx::Device chosen_device(const std::string& name) {
   return name.empty() && value != nullptr ? find_device(value, kVariable) : find_device(name);
 }
 
-const char* name(mx::Device device) {
-  return device.type == mx::Device::cpu ? "cpu" : "gpu";
-}
+const char* name(mx::Device device) { return device.type == mx::Device::cpu ? "cpu" : "gpu"; }
 
 mx::Stream shared_stream(mx::Device device) {
   static std::mutex mutex;

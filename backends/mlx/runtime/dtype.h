@@ -96,23 +96,15 @@ inline std::string name(ScalarType type) {
   return dtype ? name(*dtype) : str("ScalarType ", static_cast<int>(type));
 }
 
-inline bool is_float(mx::Dtype dtype) {
-  return mx::issubdtype(dtype, mx::floating);
-}
+inline bool is_float(mx::Dtype dtype) { return mx::issubdtype(dtype, mx::floating); }
 
-inline bool is_half(mx::Dtype dtype) {
-  return dtype == mx::float16 || dtype == mx::bfloat16;
-}
+inline bool is_half(mx::Dtype dtype) { return dtype == mx::float16 || dtype == mx::bfloat16; }
 
 // True for signed integer dtypes, and false for float dtypes.
-inline bool is_signed_integer(mx::Dtype dtype) {
-  return mx::issubdtype(dtype, mx::signedinteger);
-}
+inline bool is_signed_integer(mx::Dtype dtype) { return mx::issubdtype(dtype, mx::signedinteger); }
 
 // True for integer dtypes. Bool is not an integer dtype.
-inline bool is_integral(mx::Dtype dtype) {
-  return mx::issubdtype(dtype, mx::integer);
-}
+inline bool is_integral(mx::Dtype dtype) { return mx::issubdtype(dtype, mx::integer); }
 
 // Returns x as a scalar array. C++ does not define the conversion of a double to an integer type that cannot hold the
 // value. For integer dtypes, x is therefore first converted to a 64-bit integer, which is unsigned if x is not
@@ -131,9 +123,7 @@ inline mx::array scalar(const char* argument, double x, mx::Dtype dtype) {
 
 // A scalar array with the dtype of `like`. In MLX's C++ API, unlike in its Python API, a plain number becomes an array
 // of float32 or int32. An operation on this array and `like` would promote a float16 `like` to float32, for example.
-inline mx::array scalar_like(double x, const mx::array& like) {
-  return scalar("factor", x, like.dtype());
-}
+inline mx::array scalar_like(double x, const mx::array& like) { return scalar("factor", x, like.dtype()); }
 
 // For messages such as `float32[2,3]`. dims() and describe() return objects that refer to their arguments and are
 // formatted only when they are printed.
@@ -163,8 +153,6 @@ struct Described {
   }
 };
 
-inline Described describe(const mx::array& x) {
-  return {x};
-}
+inline Described describe(const mx::array& x) { return {x}; }
 
 } // namespace executorch_mlx

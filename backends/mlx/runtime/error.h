@@ -15,9 +15,7 @@ using executorch::runtime::Error;
 class Failure : public std::exception {
  public:
   Failure(Error code, std::string message) : code(code), message_(std::move(message)) {}
-  const char* what() const noexcept override {
-    return message_.c_str();
-  }
+  const char* what() const noexcept override { return message_.c_str(); }
 
   Error code;
 

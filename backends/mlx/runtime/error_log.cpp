@@ -1,5 +1,5 @@
 // The part of the C API of executorch_mlx/delegate.h that collects error lines of the log.
-#pragma GCC visibility push(default)  // the library exports only these functions
+#pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/delegate.h>
 #pragma GCC visibility pop
 
@@ -12,15 +12,14 @@ namespace {
 
 namespace et = executorch::runtime;
 
-constexpr size_t kMaxBytes = 4096;  // of the lines of a thread
+constexpr size_t kMaxBytes = 4096; // of the lines of a thread
 
 thread_local std::string lines;
 thread_local std::string taken;
 pal_emit_log_message_method emit_before = nullptr;
 
 // Writes the line as before. Errors and fatal errors are also added to the lines of the thread.
-void emit(
-    et_timestamp_t timestamp, et_pal_log_level_t level, const char* file, const char* function, size_t line,
+void emit(et_timestamp_t timestamp, et_pal_log_level_t level, const char* file, const char* function, size_t line,
     const char* message, size_t length) {
   emit_before(timestamp, level, file, function, line, message, length);
   const bool is_error = level == et_pal_log_level_t::kError || level == et_pal_log_level_t::kFatal;

@@ -44,9 +44,8 @@ std::vector<int> parse_windows(const char* key, const et::OptionValue& value) {
     const size_t end = std::min(list.find(',', begin), list.size());
     int window = 0;
     const auto [stop, error] = std::from_chars(list.data() + begin, list.data() + end, window);
-    check_argument(
-        error == std::errc() && stop == list.data() + end && window >= 0 && end + 1 != list.size(),
-        key, ": got \"", list, "\", expected numbers of positions, such as \"512,512,0\"");
+    check_argument(error == std::errc() && stop == list.data() + end && window >= 0 && end + 1 != list.size(), key,
+        ": got \"", list, "\", expected numbers of positions, such as \"512,512,0\"");
     result.push_back(window);
     begin = end + 1;
   }
@@ -58,9 +57,8 @@ int64_t parse_limit(const char* key, const et::OptionValue& value, int64_t highe
   const std::string text = small ? std::to_string(*small) : parse_string(key, value);
   int64_t limit = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), limit);
-  check_argument(
-      error == std::errc() && stop == text.data() + text.size() && limit > 0 && limit <= highest,
-      key, ": got \"", text, "\", expected a number in [1, ", highest, "]");
+  check_argument(error == std::errc() && stop == text.data() + text.size() && limit > 0 && limit <= highest, key,
+      ": got \"", text, "\", expected a number in [1, ", highest, "]");
   return limit;
 }
 
@@ -79,38 +77,37 @@ struct OptionEntry {
 
 constexpr OptionEntry kOptions[] = {
     {"device",
-     [](Options& o, const char* key, const et::OptionValue& v) {
-       find_device(parse_string(key, v));
-       o.device = parse_string(key, v);
-     },
-     [](const Options& o) { return to_value(name(chosen_device(o.device))); }},
+        [](Options& o, const char* key, const et::OptionValue& v) {
+          find_device(parse_string(key, v));
+          o.device = parse_string(key, v);
+        },
+        [](const Options& o) { return to_value(name(chosen_device(o.device))); }},
     {"metal_kernels",
-     [](Options& o, const char* key, const et::OptionValue& v) {
-       if (parse_bool(key, v) && !EXECUTORCH_MLX_METAL_KERNELS) {
-         fail(Error::NotSupported, key, ": needs a build with EXECUTORCH_MLX_METAL_KERNELS");
-       }
-       o.metal_kernels = parse_bool(key, v);
-     },
-     [](const Options& o) -> et::OptionValue { return o.metal_kernels; }},
-    {"kv_windows",
-     [](Options& o, const char* key, const et::OptionValue& v) { o.kv_windows = parse_windows(key, v); },
-     [](const Options& o) {
-       std::string list;
-       for (const int window : o.kv_windows) {
-         list += str(list.empty() ? "" : ",", window);
-       }
-       return to_value(list);
-     }},
+        [](Options& o, const char* key, const et::OptionValue& v) {
+          if (parse_bool(key, v) && !EXECUTORCH_MLX_METAL_KERNELS) {
+            fail(Error::NotSupported, key, ": needs a build with EXECUTORCH_MLX_METAL_KERNELS");
+          }
+          o.metal_kernels = parse_bool(key, v);
+        },
+        [](const Options& o) -> et::OptionValue { return o.metal_kernels; }},
+    {"kv_windows", [](Options& o, const char* key, const et::OptionValue& v) { o.kv_windows = parse_windows(key, v); },
+        [](const Options& o) {
+          std::string list;
+          for (const int window : o.kv_windows) {
+            list += str(list.empty() ? "" : ",", window);
+          }
+          return to_value(list);
+        }},
     {"max_instructions",
-     [](Options& o, const char* key, const et::OptionValue& v) {
-       o.limits.instructions = parse_limit(key, v, Limits().instructions);
-     },
-     [](const Options& o) { return to_value(std::to_string(o.limits.instructions)); }},
+        [](Options& o, const char* key, const et::OptionValue& v) {
+          o.limits.instructions = parse_limit(key, v, Limits().instructions);
+        },
+        [](const Options& o) { return to_value(std::to_string(o.limits.instructions)); }},
     {"max_operations",
-     [](Options& o, const char* key, const et::OptionValue& v) {
-       o.limits.operations = parse_limit(key, v, Limits().operations);
-     },
-     [](const Options& o) { return to_value(std::to_string(o.limits.operations)); }},
+        [](Options& o, const char* key, const et::OptionValue& v) {
+          o.limits.operations = parse_limit(key, v, Limits().operations);
+        },
+        [](const Options& o) { return to_value(std::to_string(o.limits.operations)); }},
 };
 
 const OptionEntry& find_option(const char* key) {
@@ -132,9 +129,7 @@ void set(Options& options, const et::BackendOption& option) {
   find_option(option.key).set(options, option.key, option.value);
 }
 
-void get(const Options& options, et::BackendOption& option) {
-  option.value = find_option(option.key).get(options);
-}
+void get(const Options& options, et::BackendOption& option) { option.value = find_option(option.key).get(options); }
 
 void DefaultOptions::set(et::Span<const et::BackendOption> changes) {
   std::lock_guard lock(mutex_);

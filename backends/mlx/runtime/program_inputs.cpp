@@ -1,5 +1,5 @@
 // The part of the C API of executorch_mlx/delegate.h that reads which inputs a program expects.
-#pragma GCC visibility push(default)  // the library exports only these functions
+#pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/delegate.h>
 #pragma GCC visibility pop
 

@@ -14,16 +14,12 @@ namespace mx = mlx::core;
 struct EntryFormat {
   int group_size;
   int bits;
-  bool rotate;  // whether each group is rotated before it is quantized
+  bool rotate; // whether each group is rotated before it is quantized
 
   // The number of groups that hold `width` values.
-  int groups(int width) const {
-    return static_cast<int>((int64_t{width} + group_size - 1) / group_size);
-  }
+  int groups(int width) const { return static_cast<int>((int64_t{width} + group_size - 1) / group_size); }
   // The size of this many quantized groups, without scales and biases.
-  int bytes(int groups) const {
-    return groups * group_size * bits / 8;
-  }
+  int bytes(int groups) const { return groups * group_size * bits / 8; }
 };
 
 // The entries of N positions and G key heads. `entries` is uint8 [B, G, N, bytes]. `scales` [B, G, N, 2 * groups] has
@@ -40,7 +36,7 @@ struct QuantizedAttention {
   EntryFormat format;
   int first;
   int last;
-  int value_group;  // the group of an entry at which the values begin
+  int value_group; // the group of an entry at which the values begin
   int value_size;
   float scale;
   bool causal;

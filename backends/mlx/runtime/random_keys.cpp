@@ -1,4 +1,4 @@
-#pragma GCC visibility push(default)  // the library exports only these functions
+#pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/delegate.h>
 #pragma GCC visibility pop
 
@@ -22,12 +22,8 @@ std::atomic<uint64_t>& next_seed() {
 
 } // namespace
 
-mx::array next_random_key() {
-  return mx::random::key(next_seed()++);
-}
+mx::array next_random_key() { return mx::random::key(next_seed()++); }
 
 } // namespace executorch_mlx
 
-void executorch_mlx_set_random_seed(uint64_t seed) {
-  executorch_mlx::next_seed() = seed;
-}
+void executorch_mlx_set_random_seed(uint64_t seed) { executorch_mlx::next_seed() = seed; }

@@ -99,10 +99,9 @@ def _int(type_: str) -> Encoder:
 
 
 def _float(type_: str) -> Encoder:
-    code, size, prepend = {
-        "float": ("<f", 4, Builder.PrependFloat32),
-        "double": ("<d", 8, Builder.PrependFloat64),
-    }[type_]
+    code, size, prepend = {"float": ("<f", 4, Builder.PrependFloat32), "double": ("<d", 8, Builder.PrependFloat64)}[
+        type_
+    ]
 
     def prepare(_, value):
         if not isinstance(value, (int, float)) or isinstance(value, bool):

@@ -349,9 +349,18 @@ class Finding:
 
 # Nodes whose result may have gaps, or another order in memory than its shape says. Some of them return their operand.
 STRIDED_VIEWS = {
-    ir.IdCopyNode, ir.ReshapeNode, ir.SqueezeNode, ir.ExpandDimsNode, ir.BroadcastToNode, ir.TransposeNode,
-    ir.AsStridedNode, ir.SliceNode, ir.SplitNode, ir.FlipNode, ir.TakeNode,
-}  # fmt: skip
+    ir.IdCopyNode,
+    ir.ReshapeNode,
+    ir.SqueezeNode,
+    ir.ExpandDimsNode,
+    ir.BroadcastToNode,
+    ir.TransposeNode,
+    ir.AsStridedNode,
+    ir.SliceNode,
+    ir.SplitNode,
+    ir.FlipNode,
+    ir.TakeNode,
+}
 
 
 class _GraphEnv(Env):

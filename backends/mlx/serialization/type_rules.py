@@ -123,6 +123,13 @@ OP_RULES: dict[type[ir.Op], Rule] = _rule_by_op(
 
 # IR nodes whose results share the memory of their first operand.
 VIEWS = {
-    ir.IdCopyNode, ir.ExpandDimsNode, ir.SqueezeNode, ir.ReshapeNode, ir.BroadcastToNode,
-    ir.TransposeNode, ir.AsStridedNode, ir.SliceNode, ir.SplitNode,
-}  # fmt: skip
+    ir.IdCopyNode,
+    ir.ExpandDimsNode,
+    ir.SqueezeNode,
+    ir.ReshapeNode,
+    ir.BroadcastToNode,
+    ir.TransposeNode,
+    ir.AsStridedNode,
+    ir.SliceNode,
+    ir.SplitNode,
+}

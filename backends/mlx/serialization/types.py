@@ -14,16 +14,37 @@ from .listing import unwrap_operand
 
 # ExecuTorch's ScalarType -> (MLX's name, bytes per element)
 DTYPES = {
-    0: ("uint8", 1), 1: ("int8", 1), 2: ("int16", 2), 3: ("int32", 4), 4: ("int64", 8),
-    5: ("float16", 2), 6: ("float32", 4), 7: ("float64", 8), 11: ("bool", 1), 15: ("bfloat16", 2),
-    27: ("uint16", 2), 28: ("uint32", 4), 29: ("uint64", 8),
-}  # fmt: skip
+    0: ("uint8", 1),
+    1: ("int8", 1),
+    2: ("int16", 2),
+    3: ("int32", 4),
+    4: ("int64", 8),
+    5: ("float16", 2),
+    6: ("float32", 4),
+    7: ("float64", 8),
+    11: ("bool", 1),
+    15: ("bfloat16", 2),
+    27: ("uint16", 2),
+    28: ("uint32", 4),
+    29: ("uint64", 8),
+}
 ITEMSIZE = dict(DTYPES.values())
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
 _PROMOTION_ORDER = [
-    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32",
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
     "float64",
-]  # fmt: skip
+]
 
 Shape = tuple[int | None, ...]
 

@@ -23,9 +23,12 @@ log = logging.getLogger("executorch_mlx.serve")
 ANTHROPIC_PATH = "/v1/messages"  # the paths that begin so belong to Anthropic's API
 # Anthropic's types of errors by HTTP status. Others are `invalid_request_error`, and `api_error` from 500 on.
 ANTHROPIC_TYPES = {
-    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
     504: "timeout_error",
-}  # fmt: skip
+}
 
 
 class ErrorDetails(BaseModel):

@@ -15,9 +15,7 @@ from .model import ServedModel
 from .start import chat_prompt, start_chat
 
 # The fields of a chat request -> the fields of `/v1/messages` from which they come, for error messages.
-FIELDS = {
-    "response_format": "output_config.format", "stop": "stop_sequences", "reasoning_effort": "thinking.type",
-}  # fmt: skip
+FIELDS = {"response_format": "output_config.format", "stop": "stop_sequences", "reasoning_effort": "thinking.type"}
 
 
 def start_message(model: ServedModel, body: MessagesRequest) -> Answer:

@@ -39,9 +39,11 @@ class Metrics:
         self._registry.register(_EngineCollector(models))
         labels = {"labelnames": ("model",), "registry": self._registry}
         self._first_token = Histogram(
-            f"{PREFIX}_time_to_first_token_seconds", "from the request to the first token",
-            buckets=TIME_BUCKETS, **labels,
-        )  # fmt: skip
+            f"{PREFIX}_time_to_first_token_seconds",
+            "from the request to the first token",
+            buckets=TIME_BUCKETS,
+            **labels,
+        )
         self._seconds = Histogram(
             f"{PREFIX}_answer_seconds", "from the request to the end of the answer", buckets=TIME_BUCKETS, **labels
         )

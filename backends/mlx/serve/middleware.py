@@ -43,10 +43,13 @@ def add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(InternalErrors)
     if settings.allowed_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=["X-Request-ID"],
             allow_private_network=True,  # browsers ask for it when a page of a public address uses a local server
-        )  # fmt: skip
+        )
     app.add_middleware(HeadAsGet)
     app.add_middleware(AccessLog)
 
@@ -137,8 +140,10 @@ class ApiKey:
         if scope["type"] == "http" and not self._is_open(scope["path"]) and not self._has_key(scope):
             error = ApiError(
                 "the API key is missing or wrong: send the header Authorization: Bearer <key>",
-                status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
-            )  # fmt: skip
+                status=401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
             return await error.response(scope["path"])(scope, receive, send)
         await self._app(scope, receive, send)
 

@@ -17,14 +17,29 @@ from .start import chat_prompt, start_chat
 
 # The fields of a request that its response repeats.
 REPEATED = (
-    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "temperature", "text",
-    "tool_choice", "tools", "top_p", "top_logprobs", "truncation", "user",
-)  # fmt: skip
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "top_logprobs",
+    "truncation",
+    "user",
+)
 # The fields of a chat request -> the fields of `/v1/responses` from which they come, for error messages.
 FIELDS = {
-    "messages": "input", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
-    "response_format": "text.format", "logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort",
-}  # fmt: skip
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "logprobs": "top_logprobs",
+    "reasoning_effort": "reasoning.effort",
+}
 
 
 def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:

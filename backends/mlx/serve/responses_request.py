@@ -204,10 +204,15 @@ class TextOptions(Strict):
 
 # What an answer should contain. Only the log probabilities have an effect: answers have no items of the other kinds.
 Includable = Literal[
-    "message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
-    "web_search_call.action.sources", "web_search_call.results",
-]  # fmt: skip
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class ResponsesRequest(ExtendedFields, Strict):

@@ -66,10 +66,16 @@ def configuration(app, settings: Settings, **options) -> uvicorn.Config:
     """Return the configuration of uvicorn for `app`. `options` are further fields."""
     timeout = int(settings.grace_seconds) + CLOSE_SECONDS
     return uvicorn.Config(
-        app, http="h11", ws="none", access_log=False, server_header=False,
-        timeout_graceful_shutdown=timeout, timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
-    )  # fmt: skip
+        app,
+        http="h11",
+        ws="none",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=timeout,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        **options,
+    )
 
 
 def serve(

@@ -43,11 +43,15 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
         starts = _starts(model, body, prompts, "prompt", _constraint(model.grammars.for_completion, body))
     choices = [
         Choice(
-            index, model, start, wants_logprobs=wants_logprobs,
-            echo=echoes[index // count], prompt_scores=scores[index // count],
+            index,
+            model,
+            start,
+            wants_logprobs=wants_logprobs,
+            echo=echoes[index // count],
+            prompt_scores=scores[index // count],
         )
         for index, start in enumerate(starts)
-    ]  # fmt: skip
+    ]
     return _started(Answer(model, choices, len(ids)))
 
 
@@ -64,10 +68,15 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
         choices.append(
             Choice(
-                index, model, start, model.format.parser(functions, prompt.opening),
-                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and one_call, prompt_scores=scores,
+                index,
+                model,
+                start,
+                model.format.parser(functions, prompt.opening),
+                wants_logprobs=bool(body.logprobs),
+                one_call=bool(functions) and one_call,
+                prompt_scores=scores,
             )
-        )  # fmt: skip
+        )
     return _started(Answer(model, choices))
 
 

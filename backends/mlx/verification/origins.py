@@ -107,7 +107,9 @@ def _match(builder: ProgramBuilder, graph: ir.MLXGraph) -> dict[Slot, int]:
     """
     numbers: dict[Slot, int] = {}
     chains = [
-        [i.op for i in chain.instructions] for c, chain in enumerate(graph.instruction_chains) if c != graph.init_chain_idx
+        [i.op for i in chain.instructions]
+        for c, chain in enumerate(graph.instruction_chains)
+        if c != graph.init_chain_idx
     ]
     if len(chains) != len(builder.chains):
         raise ProgramMismatch(
@@ -142,8 +144,10 @@ def _same(value: Any, stored: Any, numbers: dict[Slot, int]) -> bool:
     `numbers` has the numbers of the slots. A slot that is not in it yet gets the number in `stored`.
     """
     if isinstance(value, (list, tuple)):
-        return isinstance(stored, list) and len(value) == len(stored) and all(
-            _same(v, s, numbers) for v, s in zip(value, stored)
+        return (
+            isinstance(stored, list)
+            and len(value) == len(stored)
+            and all(_same(v, s, numbers) for v, s in zip(value, stored))
         )
     stored = unwrap_operand(stored)
     if isinstance(value, Slot):

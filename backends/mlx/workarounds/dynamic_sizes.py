@@ -107,7 +107,8 @@ class _Watch:
     def __init__(self, program: ExportedProgram, env: ShapeEnv):
         self.dimensions = {
             symbol: f"input {node.name}, dimension {axis}"
-            for node, axis, size in _input_sizes(program) for symbol in size.node.expr.free_symbols
+            for node, axis, size in _input_sizes(program)
+            for symbol in size.node.expr.free_symbols
         }
         self.operators: dict[Any, str] = {}
         self._set_replacement = env._set_replacement
@@ -144,7 +145,8 @@ def static_dimensions(program: ExportedProgram) -> list[str]:
     return [
         f"input {node.name}, dimension {axis}: {operator} made it static, with the size {size} of the example. Use "
         "to_edge_transform_and_lower in place of to_edge"
-        for node, axis, size in _input_sizes(program) if size.node.expr.is_number
+        for node, axis, size in _input_sizes(program)
+        if size.node.expr.is_number
     ]
 
 

@@ -39,9 +39,11 @@ def sorted_sets(model: torch.nn.Module) -> Iterator[None]:
     namespaces = [vars(sys.modules[name]) for name in dict.fromkeys(type(module).__module__ for module in modules)]
     namespaces = [names for names in namespaces if not names["__name__"].startswith("torch.") and "set" not in names]
     attributes = [
-        (vars(module), name, value) for module in modules for name, value in vars(module).items()
+        (vars(module), name, value)
+        for module in modules
+        for name, value in vars(module).items()
         if type(value) is set and not name.startswith("_")
-    ]  # fmt: skip
+    ]
     try:
         for names in namespaces:
             names["set"] = SortedSet

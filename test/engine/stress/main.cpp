@@ -48,8 +48,8 @@ void run_request(executorch_mlx::Engine& engine, int number, Counts& counts) {
   options.draft = number % 3 - 1;
   options.priority = number % 4;
   std::vector<int64_t> tokens;
-  auto request = engine.submit(
-      std::vector<int64_t>(1 + number % 30, start), options, [&](const executorch_mlx::Event& event) {
+  auto request =
+      engine.submit(std::vector<int64_t>(1 + number % 30, start), options, [&](const executorch_mlx::Event& event) {
         if (event.token >= 0) {
           tokens.push_back(event.token);
         }

@@ -11,7 +11,6 @@ X = random(4, 5, 6)
 I32 = torch.int32
 
 
-
 def take_index(literal=None, tid=None):
     """The operand `index` of a TakeNode: an integer literal, or the tensor slot `tid`."""
     if tid is not None:

@@ -236,8 +236,9 @@ QUANT = [
             "lhs_indices": torch.tensor([1, 0], dtype=torch.int32),
         },
         in_float32(
-            lambda x, w, scales, biases, rhs_indices, lhs_indices: x[lhs_indices.long()]
-            @ dequantized(w, scales, biases)[rhs_indices.long()].mT
+            lambda x, w, scales, biases, rhs_indices, lhs_indices: (
+                x[lhs_indices.long()] @ dequantized(w, scales, biases)[rhs_indices.long()].mT
+            )
         ),
         AFFINE,
     ),

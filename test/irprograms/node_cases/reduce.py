@@ -82,7 +82,7 @@ ARG_REDUCTIONS = [
         )
         for node, op in ((ir.ArgmaxNode, torch.argmax), (ir.ArgminNode, torch.argmin))
         for d, k in ((1, False), (-1, True))
-    ),
+    )
 ]
 
 SORTED = [

@@ -62,9 +62,6 @@ CASES = [
         {"axis": -1},
     ),
     NodeCase(
-        ir.StackNode,
-        {"tensors": [random(2, 3), random(2, 3)]},
-        lambda tensors: torch.stack(tensors, -1),
-        {"axis": -1},
+        ir.StackNode, {"tensors": [random(2, 3), random(2, 3)]}, lambda tensors: torch.stack(tensors, -1), {"axis": -1}
     ),
 ]

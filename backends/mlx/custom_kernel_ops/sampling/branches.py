@@ -29,8 +29,5 @@ def or_else(next_version, tokens, *operands):
     computed by then: reading them later takes no second wait.
     """
     return cond(
-        (tokens >= 0).all(),
-        lambda tokens, *_: tokens.clone(),
-        lambda _, *rest: next_version(*rest),
-        tokens, *operands,
+        (tokens >= 0).all(), lambda tokens, *_: tokens.clone(), lambda _, *rest: next_version(*rest), tokens, *operands
     )

@@ -43,9 +43,7 @@ def _filtered_tiers(tiers, nucleus_weight, *operands):
     if not tiers:
         return _filtered_all(*operands)
     tokens = _filtered_candidates(*tiers[0], nucleus_weight, *operands)
-    return or_else(
-        lambda *operands: _filtered_tiers(tiers[1:], *operands), tokens, nucleus_weight, *operands
-    )
+    return or_else(lambda *operands: _filtered_tiers(tiers[1:], *operands), tokens, nucleus_weight, *operands)
 
 
 def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top_p, seed, top_k, min_p):

@@ -44,8 +44,10 @@ def check_complex_operators(program: ExportedProgram) -> None:
     if not any(has_replaced(node, torch.is_complex) for node in program.graph.nodes):
         return
     nodes = [
-        node for node in program.run_decompositions().graph.nodes
-        if node.op == "call_function" and node.target not in _WITHOUT_COMPUTATION
+        node
+        for node in program.run_decompositions().graph.nodes
+        if node.op == "call_function"
+        and node.target not in _WITHOUT_COMPUTATION
         and has_replaced(node, torch.is_complex)
     ]
     missing = [node for node in nodes if torch.Tag.core not in getattr(node.target, "tags", ())]

@@ -21,8 +21,14 @@ _MAX_ELEMENTS = 2**20
 
 
 def _transform(
-    P: Rewriter, x: Pair | Node, n: int | None = None, dim: int = -1, norm: str | None = None, *,
-    is_inverse: bool = False, is_half: bool = False,
+    P: Rewriter,
+    x: Pair | Node,
+    n: int | None = None,
+    dim: int = -1,
+    norm: str | None = None,
+    *,
+    is_inverse: bool = False,
+    is_half: bool = False,
 ) -> Pair:
     """Return the discrete Fourier transform of `x` along `dim`, or its first half, up to frequency n // 2.
 
@@ -34,9 +40,7 @@ def _transform(
     return _multiplied(P, x, dim, turns, _scale(n, norm, is_inverse))
 
 
-def _inverse_of_half(
-    P: Rewriter, x: Pair | Node, n: int | None = None, dim: int = -1, norm: str | None = None
-) -> Node:
+def _inverse_of_half(P: Rewriter, x: Pair | Node, n: int | None = None, dim: int = -1, norm: str | None = None) -> Node:
     """Return the real tensor of length `n` of whose transform along `dim` `x` is the first half."""
     extent = _shape(x)[dim]
     n = 2 * (extent - 1) if n is None else n
@@ -140,7 +144,15 @@ def _of_two(rule: Callable) -> Callable:
 
 
 def _stft(
-    P, x, n_fft, hop_length=None, win_length=None, window=None, normalized=False, onesided=None, return_complex=None,
+    P,
+    x,
+    n_fft,
+    hop_length=None,
+    win_length=None,
+    window=None,
+    normalized=False,
+    onesided=None,
+    return_complex=None,
     align_to_window=None,
 ):
     length = n_fft if win_length is None else win_length

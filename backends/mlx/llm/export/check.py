@@ -301,9 +301,13 @@ def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step], rows: int) ->
     """Return a decoder with the same model, whose caches only have room for `steps`. This saves memory."""
     count = sum(step.length for step in steps)
     return CachedDecoder(
-        decoder.model, rows=rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs,
+        decoder.model,
+        rows=rows,
+        max_context_len=count,
+        chunk=decoder.chunk,
+        specs=decoder.specs,
         logs_states=decoder.can_rewind,
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 def _logits(decoder: CachedDecoder, form: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -74,22 +74,31 @@ def export_llm(
         model = merge_adapter(model, settings.adapter, dtype or compute_dtype(model))
     use_gathered_experts(model)
     conversion = convert_weights(
-        model, settings.quantize, settings.group_size, dtype, tokenizer=tokenizer,
-        calibrate=None if settings.calibrate is None else Path(settings.calibrate), activations=settings.activations,
+        model,
+        settings.quantize,
+        settings.group_size,
+        dtype,
+        tokenizer=tokenizer,
+        calibrate=None if settings.calibrate is None else Path(settings.calibrate),
+        activations=settings.activations,
         progress=progress,
-    )  # fmt: skip
+    )
     if mtp is not None:
-        convert_mtp(
-            use_gathered_experts(mtp), settings.quantize, settings.group_size, dtype, compute_dtype(model)
-        )
+        convert_mtp(use_gathered_experts(mtp), settings.quantize, settings.group_size, dtype, compute_dtype(model))
     max_context_len = _context_len(model, settings.max_context_len, settings.head)
     compares = settings.verify and settings.sliding_window == "auto"
     reference = Reference.of(model, max_context_len) if compares else None
     make_decoder = functools.partial(
-        CachedDecoder, model, rows=settings.batch, max_context_len=max_context_len, chunk=settings.chunk or CHUNK,
-        window=settings.sliding_window, ring_chunk=None if settings.chunk else WINDOW_CHUNK, mtp=mtp,
+        CachedDecoder,
+        model,
+        rows=settings.batch,
+        max_context_len=max_context_len,
+        chunk=settings.chunk or CHUNK,
+        window=settings.sliding_window,
+        ring_chunk=None if settings.chunk else WINDOW_CHUNK,
+        mtp=mtp,
         logs_states=speculation,
-    )  # fmt: skip
+    )
     decoder, kv_quantization = _decoder_to_export(make_decoder, reference, settings, tokenizer, progress)
     progress("export")
     # If draft tokens cannot be verified, the method `verify` can still return the log probabilities of given tokens.
@@ -114,13 +123,25 @@ def export_llm(
     if settings.verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
     return ExportedLLM(
-        program, report, constants, tuple(methods), decoder.bytes, tuple(decoder.cache.numbers_per_token),
-        tuple(conversion.unquantized), conversion.perplexity, tuple(notes), kv_quantization, _checker=checker,
+        program,
+        report,
+        constants,
+        tuple(methods),
+        decoder.bytes,
+        tuple(decoder.cache.numbers_per_token),
+        tuple(conversion.unquantized),
+        conversion.perplexity,
+        tuple(notes),
+        kv_quantization,
+        _checker=checker,
     )
 
 
 def _decoder_to_export(
-    make_decoder: Callable[..., CachedDecoder], reference: Reference | None, settings: ExportOptions, tokenizer: Any,
+    make_decoder: Callable[..., CachedDecoder],
+    reference: Reference | None,
+    settings: ExportOptions,
+    tokenizer: Any,
     progress: Callable[[str], Any],
 ) -> tuple[CachedDecoder, KVQuantization | None]:
     """Return the decoder to export, and what quantized KV caches change, or None if they are not quantized.

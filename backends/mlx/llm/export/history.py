@@ -38,9 +38,7 @@ class TokenHistory(torch.nn.Module):
         caches.
         """
         length = tokens.shape[1]
-        updated = torch.ops.mlx.cache_update(
-            self.tokens, tokens.reshape(1, 1, -1, 1), input_pos, False, row, self.rows
-        )
+        updated = torch.ops.mlx.cache_update(self.tokens, tokens.reshape(1, 1, -1, 1), input_pos, False, row, self.rows)
         self.tokens.copy_(updated)
         if last is None:
             last = input_pos + (length - 1) if input_pos.shape[0] == 1 else input_pos

@@ -25,7 +25,10 @@ _LEGALIZE = ("complex", "float64")
 
 @paused_collector()
 def lower(
-    methods: dict[str, ExportedProgram], constant_methods: dict[str, Any], *, allow_extensions: bool,
+    methods: dict[str, ExportedProgram],
+    constant_methods: dict[str, Any],
+    *,
+    allow_extensions: bool,
     portable: bool = False,
 ) -> tuple[EdgeProgramManager, Report]:
     """Delegate the methods to MLX. Returns the lowered programs and the partitioner's report.

@@ -132,9 +132,11 @@ class _Method(torch.nn.Module):
             return drawn, token_logprobs(logits, drawn, logprobs), *top_logprobs(logits, logprobs, self.num_logprobs)
         of_targets, of_drawn = ((logprobs == value).to(torch.int64) for value in (OF_TARGETS, OF_DRAWN))
         results = (
-            drawn, token_logprobs(logits, targets[0], of_targets), token_logprobs(logits, drawn, of_drawn),
+            drawn,
+            token_logprobs(logits, targets[0], of_targets),
+            token_logprobs(logits, drawn, of_drawn),
             *top_logprobs(logits, of_drawn, self.num_logprobs),
-        )  # fmt: skip
+        )
         return tuple(result.unsqueeze(0) for result in results)
 
 

@@ -88,13 +88,7 @@ class MLXLinear(Packed):
     `int8_activations` is set, which `can_use_int8_activations` permits, the input is rounded to 8 bits.
     """
 
-    def __init__(
-        self,
-        *operands,
-        bias: torch.Tensor | None = None,
-        factor: torch.Tensor | None = None,
-        **quantization,
-    ):
+    def __init__(self, *operands, bias: torch.Tensor | None = None, factor: torch.Tensor | None = None, **quantization):
         super().__init__(*operands, **quantization)
         self.bias = _frozen(bias)
         self.factor = None if factor is None else float(factor)
@@ -137,12 +131,7 @@ class MLXEmbedding(Packed):
     The result is multiplied by `factor`, by default 1. It has the dtype of the layer.
     """
 
-    def __init__(
-        self,
-        *operands,
-        factor: float | None = None,
-        **quantization,
-    ):
+    def __init__(self, *operands, factor: float | None = None, **quantization):
         super().__init__(*operands, **quantization)
         self.exact_factor = factor
         # The dtype of the factor is the dtype of the result. The factor is a buffer, so that `.to(dtype)` changes it.

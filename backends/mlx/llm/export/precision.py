@@ -35,8 +35,10 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def _float32_names(model: torch.nn.Module, dtype: torch.dtype) -> re.Pattern:
     """Return a pattern in the names of the parameters that transformers keeps in float32 if the others are `dtype`."""
-    names = {torch.float16: ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"),
-             torch.bfloat16: ("_keep_in_fp32_modules_strict",)}.get(dtype, ())  # fmt: skip
+    names = {
+        torch.float16: ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"),
+        torch.bfloat16: ("_keep_in_fp32_modules_strict",),
+    }.get(dtype, ())
     parts = sorted({part for name in names for part in getattr(model, name, None) or ()})
     return re.compile("|".join(rf"(?:^|\.){re.escape(part)}(?:\.|$)" for part in parts) or r"(?!)")
 

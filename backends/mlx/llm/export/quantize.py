@@ -110,9 +110,7 @@ def _quantize(model, path: str, name: str, rows: torch.Tensor, format: Format, d
         factor = float(rows.abs().max()) / (6 * 448) or None
         rows = rows if factor is None else rows / factor
     operands = quantized(rows, format, dtype, importance)
-    packed = install(
-        model, path, name, *operands, bits=format.bits, group_size=format.group_size, mode=format.mode
-    )
+    packed = install(model, path, name, *operands, bits=format.bits, group_size=format.group_size, mode=format.mode)
     if factor is not None and isinstance(packed, MLXLinear):
         packed.factor = factor
     return packed

@@ -74,9 +74,13 @@ class Reference:
 
 
 def difference_beyond_rounding(
-    logits: torch.Tensor, expected: torch.Tensor, model: PreTrainedModel, *, scale: float | None = None,
+    logits: torch.Tensor,
+    expected: torch.Tensor,
+    model: PreTrainedModel,
+    *,
+    scale: float | None = None,
     noise: float = 0,
-) -> str:  # fmt: skip
+) -> str:
     """Return a description of the largest difference between `logits` and `expected`, or "" if rounding can explain it.
 
     `model` is the model that computed both. `scale` is the standard deviation of the logits, by default that of

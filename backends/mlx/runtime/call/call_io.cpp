@@ -36,16 +36,13 @@ struct Label {
   }
 };
 
-std::string describe_tensor(const Tensor& tensor) {
-  return str(name(tensor.scalar_type()), dims(tensor.sizes()));
-}
+std::string describe_tensor(const Tensor& tensor) { return str(name(tensor.scalar_type()), dims(tensor.sizes())); }
 
 // The axes of a tensor, from the outermost to the innermost in memory.
 std::vector<int> memory_order(const Tensor& tensor) {
   std::vector<int> order(tensor.dim());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(
-      order.begin(), order.end(), [&](int a, int b) { return tensor.strides()[a] > tensor.strides()[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return tensor.strides()[a] > tensor.strides()[b]; });
   return order;
 }
 
@@ -57,9 +54,7 @@ void check_strides(const Tensor& tensor, const Label& label) {
     const int axis = order[i];
     const bool fits = tensor.sizes()[axis] == 1 || tensor.strides()[axis] == stride;
     if (!fits && tensor.numel() != 0) {
-      fail(
-          Error::InvalidArgument,
-          label, ": got strides ", dims(tensor.strides()), " for shape ", dims(tensor.sizes()),
+      fail(Error::InvalidArgument, label, ": got strides ", dims(tensor.strides()), " for shape ", dims(tensor.sizes()),
           ", expected no gaps between the elements");
     }
     stride *= tensor.sizes()[axis];
@@ -75,15 +70,13 @@ void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const Label& 
     // A lower bound of 1 or 2 is not enforced. torch.export assumes that every dynamic dimension is at least 2,
     // and other compilers store this assumption as the lower bound, although smaller sizes may be valid.
     const int64_t lowest = dim.min_value() <= 2 ? 0 : dim.min_value();
-    fits = dim.value() >= 0 ? size == dim.value()
-                            : size >= lowest && (dim.max_value() < 0 || size <= dim.max_value());
+    fits = dim.value() >= 0 ? size == dim.value() : size >= lowest && (dim.max_value() < 0 || size <= dim.max_value());
   }
   if (!fits) {
     fail(Error::InvalidArgument, label, ": got ", describe_tensor(tensor), ", expected ", describe(meta));
   }
   check_strides(tensor, label);
-  check_argument(
-      tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, label, ": the tensor has no memory");
+  check_argument(tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, label, ": the tensor has no memory");
 }
 
 // Copies a tensor to an array. If the memory of the tensor is not row-major, the copy has the same memory order, and
@@ -119,8 +112,7 @@ Value read_value(const EValue& value, fb::SlotType type, const Label& label) {
   if (type == fb::SlotType::BoolValueSlot && value.isBool()) {
     return value.toBool();
   }
-  fail(
-      Error::InvalidArgument, label, ": got a value with tag ", static_cast<int>(value.tag), ", expected ",
+  fail(Error::InvalidArgument, label, ": got a value with tag ", static_cast<int>(value.tag), ", expected ",
       fb::EnumNameSlotType(type));
 }
 
@@ -169,16 +161,15 @@ mx::array cast_output(const mx::array& array, const Tensor& tensor, const Label&
 void resize_output(Tensor tensor, const mx::array& array, const Label& label, const MappedFiles& files) {
   using executorch::aten::SizesType;
   const std::vector<SizesType> sizes(array.shape().begin(), array.shape().end());
-  const auto error = executorch::runtime::resize_tensor(
-      tensor, executorch::aten::ArrayRef<SizesType>(sizes.data(), sizes.size()));
+  const auto error =
+      executorch::runtime::resize_tensor(tensor, executorch::aten::ArrayRef<SizesType>(sizes.data(), sizes.size()));
   if (error != Error::Ok) {
     fail(error, label, ": got ", describe(array), ", expected ", describe_tensor(tensor));
   }
   const void* memory = tensor.const_data_ptr();
   check_argument(array.size() == 0 || memory != nullptr, label, ": the tensor has no memory");
   // Since the program was loaded, other memory may have taken the place of a file.
-  check_argument(
-      !files.contains(memory) || !MappedFiles().contains(memory), label,
+  check_argument(!files.contains(memory) || !MappedFiles().contains(memory), label,
       ": the tensor is a constant in a file, and cannot be written");
 }
 
@@ -187,8 +178,7 @@ void resize_output(Tensor tensor, const mx::array& array, const Label& label, co
 void read_inputs(const MlxProgram& program, Arguments args, State& state, mx::Stream stream) {
   const auto* inputs = program.graph->input_map();
   const uint32_t expected = num_slots(inputs) + num_slots(program.graph->output_map());
-  check_argument(
-      args.size() == expected, "execute: got ", args.size(), " arguments, expected ", expected);
+  check_argument(args.size() == expected, "execute: got ", args.size(), " arguments, expected ", expected);
   for (uint32_t i = 0; i < num_slots(inputs); ++i) {
     const auto& slot = *inputs->Get(i);
     if (slot.slot_type() == fb::SlotType::TensorSlot) {
@@ -202,18 +192,13 @@ void read_inputs(const MlxProgram& program, Arguments args, State& state, mx::St
       const auto dtype = dtype_of(program.meta(slot.idx()).scalar_type());
       state.tensors[slot.idx()] = read_input(args[i]->toTensor(), dtype, stream);
     } else {
-      state.values[slot.idx()] =
-          read_value(*args[i], slot.slot_type(), Label{program, "input", i, slot});
+      state.values[slot.idx()] = read_value(*args[i], slot.slot_type(), Label{program, "input", i, slot});
     }
   }
 }
 
 std::vector<mx::array> collect_outputs(
-    const MlxProgram& program,
-    Arguments args,
-    const State& state,
-    const MappedFiles& files,
-    mx::Stream stream) {
+    const MlxProgram& program, Arguments args, const State& state, const MappedFiles& files, mx::Stream stream) {
   std::vector<mx::array> arrays;
   const auto* outputs = program.graph->output_map();
   const uint32_t first = num_slots(program.graph->input_map());
@@ -227,7 +212,7 @@ std::vector<mx::array> collect_outputs(
     check_program(array.has_value(), label, " is never written");
     auto tensor = tensor_of(*args[first + i], label);
     arrays.push_back(cast_output(*array, tensor, label, stream));
-    if (!is_row_major(order_held(program, slot))) {  // the elements count in the order in which they lie in memory
+    if (!is_row_major(order_held(program, slot))) { // the elements count in the order in which they lie in memory
       arrays.back() = mx::contiguous(arrays.back(), /*allow_col_major=*/false, stream);
     }
     resize_output(tensor, arrays.back(), label, files);
@@ -277,9 +262,8 @@ void write_value_outputs(const MlxProgram& program, Arguments args, const State&
       } else {
         const EValue result(value);
         // In place of a tensor, the value would break instructions that take the tensor.
-        check_argument(
-            output.isNone() || output.tag == result.tag, label, ": got a value with tag ", static_cast<int>(result.tag),
-            ", expected tag ", static_cast<int>(output.tag));
+        check_argument(output.isNone() || output.tag == result.tag, label, ": got a value with tag ",
+            static_cast<int>(result.tag), ", expected tag ", static_cast<int>(output.tag));
         output = result;
       }
     };

@@ -27,11 +27,7 @@ void read_inputs(const MlxProgram& program, Arguments args, State& state, mx::St
 // memory of a file: a damaged program may name a constant as an output. `files` were mapped when the program was
 // loaded.
 std::vector<mx::array> collect_outputs(
-    const MlxProgram& program,
-    Arguments args,
-    const State& state,
-    const MappedFiles& files,
-    mx::Stream stream);
+    const MlxProgram& program, Arguments args, const State& state, const MappedFiles& files, mx::Stream stream);
 
 // Copies `arrays` into the ExecuTorch tensors of the outputs. `arrays` are what collect_outputs() returned, and
 // must have been evaluated.

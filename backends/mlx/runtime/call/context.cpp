@@ -27,7 +27,7 @@ constexpr uint32_t kShownElements = 8;
 } // namespace
 
 void Context::run(uint32_t index) {
-  count_instruction();  // so that a loop whose body is empty ends, too
+  count_instruction(); // so that a loop whose body is empty ends, too
   const Chain& chain = program_.chains[index];
   size_t i = 0;
   ++depth_;
@@ -48,8 +48,9 @@ void Context::run(uint32_t index) {
     const auto& instruction = *chain.instructions[i].source;
     const auto* failure = dynamic_cast<const Failure*>(&error);
     const bool lacks_memory = failure == nullptr && is_out_of_memory(error);
-    throw LocatedFailure(
-        failure ? failure->code : lacks_memory ? Error::MemoryAllocationFailed : Error::InvalidArgument,
+    throw LocatedFailure(failure ? failure->code
+            : lacks_memory       ? Error::MemoryAllocationFailed
+                                 : Error::InvalidArgument,
         str("chain ", index, ", instruction ", chain.instructions[i].index, " (",
             find_row(size_t(instruction.op_type()))->name, "): ", lacks_memory ? "out of memory: " : "", error.what(),
             "; ", describe_operands(instruction)));
@@ -174,7 +175,7 @@ void Context::count_loop(const fb::ScanParams& n, int iterations, uint64_t opera
 }
 
 int64_t Context::loop_instructions(const fb::ScanParams& n) const {
-  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size()) + 1;  // see run()
+  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size()) + 1; // see run()
 }
 
 const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
@@ -191,7 +192,7 @@ const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
 }
 
 mx::array Context::take_rows(const fb::Tid* tid, const mx::array& x, const mx::array& indices) {
-  constexpr int kRows = 64;  // the system maps up to 2 MB of a file for each of them
+  constexpr int kRows = 64; // the system maps up to 2 MB of a file for each of them
   const auto found = state_.partly_read.find(tid->idx());
   const auto count = static_cast<int>(indices.size());
   if (found == state_.partly_read.end() || count == 0 || !can_evaluate()) {
@@ -209,13 +210,10 @@ mx::array Context::take_rows(const fb::Tid* tid, const mx::array& x, const mx::a
   return mx::reshape(mx::concatenate(std::move(parts), 0, stream), shape, stream);
 }
 
-bool Context::allows_host_updates() const {
-  return stream.device == mx::Device::cpu;
-}
+bool Context::allows_host_updates() const { return stream.device == mx::Device::cpu; }
 
-void Context::set_updated(
-    const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
-    const mx::Shape& steps) {
+void Context::set_updated(const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start,
+    const mx::Shape& stop, const mx::Shape& steps) {
   if (allows_host_updates() && state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
     return set(tid, std::move(x));
   }
@@ -229,8 +227,7 @@ void Context::set_updated(
   set(tid, mx::slice_update(x, update, start, stop, steps, stream));
 }
 
-bool Context::set_positions(
-    const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions) {
+bool Context::set_positions(const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions) {
   if (allows_host_updates() && state_.update_positions_in_place(tid->idx(), x, update, positions)) {
     set(tid, std::move(x));
     return true;
@@ -263,8 +260,7 @@ int64_t Context::integer(const fb::Vid* vid) const {
   if (const auto* x = std::get_if<bool>(&value)) {
     return *x;
   }
-  fail(
-      Error::InvalidProgram, "value slot ", vid->idx(),
+  fail(Error::InvalidProgram, "value slot ", vid->idx(),
       std::holds_alternative<double>(value) ? ": got a float, expected an integer" : " is read before it is written");
 }
 
@@ -367,9 +363,7 @@ class FieldPrinter {
 
 std::string Context::describe_operands(const fb::Instruction& instruction) const {
   std::string text;
-  for_each_field(
-      *static_cast<const flatbuffers::Table*>(instruction.op()),
-      type_of(instruction.op_type()),
+  for_each_field(*static_cast<const flatbuffers::Table*>(instruction.op()), type_of(instruction.op_type()),
       FieldPrinter(state_, text));
   return text;
 }

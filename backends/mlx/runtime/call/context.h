@@ -63,9 +63,7 @@ class Context {
     return result;
   }
 
-  bool is_constant(const fb::Tid* tid) const {
-    return tid->idx() < program_.layout.constants;
-  }
+  bool is_constant(const fb::Tid* tid) const { return tid->idx() < program_.layout.constants; }
 
   // compute(), which is the result of a node that reads only constants. Later calls return the first result if it is
   // available.
@@ -95,9 +93,8 @@ class Context {
 
   // Writes `update` to a slice of x, and sets the slot `tid` to the result. x is an array that in_for_update()
   // returned. The update is written at once and in place if possible. Otherwise MLX writes it in the next evaluation.
-  void set_updated(
-      const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
-      const mx::Shape& steps);
+  void set_updated(const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start,
+      const mx::Shape& stop, const mx::Shape& steps);
 
   // Writes update[:, :, i] to x[:, :, positions[i]] for each i, at once and in place, and sets the slot `tid` to the
   // result. x is as above, and has 4 axes. Returns false, and changes nothing, if x cannot be updated in place.
@@ -132,8 +129,7 @@ class Context {
       x = mx::zeros(x.shape(), x.dtype(), stream);
     }
     operations_ += x.size();
-    const bool is_buffer =
-        tid->idx() >= program_.layout.buffers_begin() && tid->idx() < program_.layout.temps_begin();
+    const bool is_buffer = tid->idx() >= program_.layout.buffers_begin() && tid->idx() < program_.layout.temps_begin();
     has_lazy_buffers_ |= is_buffer && !x.is_available();
     state_.tensors[tid->idx()] = std::move(x);
   }
@@ -195,36 +191,26 @@ class Context {
 
   int64_t integer(const fb::Vid* vid) const;
   double real(const fb::FloatOrVid* x) const;
-  int64_t integer(const fb::IntOrVid* x) const {
-    return x->is_vid() ? integer(x->vid()) : x->literal();
-  }
+  int64_t integer(const fb::IntOrVid* x) const { return x->is_vid() ? integer(x->vid()) : x->literal(); }
 
-  void set(const fb::Vid* vid, int64_t x) {
-    state_.values[vid->idx()] = x;
-  }
+  void set(const fb::Vid* vid, int64_t x) { state_.values[vid->idx()] = x; }
 
   // Returns x as an int, because MLX's sizes, axes and offsets are ints. Throws Failure if x does not fit in 32 bits;
   // `argument` names x in the message.
   int checked_int(const char* argument, int64_t x) const {
-    check_argument(
-        x >= std::numeric_limits<int>::min() && x <= std::numeric_limits<int>::max(),
-        argument, " ", x, " does not fit in 32 bits");
+    check_argument(x >= std::numeric_limits<int>::min() && x <= std::numeric_limits<int>::max(), argument, " ", x,
+        " does not fit in 32 bits");
     return static_cast<int>(x);
   }
-  int checked_int(const char* argument, const fb::IntOrVid* x) const {
-    return checked_int(argument, integer(x));
-  }
+  int checked_int(const char* argument, const fb::IntOrVid* x) const { return checked_int(argument, integer(x)); }
 
   // Reads a list of sizes and checks that each is at least `lowest`.
   mx::Shape sizes(
-      const char* argument,
-      const flatbuffers::Vector<flatbuffers::Offset<fb::IntOrVid>>& list,
-      int lowest = 0) const {
+      const char* argument, const flatbuffers::Vector<flatbuffers::Offset<fb::IntOrVid>>& list, int lowest = 0) const {
     mx::Shape result;
     for (const auto* x : list) {
       result.push_back(checked_int(argument, x));
-      check_argument(
-          result.back() >= lowest, argument, ": got ", result.back(), ", expected at least ", lowest);
+      check_argument(result.back() >= lowest, argument, ": got ", result.back(), ", expected at least ", lowest);
     }
     return result;
   }
@@ -256,9 +242,7 @@ class Context {
   void run(uint32_t chain);
 
   // Evaluates x in the middle of a program and waits for the result. Arrays that x does not depend on stay lazy.
-  void evaluate_now(const mx::array& x) {
-    state_.evaluate({x}, stream);
-  }
+  void evaluate_now(const mx::array& x) { state_.evaluate({x}, stream); }
 
   // Starts to compute arrays without waiting for them. With a memory limit, waits: whether the next evaluation fits can
   // be checked only when it is known how much memory this one leaves in use.
@@ -286,9 +270,7 @@ class Context {
 
  private:
   // Whether arrays can be evaluated before the end of the call: see make_available().
-  bool can_evaluate() const {
-    return !has_lazy_buffers_ && depth_ <= 1 && cpu::computes_at_once(stream);
-  }
+  bool can_evaluate() const { return !has_lazy_buffers_ && depth_ <= 1 && cpu::computes_at_once(stream); }
 
   void count_instruction();
   void run_instruction(uint32_t chain, size_t i);
@@ -296,14 +278,14 @@ class Context {
   bool run_elementwise_group(const ElementwiseGroup& group);
   void check_operations(uint64_t operations) const;
   static uint64_t product_operations(const mx::Shape& shape, mx::Dtype dtype, int64_t depth);
-  int64_t loop_instructions(const fb::ScanParams& n) const;  // of one iteration
+  int64_t loop_instructions(const fb::ScanParams& n) const; // of one iteration
   void evaluate_slots();
   // Whether the host may write to the memory of buffers. On CUDA, later kernels have read the old contents.
   bool allows_host_updates() const;
 
   // A matrix that the iterations of a loop share. `packed` is empty if the matrix cannot be packed.
   struct LoopMatrix {
-    int64_t rows = 0;  // of the product for which `packed` is made; 0: none yet
+    int64_t rows = 0; // of the product for which `packed` is made; 0: none yet
     std::optional<mx::array> packed;
   };
   // The slots of the matrices that every iteration of a loop multiplies by and none changes.
@@ -313,15 +295,15 @@ class Context {
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
-  Products products_;  // computed, and not taken yet
-  std::map<uint32_t, LoopMatrix> loop_matrices_;  // of the loops that are running, by slot
-  int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
-  bool has_started_work_ = false;  // by start()
-  const uint64_t failures_ = state_.owner->failures;  // before the call
-  bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
-  int64_t executed_ = 0;  // the number of instructions that have run so far, plus one for each run of a chain
-  int64_t evaluated_at_ = 0;  // `executed_` at the last evaluation of all slots
-  uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations
+  Products products_; // computed, and not taken yet
+  std::map<uint32_t, LoopMatrix> loop_matrices_; // of the loops that are running, by slot
+  int depth_ = 0; // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
+  bool has_started_work_ = false; // by start()
+  const uint64_t failures_ = state_.owner->failures; // before the call
+  bool has_lazy_buffers_ = false; // whether an update of a buffer or a cache has been left to MLX
+  int64_t executed_ = 0; // the number of instructions that have run so far, plus one for each run of a chain
+  int64_t evaluated_at_ = 0; // `executed_` at the last evaluation of all slots
+  uint64_t operations_ = 0; // elements read and written so far, and products summed up; see max_operations
 };
 
 class Context::Loop {

@@ -1,4 +1,4 @@
-#pragma GCC visibility push(default)  // the library exports only these functions
+#pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/deferred.h>
 #pragma GCC visibility pop
 
@@ -23,9 +23,8 @@ thread_local std::unique_ptr<DeferredCall> last_call;
 
 } // namespace
 
-DeferredCall::DeferredCall(
-    const MlxProgram& program, std::shared_ptr<Session> session, Arguments args, std::vector<mx::array> outputs,
-    std::vector<mx::array> copies, mx::Stream stream, uint64_t failures)
+DeferredCall::DeferredCall(const MlxProgram& program, std::shared_ptr<Session> session, Arguments args,
+    std::vector<mx::array> outputs, std::vector<mx::array> copies, mx::Stream stream, uint64_t failures)
     : program_(program),
       session_(std::move(session)),
       args_(args.begin(), args.end()),
@@ -39,13 +38,11 @@ DeferredCall::~DeferredCall() {
   try {
     wait();
   } catch (...) {
-    session_->owner->has_lost_work = true;  // nobody takes the results of this call
+    session_->owner->has_lost_work = true; // nobody takes the results of this call
   }
 }
 
-void DeferredCall::wait() {
-  wait_for(copies_, stream_, *session_->owner);
-}
+void DeferredCall::wait() { wait_for(copies_, stream_, *session_->owner); }
 
 void DeferredCall::finish() {
   std::lock_guard lock(session_->mutex);
@@ -77,13 +74,9 @@ const mx::array& DeferredCall::output(const void* memory) const {
   fail(Error::InvalidArgument, "defer: the source has no output with this memory");
 }
 
-std::optional<Deferral> take_deferral() {
-  return std::exchange(next_call, std::nullopt);
-}
+std::optional<Deferral> take_deferral() { return std::exchange(next_call, std::nullopt); }
 
-void set_deferred(std::unique_ptr<DeferredCall> call) {
-  last_call = std::move(call);
-}
+void set_deferred(std::unique_ptr<DeferredCall> call) { last_call = std::move(call); }
 
 std::optional<uint32_t> tokens_slot(const MlxProgram& program) {
   const auto* inputs = program.graph->input_map();
@@ -101,14 +94,11 @@ std::optional<uint32_t> tokens_slot(const MlxProgram& program) {
 
 void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream) {
   const mx::array& source = deferral.source->output(deferral.output);
-  check_argument(
-      source.dtype() == mx::int64 && deferral.elements.size() == tokens.size(),
-      "defer: got ", deferral.elements.size(), " elements of ", describe(source), ", expected ", tokens.size(),
-      " of int64");
+  check_argument(source.dtype() == mx::int64 && deferral.elements.size() == tokens.size(), "defer: got ",
+      deferral.elements.size(), " elements of ", describe(source), ", expected ", tokens.size(), " of int64");
   for (const int64_t element : deferral.elements) {
-    check_argument(
-        0 <= element && element < static_cast<int64_t>(source.size()),
-        "defer: element ", element, " is out of range [0, ", source.size(), ")");
+    check_argument(0 <= element && element < static_cast<int64_t>(source.size()), "defer: element ", element,
+        " is out of range [0, ", source.size(), ")");
   }
   if (deferral.elements.size() == 1 && source.size() == 1) {
     tokens = mx::reshape(source, tokens.shape(), stream);
@@ -163,6 +153,4 @@ int executorch_mlx_deferred_finish(executorch_mlx_deferred* call) {
   return static_cast<int>(error);
 }
 
-void executorch_mlx_deferred_free(executorch_mlx_deferred* call) {
-  delete reinterpret_cast<DeferredCall*>(call);
-}
+void executorch_mlx_deferred_free(executorch_mlx_deferred* call) { delete reinterpret_cast<DeferredCall*>(call); }

@@ -22,9 +22,8 @@ class DeferredCall {
  public:
   // `outputs` are what collect_outputs() returned, `copies` copies of them, and `failures` is Owner::failures before
   // the call. `program` must outlive this object.
-  DeferredCall(
-      const MlxProgram& program, std::shared_ptr<Session> session, Arguments args, std::vector<mx::array> outputs,
-      std::vector<mx::array> copies, mx::Stream stream, uint64_t failures);
+  DeferredCall(const MlxProgram& program, std::shared_ptr<Session> session, Arguments args,
+      std::vector<mx::array> outputs, std::vector<mx::array> copies, mx::Stream stream, uint64_t failures);
   DeferredCall(const DeferredCall&) = delete;
   ~DeferredCall();
 
@@ -33,9 +32,7 @@ class DeferredCall {
   void finish();
 
   // Whether the mutable buffers of the program are undefined now.
-  bool is_undefined() const {
-    return session_->is_undefined;
-  }
+  bool is_undefined() const { return session_->is_undefined; }
 
   // The result for the output whose ExecuTorch tensor has this memory. It may not be computed yet. Throws Failure if no
   // output has this memory.
@@ -53,15 +50,15 @@ class DeferredCall {
   std::vector<mx::array> copies_;
   mx::Stream stream_;
   uint64_t failures_;
-  uint64_t resets_;  // Session::resets before the call
+  uint64_t resets_; // Session::resets before the call
 };
 
 // What executorch_mlx_defer() asks of the next call: where its tokens come from.
 struct Deferral {
-  Error error = Error::Ok;  // of executorch_mlx_defer(): the next call fails with it
-  const DeferredCall* source = nullptr;  // null: from the input of the call
-  const void* output = nullptr;  // the memory of the output of `source` that has the tokens
-  std::vector<int64_t> elements;  // token i is element elements[i] of this output
+  Error error = Error::Ok; // of executorch_mlx_defer(): the next call fails with it
+  const DeferredCall* source = nullptr; // null: from the input of the call
+  const void* output = nullptr; // the memory of the output of `source` that has the tokens
+  std::vector<int64_t> elements; // token i is element elements[i] of this output
 };
 
 // Returns what the last executorch_mlx_defer() asks of this call. Returns nullopt if this call is not to be deferred.

@@ -15,11 +15,11 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int kMaxErrorsOfGpu = 16;  // of one settle()
+constexpr int kMaxErrorsOfGpu = 16; // of one settle()
 
 // By stream, the owner of the work that was started and not waited for, or null. Guarded by memory_mutex().
 std::map<int, std::shared_ptr<Owner>>& owners() {
-  static auto* map = new std::map<int, std::shared_ptr<Owner>>();  // never destroyed, as memory_mutex()
+  static auto* map = new std::map<int, std::shared_ptr<Owner>>(); // never destroyed, as memory_mutex()
   return *map;
 }
 
@@ -84,17 +84,16 @@ void check_cuda_headers(const std::exception& error) {
   const auto mentions = [&](std::string_view text) { return message.find(text) != std::string_view::npos; };
   if (mentions("locations of CUDA headers") ||
       (mentions("Failed to compile kernel") && mentions("cannot open source file"))) {
-    fail(
-        Error::NotSupported,
+    fail(Error::NotSupported,
         "MLX compiles kernels at run time and cannot find the headers of CUDA: set CUDA_HOME to a CUDA toolkit whose "
-        "folder include/ contains cuda_fp16.h (", missing_header(message), ")");
+        "folder include/ contains cuda_fp16.h (",
+        missing_header(message), ")");
   }
 }
 
 } // namespace
 
-Evaluation::Evaluation(
-    std::vector<mx::array> arrays, mx::Stream stream, std::shared_ptr<Owner> owner,
+Evaluation::Evaluation(std::vector<mx::array> arrays, mx::Stream stream, std::shared_ptr<Owner> owner,
     const std::vector<std::uintptr_t>& overwritable)
     : lock_(memory_mutex()), stream_(stream), owner_(std::move(owner)) {
   wait_for_other_owner(stream, owner_);
@@ -153,7 +152,7 @@ void Evaluation::wait() {
 }
 
 void wait_for(std::vector<mx::array>& arrays, mx::Stream stream, Owner& owner) {
-  std::lock_guard lock(memory_mutex());  // no other owner gets the errors of this one, nor this one those of another
+  std::lock_guard lock(memory_mutex()); // no other owner gets the errors of this one, nor this one those of another
   try {
     for (auto& array : arrays) {
       array.wait();

@@ -30,8 +30,7 @@ class Evaluation {
   // `owner` may be null if this is no call of a method. With a memory limit, throws Failure if the evaluation would
   // exceed it; nothing has run in this case. `overwritable` are the ids of arrays that are already evaluated and that
   // the caller releases before run(). Updates of these arrays are made in place and need no new memory.
-  Evaluation(
-      std::vector<mx::array> arrays, mx::Stream stream, std::shared_ptr<Owner> owner,
+  Evaluation(std::vector<mx::array> arrays, mx::Stream stream, std::shared_ptr<Owner> owner,
       const std::vector<std::uintptr_t>& overwritable = {});
 
   // Computes the arrays. If MLX throws, waits for the work that has been started before it rethrows, because the caller

@@ -35,8 +35,7 @@ bool can_update_in_place(const mx::array& x, std::optional<mx::array>& other) {
   return is_sole;
 }
 
-bool write_in_place(
-    mx::array& x, std::optional<mx::array>& other, const mx::array& update, const mx::Shape& start,
+bool write_in_place(mx::array& x, std::optional<mx::array>& other, const mx::array& update, const mx::Shape& start,
     const mx::Shape& stop, const mx::Shape& steps) {
   mx::Shape shape;
   mx::Strides strides;

@@ -18,8 +18,7 @@ bool can_update_in_place(const mx::array& x, std::optional<mx::array>& other);
 
 // Writes `update` to the slice x[start:stop:steps]. Returns false also if x or `update` is not available, or if
 // `update` differs from the slice in dtype or shape.
-bool write_in_place(
-    mx::array& x, std::optional<mx::array>& other, const mx::array& update, const mx::Shape& start,
+bool write_in_place(mx::array& x, std::optional<mx::array>& other, const mx::array& update, const mx::Shape& start,
     const mx::Shape& stop, const mx::Shape& steps);
 
 // Writes update[:, :, i] to x[:, :, positions[i]] for each i, in this order and in parallel. x and `update` have 4

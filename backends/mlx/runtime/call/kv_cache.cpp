@@ -103,19 +103,15 @@ mx::array sliding_window_mask(int tokens, int offset, int window, mx::Stream str
 } // namespace
 
 void KvLayer::check(const mx::array& k, const mx::array& v, int start) const {
-  check_argument(
-      start <= length_,
-      "position: got ", start, ", expected at most ", length_, ": the cache holds ", length_, " positions");
-  check_argument(
-      window_ == 0 || start == 0 || length_ <= window_ || start >= length_ - 1,
-      "position: got ", start, ", expected 0 or at least ", length_ - 1, ": the ring buffer holds the last ", window_,
-      " of ", length_, " positions");
-  check_argument(
-      start == 0 || (matches(keys, k) && matches(values, v)),
-      "got k ", describe(k), " and v ", describe(v), ", expected the shape and dtype of the cache, ",
-      describe(keys.value_or(k)), " and ", describe(values.value_or(v)));
-  check_argument(
-      int64_t{start} + k.shape(kPositionAxis) <= std::numeric_limits<int32_t>::max() / 2,
+  check_argument(start <= length_, "position: got ", start, ", expected at most ", length_, ": the cache holds ",
+      length_, " positions");
+  check_argument(window_ == 0 || start == 0 || length_ <= window_ || start >= length_ - 1, "position: got ", start,
+      ", expected 0 or at least ", length_ - 1, ": the ring buffer holds the last ", window_, " of ", length_,
+      " positions");
+  check_argument(start == 0 || (matches(keys, k) && matches(values, v)), "got k ", describe(k), " and v ", describe(v),
+      ", expected the shape and dtype of the cache, ", describe(keys.value_or(k)), " and ",
+      describe(values.value_or(v)));
+  check_argument(int64_t{start} + k.shape(kPositionAxis) <= std::numeric_limits<int32_t>::max() / 2,
       "position: ", start, " exceeds the limit of a cache");
 }
 
@@ -125,8 +121,8 @@ AttentionInputs KvLayer::append(const mx::array& k, const mx::array& v, int star
     *this = KvLayer(window_);
   }
   const int end = start + k.shape(kPositionAxis);
-  AttentionInputs inputs = window_ == 0 || end <= window_ ? append_linear(k, v, start, stream)
-                                                           : append_to_ring(k, v, start, stream);
+  AttentionInputs inputs =
+      window_ == 0 || end <= window_ ? append_linear(k, v, start, stream) : append_to_ring(k, v, start, stream);
   length_ = end;
   return inputs;
 }
@@ -142,8 +138,7 @@ AttentionInputs KvLayer::append_linear(const mx::array& k, const mx::array& v, i
   };
   append(keys, k);
   append(values, v);
-  return {
-      slice_positions(*keys, 0, end, stream), slice_positions(*values, 0, end, stream), /*is_causal=*/true,
+  return {slice_positions(*keys, 0, end, stream), slice_positions(*values, 0, end, stream), /*is_causal=*/true,
       std::nullopt};
 }
 
@@ -161,11 +156,10 @@ AttentionInputs KvLayer::append_to_ring(const mx::array& k, const mx::array& v, 
     write(values, v, start % window_, stream);
     return {*keys, *values, /*is_causal=*/false, std::nullopt};
   }
-  const int past = std::min(start, window_ - 1);  // cached positions that the first query attends to
-  AttentionInputs inputs = {
-      unroll(*keys, start, past, k, stream), unroll(*values, start, past, v, stream), /*is_causal=*/false,
-      sliding_window_mask(tokens, past, window_, stream)};
-  const int stored = std::min(tokens, window_);  // the last ones: earlier tokens would be overwritten at once
+  const int past = std::min(start, window_ - 1); // cached positions that the first query attends to
+  AttentionInputs inputs = {unroll(*keys, start, past, k, stream), unroll(*values, start, past, v, stream),
+      /*is_causal=*/false, sliding_window_mask(tokens, past, window_, stream)};
+  const int stored = std::min(tokens, window_); // the last ones: earlier tokens would be overwritten at once
   const int first = start + tokens - stored;
   write_to_ring(keys, slice_positions(k, tokens - stored, tokens, stream), first % window_, stream);
   write_to_ring(values, slice_positions(v, tokens - stored, tokens, stream), first % window_, stream);

@@ -24,10 +24,10 @@ namespace mx = mlx::core;
 
 // What the queries of the appended tokens attend to, as arguments of MLX's attention.
 struct AttentionInputs {
-  mx::array keys;  // [batch, heads, positions, head_dim]
+  mx::array keys; // [batch, heads, positions, head_dim]
   mx::array values;
-  bool is_causal;  // the last query attends to all positions, the one before it to all but the last, and so on
-  std::optional<mx::array> mask;  // [tokens, positions], bool; nullopt: only is_causal applies
+  bool is_causal; // the last query attends to all positions, the one before it to all but the last, and so on
+  std::optional<mx::array> mask; // [tokens, positions], bool; nullopt: only is_causal applies
 };
 
 class KvLayer {
@@ -41,9 +41,7 @@ class KvLayer {
   AttentionInputs append(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
   // Whether nothing has been appended yet.
-  bool is_empty() const {
-    return length_ == 0;
-  }
+  bool is_empty() const { return length_ == 0; }
 
   // [batch, heads, capacity, head_dim], both with the same capacity. Empty before the first append().
   std::optional<mx::array> keys;
@@ -54,8 +52,8 @@ class KvLayer {
   AttentionInputs append_linear(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
   AttentionInputs append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
-  int window_;  // 0: linear
-  int length_ = 0;  // the next position to append at; a ring buffer holds at most the `window_` positions before it
+  int window_; // 0: linear
+  int length_ = 0; // the next position to append at; a ring buffer holds at most the `window_` positions before it
 };
 
 } // namespace executorch_mlx

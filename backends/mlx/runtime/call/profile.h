@@ -29,7 +29,7 @@ class Profiler {
   const MlxProgram& program_;
   State& state_;
   executorch::runtime::EventTracer& tracer_;
-  std::unordered_map<const void*, uint32_t> runs_;  // how often each instruction has run in this call
+  std::unordered_map<const void*, uint32_t> runs_; // how often each instruction has run in this call
 };
 
 } // namespace executorch_mlx

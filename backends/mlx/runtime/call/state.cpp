@@ -15,13 +15,9 @@ namespace {
 
 // Whether only kernels read the elements of a buffer during a call. The host reads integers, such as positions, and
 // single numbers while it builds a graph.
-bool is_read_only_by_kernels(const mx::array& x) {
-  return is_float(x.dtype()) && x.size() > 1;
-}
+bool is_read_only_by_kernels(const mx::array& x) { return is_float(x.dtype()) && x.size() > 1; }
 
-bool is_pending(const std::optional<mx::array>& x) {
-  return x && x->status() == mx::array::Status::unscheduled;
-}
+bool is_pending(const std::optional<mx::array>& x) { return x && x->status() == mx::array::Status::unscheduled; }
 
 // The array that x updates, if x is a pending update of slices of another array, and so on.
 const mx::array& array_before_updates(const mx::array& x) {
@@ -53,9 +49,7 @@ void State::set_buffer(uint32_t slot, std::shared_ptr<Buffer> buffer) {
   buffers_[slot - layout_.buffers_begin()] = std::move(buffer);
 }
 
-void State::set_caches(std::shared_ptr<Caches> caches) {
-  shared_caches_ = std::move(caches);
-}
+void State::set_caches(std::shared_ptr<Caches> caches) { shared_caches_ = std::move(caches); }
 
 KvLayer& State::cache(int layer) {
   const auto& windows = shared_caches_->windows;
@@ -70,7 +64,7 @@ void State::finish_loading() {
     }
   }
   initial_values_ = values;
-  constant_results.clear();  // the init chain may have written constants
+  constant_results.clear(); // the init chain may have written constants
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto contents = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
     if (!buffers_[i]->contents) {
@@ -112,9 +106,8 @@ std::optional<mx::array>* State::before(uint32_t slot) {
   return is_buffer && !buffers_before_.empty() ? &buffers_before_[slot - layout_.buffers_begin()] : nullptr;
 }
 
-bool State::update_in_place(
-    uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
-    const mx::Shape& steps) {
+bool State::update_in_place(uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start,
+    const mx::Shape& stop, const mx::Shape& steps) {
   auto* const reference = before(slot);
   return reference != nullptr && write_in_place(x, *reference, update, start, stop, steps);
 }
@@ -174,9 +167,7 @@ void State::return_buffers() noexcept {
   }
 }
 
-void State::commit() noexcept {
-  return_buffers();
-}
+void State::commit() noexcept { return_buffers(); }
 
 bool State::abort(mx::Stream stream) noexcept {
   settle(stream);
@@ -317,7 +308,7 @@ void State::take_over_memory(const std::vector<mx::array>& outputs) {
     if (!is_read_only_by_kernels(*x)) {
       own.attach_event(x->event());
       own.set_status(x->status());
-    } else if (x->event().valid()) {  // else this call has not written the buffer, and `written` stays as it is
+    } else if (x->event().valid()) { // else this call has not written the buffer, and `written` stays as it is
       mx::array& written = buffers_[i]->written.emplace(without_memory({0}, x->dtype()));
       written.attach_event(x->event());
       written.set_status(x->status());

@@ -81,13 +81,11 @@ class State {
 
   // Writes `update` to a slice of x at once and in place, and returns true. x is the contents of the buffer in `slot`,
   // and the slot itself is empty. Returns false if write_in_place() does: MLX then has to update the array.
-  bool update_in_place(
-      uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
-      const mx::Shape& steps);
+  bool update_in_place(uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start,
+      const mx::Shape& stop, const mx::Shape& steps);
 
   // The same for write_positions_in_place().
-  bool update_positions_in_place(
-      uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions);
+  bool update_positions_in_place(uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions);
 
   // Whether x can be updated in place: only x and the reference of begin() refer to x and its memory, and no elements
   // share memory. x is the contents of the buffer in `slot`, and the slot itself is empty. Returns false with a memory
@@ -124,9 +122,7 @@ class State {
   void reset(State& fresh, std::set<const Buffer*>& done);
 
   // Whether this state has mutable buffers or caches.
-  bool has_contents() const {
-    return layout_.buffers > 0 || shared_caches_ != nullptr;
-  }
+  bool has_contents() const { return layout_.buffers > 0 || shared_caches_ != nullptr; }
 
   // Whether all buffers of this state are in `buffers`.
   bool has_only(const std::set<const Buffer*>& buffers) const;
@@ -142,18 +138,18 @@ class State {
   void return_buffers() noexcept;
 
   Layout layout_;
-  std::map<int, KvLayer> caches_;  // by layer
+  std::map<int, KvLayer> caches_; // by layer
   std::vector<std::pair<uint32_t, std::shared_ptr<const mx::array>>> constants_;
-  std::vector<std::shared_ptr<Buffer>> buffers_;  // in slot order
-  std::shared_ptr<Caches> shared_caches_;  // null if the program has none
-  std::vector<std::optional<mx::array>> buffers_before_;  // the references of begin(), by buffer
-  std::map<int, KvLayer> caches_before_;                  // the same for the caches, by layer
+  std::vector<std::shared_ptr<Buffer>> buffers_; // in slot order
+  std::shared_ptr<Caches> shared_caches_; // null if the program has none
+  std::vector<std::optional<mx::array>> buffers_before_; // the references of begin(), by buffer
+  std::map<int, KvLayer> caches_before_; // the same for the caches, by layer
   // The memory of a buffer at the beginning of a call.
   struct Memory {
-    const void* data;  // the address of a Data of MLX
-    bool is_unshared;  // whether no other array uses it
+    const void* data; // the address of a Data of MLX
+    bool is_unshared; // whether no other array uses it
   };
-  std::vector<Memory> memory_before_;  // by buffer
+  std::vector<Memory> memory_before_; // by buffer
   // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.
   std::vector<std::pair<uint32_t, mx::array>> initial_tensors_;
   std::vector<Value> initial_values_;

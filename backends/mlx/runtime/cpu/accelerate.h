@@ -38,7 +38,8 @@ void check_instruction_set();
 #define KERNEL(...) __VA_ARGS__
 #else
 #pragma GCC diagnostic ignored "-Wunused-parameter"
-#define KERNEL(...) inline __VA_ARGS__ { return {}; }
+#define KERNEL(...) \
+  inline __VA_ARGS__ { return {}; }
 
 inline void parallel(int count, const std::function<void(int)>& item) {
   for (int i = 0; i < count; ++i) {
@@ -60,9 +61,8 @@ KERNEL(bool computes_at_once(mx::Stream stream));
 // alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b is row-major
 // or column-major. c has the shape of the result, or is one row of n elements; without it, the second term is missing.
 // `packed` is b packed for the rows of x, or null; then alpha is 1, and beta too if there is c.
-KERNEL(std::optional<mx::array> matmul(
-    const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
-    mx::Stream stream, const mx::array* packed = nullptr));
+KERNEL(std::optional<mx::array> matmul(const mx::array& x, const mx::array& b, const std::optional<mx::array>& c,
+    float alpha, float beta, mx::Stream stream, const mx::array* packed = nullptr));
 
 // Packs b, the matrix of many products with `rows` rows of x. The products get faster, and keep their bits. nullopt
 // also if they would not get faster.
@@ -70,21 +70,21 @@ KERNEL(std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx
 
 // x [..., k] @ b [k, n] -> [..., n]. x is float32, float16 or bfloat16; b is float16 or bfloat16 with any strides. Sums
 // are float32. The result has the given dtype, one of these three.
-KERNEL(std::optional<mx::array> matmul_half(
-    const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream));
+KERNEL(
+    std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream));
 
 // A matrix w [n, k] in MLX's affine packing. scales and biases are float32, float16 or bfloat16.
 struct PackedMatrix {
   mx::array w;
   mx::array scales;
   mx::array biases;
-  std::optional<mx::array> integer_panels = std::nullopt;  // from integer_panels(), for products that use it
+  std::optional<mx::array> integer_panels = std::nullopt; // from integer_panels(), for products that use it
 };
 
 // A packed copy of a matrix, before it is made.
 struct Panels {
-  size_t size;                           // in bytes
-  std::function<void(mx::array&)> pack;  // writes the panels to memory that should begin at a multiple of 64
+  size_t size; // in bytes
+  std::function<void(mx::array&)> pack; // writes the panels to memory that should begin at a multiple of 64
 };
 
 // x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. Sums are float32. Uses the panels of
@@ -117,17 +117,16 @@ KERNEL(std::optional<std::vector<mx::array>> int8_quantized_matmuls(
 // The same for x [..., k] @ w.T + bias in float32, where w [n, k] is row-major.
 struct RowMatrix {
   mx::array w;
-  std::optional<mx::array> bias;    // [n]
-  std::optional<mx::array> panels;  // from panels()
+  std::optional<mx::array> bias; // [n]
+  std::optional<mx::array> panels; // from panels()
 };
 KERNEL(std::optional<std::vector<mx::array>> matmuls(
     const mx::array& x, const std::vector<RowMatrix>& matrices, mx::Stream stream));
 
 // The same for matmul_half() with w.T in place of b. The matrices w [n, k] are row-major, of the same dtype. Their
 // biases are not added. `dtypes` has those of the results.
-KERNEL(std::optional<std::vector<mx::array>> matmuls_half(
-    const mx::array& x, const std::vector<RowMatrix>& matrices, const std::vector<mx::Dtype>& dtypes,
-    mx::Stream stream));
+KERNEL(std::optional<std::vector<mx::array>> matmuls_half(const mx::array& x, const std::vector<RowMatrix>& matrices,
+    const std::vector<mx::Dtype>& dtypes, mx::Stream stream));
 
 // Packs an available matrix w [n, k] for the products with RowMatrix, which get faster and keep their bits. Returns
 // nullopt also if no kernel can use the panels.
@@ -140,25 +139,14 @@ KERNEL(std::optional<Panels> panels(const mx::array& w, mx::Stream stream));
 //
 // MLX multiplies one pair of matrices at a time. These kernels multiply all matrices of x that use the same matrix
 // of b together, so that they read each matrix of b only once.
-KERNEL(std::optional<mx::array> gather_matmul(
-    const mx::array& x,
-    const mx::array& b,
-    const std::optional<mx::array>& lhs,
-    const std::optional<mx::array>& rhs,
-    mx::Stream stream));
+KERNEL(std::optional<mx::array> gather_matmul(const mx::array& x, const mx::array& b,
+    const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs, mx::Stream stream));
 
 // Like gather_matmul, but y[i] = x[lhs[i]] @ w[rhs[i]].T for matrices w [e, n, k] in MLX's affine packing. scales
 // and biases are float32, float16 or bfloat16.
-KERNEL(std::optional<mx::array> gather_quantized_matmul(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const mx::array& biases,
-    const std::optional<mx::array>& lhs,
-    const std::optional<mx::array>& rhs,
-    int group_size,
-    int bits,
-    mx::Stream stream));
+KERNEL(std::optional<mx::array> gather_quantized_matmul(const mx::array& x, const mx::array& w, const mx::array& scales,
+    const mx::array& biases, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs, int group_size,
+    int bits, mx::Stream stream));
 
 // a + b, a - b and a * b for available operands of the same dtype: float32, float16 or bfloat16. b has one element, or
 // the last axes of a; for sums and products, a and b may also change places.
@@ -182,43 +170,43 @@ struct ElementwiseSequence {
     int64_t start = 0;
     int64_t stop = 0;
     bool is_rest = false;
-    bool is_result = false;  // whether the caller gets an array with the result
+    bool is_result = false; // whether the caller gets an array with the result
   };
   std::vector<Step> steps;
 };
 
 struct ElementwiseResults {
-  std::vector<mx::array> arrays;  // of the steps with is_result, in order
-  uint64_t operations;            // elements that the steps have read, and elements of other results
+  std::vector<mx::array> arrays; // of the steps with is_result, in order
+  uint64_t operations; // elements that the steps have read, and elements of other results
 };
 
-// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy, if the inputs differ in
-// their dtype or in more than the last axis, if a row is longer than 16384 elements, or if a slice of more than 16384
-// elements is a result.
+// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy, if the inputs differ
+// in their dtype or in more than the last axis, if a row is longer than 16384 elements, or if a slice of more than
+// 16384 elements is a result.
 KERNEL(std::optional<ElementwiseResults> elementwise_sequence(
     const ElementwiseSequence& sequence, const std::vector<mx::array>& inputs, mx::Stream stream));
 
 // The body of a loop over the time steps of a recurrent layer: the product of a carry `hidden` and a matrix, an addend,
 // and a sequence of elementwise operations.
 struct RecurrentCell {
-  enum class Source : uint8_t { product, carry, sliced, fixed };  // `fixed`: the same in all time steps
+  enum class Source : uint8_t { product, carry, sliced, fixed }; // `fixed`: the same in all time steps
   struct Operand {
     Source source;
-    uint32_t index;  // among the carries, the originals or the fixed operands
+    uint32_t index; // among the carries, the originals or the fixed operands
   };
 
   const ElementwiseSequence* sequence;
-  std::vector<Operand> inputs;     // of the sequence
-  std::optional<Operand> addend;   // sliced or fixed
+  std::vector<Operand> inputs; // of the sequence
+  std::optional<Operand> addend; // sliced or fixed
   uint32_t hidden;
-  std::vector<uint32_t> carry_steps;   // the steps that compute the carries for the next time step
-  std::vector<uint32_t> output_steps;  // the steps whose results the loop stacks
-  std::vector<uint32_t> last_steps;    // the steps whose results of the last time step are read after the loop
+  std::vector<uint32_t> carry_steps; // the steps that compute the carries for the next time step
+  std::vector<uint32_t> output_steps; // the steps whose results the loop stacks
+  std::vector<uint32_t> last_steps; // the steps whose results of the last time step are read after the loop
 };
 
 struct RecurrentLoopOperands {
-  std::vector<mx::array> originals;  // the arrays that the time steps read slices of, at least one
-  int axis;                          // of the slices
+  std::vector<mx::array> originals; // the arrays that the time steps read slices of, at least one
+  int axis; // of the slices
   std::vector<mx::array> carries;
   std::vector<mx::array> fixed;
 };
@@ -226,8 +214,8 @@ struct RecurrentLoopOperands {
 struct RecurrentLoopResults {
   std::vector<mx::array> carries;
   std::vector<mx::array> outputs;
-  std::vector<mx::array> last;  // of `last_steps`
-  mx::array product;            // of the last time step, with the addend
+  std::vector<mx::array> last; // of `last_steps`
+  mx::array product; // of the last time step, with the addend
 };
 
 // Packs the matrix of a recurrent cell for any number of rows, if can_pack_recurrent().
@@ -302,51 +290,32 @@ KERNEL(std::optional<mx::array> rms_norm(
 // The spatial axes of a convolution.
 struct Window {
   std::vector<int> stride;
-  std::vector<int> padding;  // before and after x
+  std::vector<int> padding; // before and after x
   std::vector<int> dilation;
 };
 
 // The convolution of x [batch, ..., channels] with w [outputs, ..., channels / groups], both float32, over up to three
 // spatial axes. The result has the given shape.
-KERNEL(std::optional<mx::array> convolution(
-    const mx::array& x, const mx::array& w, const Window& window, int groups, const mx::Shape& shape,
-    mx::Stream stream));
+KERNEL(std::optional<mx::array> convolution(const mx::array& x, const mx::array& w, const Window& window, int groups,
+    const mx::Shape& shape, mx::Stream stream));
 
 // Like mx::fast::rope with traditional=false, computed in float32. x [batch, heads, tokens, width] is float32, float16
 // or bfloat16, and so is the result. offset contains one integer, or `batch` integers. freqs [dims / 2] is float32; if
 // it is given, base is not used.
-KERNEL(std::optional<mx::array> rope(
-    const mx::array& x,
-    int dims,
-    float base,
-    float scale,
-    const mx::array& offset,
-    const std::optional<mx::array>& freqs,
-    mx::Stream stream));
+KERNEL(std::optional<mx::array> rope(const mx::array& x, int dims, float base, float scale, const mx::array& offset,
+    const std::optional<mx::array>& freqs, mx::Stream stream));
 
 // Like mx::fast::scaled_dot_product_attention, with float32 sums. q [batch, heads, queries, width], k [batch, kv_heads,
 // keys, width] and v [batch, kv_heads, keys, v_width] are float32, float16 or bfloat16; heads is a multiple of
 // kv_heads. mask is bool or float32 and broadcasts to [batch, heads, queries, keys]. The result has the dtype of q.
-KERNEL(std::optional<mx::array> attention(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    float scale,
-    bool causal,
-    const std::optional<mx::array>& mask,
-    mx::Stream stream));
+KERNEL(std::optional<mx::array> attention(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
+    bool causal, const std::optional<mx::array>& mask, mx::Stream stream));
 
 // attention() for each query of q [1, heads, N, width] by itself: query i sees the keys and values in spans[i], which
 // lie within k and v, with masks[i] if there are masks. The masks are bool or float32 and broadcast to
 // [1, heads, 1, stop - start].
-KERNEL(std::optional<mx::array> attention_of_rows(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    float scale,
-    const std::vector<Span>& spans,
-    const std::vector<mx::array>& masks,
-    mx::Stream stream));
+KERNEL(std::optional<mx::array> attention_of_rows(const mx::array& q, const mx::array& k, const mx::array& v,
+    float scale, const std::vector<Span>& spans, const std::vector<mx::array>& masks, mx::Stream stream));
 
 // Quantizes the tensors xs [1, heads, tokens, width] of float32, float16 or bfloat16, each padded with zeros to whole
 // groups. An entry holds the quantized vectors of xs[0], xs[1], ... of one head and token, concatenated.

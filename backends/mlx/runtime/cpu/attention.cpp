@@ -12,25 +12,19 @@ namespace executorch_mlx::cpu {
 namespace {
 
 bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
-  return from.size() <= to.size() && std::equal(from.rbegin(), from.rend(), to.rbegin(), [](int a, int b) {
-           return a == b || a == 1;
-         });
+  return from.size() <= to.size() &&
+      std::equal(from.rbegin(), from.rend(), to.rbegin(), [](int a, int b) { return a == b || a == 1; });
 }
 
 // `keys`: the number of keys of a query.
-bool is_supported_attention(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    int keys,
-    const std::optional<mx::array>& mask,
-    mx::Stream stream) {
+bool is_supported_attention(const mx::array& q, const mx::array& k, const mx::array& v, int keys,
+    const std::optional<mx::array>& mask, mx::Stream stream) {
   for (const auto* x : {&q, &k, &v}) {
     if (!is_supported_operand(*x, stream) || x->ndim() != 4 || x->shape(0) != q.shape(0)) {
       return false;
     }
   }
-  constexpr int kMaxKeys = 1 << 22;  // bounds the memory for the scores
+  constexpr int kMaxKeys = 1 << 22; // bounds the memory for the scores
   if (keys > kMaxKeys || q.shape(1) % k.shape(1) != 0 || k.shape(1) != v.shape(1) || k.shape(2) != v.shape(2) ||
       q.shape(3) != k.shape(3)) {
     return false;
@@ -43,8 +37,7 @@ bool is_supported_attention(
 // The arguments of the kernel for q, k and v without a mask.
 kernel::Attention attention_arguments(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, void* y) {
-  return {
-      .q = heads_of(q),
+  return {.q = heads_of(q),
       .k = heads_of(k),
       .v = heads_of(v),
       .batch = q.shape(0),
@@ -70,14 +63,8 @@ void skip(kernel::Heads& x, int64_t index) {
 
 } // namespace
 
-std::optional<mx::array> rope(
-    const mx::array& x,
-    int dims,
-    float base,
-    float scale,
-    const mx::array& offset,
-    const std::optional<mx::array>& freqs,
-    mx::Stream stream) {
+std::optional<mx::array> rope(const mx::array& x, int dims, float base, float scale, const mx::array& offset,
+    const std::optional<mx::array>& freqs, mx::Stream stream) {
   if (!is_supported_operand(x, stream) || x.ndim() != 4 || (freqs && freqs->dtype() != mx::float32)) {
     return std::nullopt;
   }
@@ -87,8 +74,7 @@ std::optional<mx::array> rope(
   }
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto& x = inputs[0];
-    const kernel::Rope rope{
-        .x = heads_of(x),
+    const kernel::Rope rope{.x = heads_of(x),
         .batch = x.shape(0),
         .heads = x.shape(1),
         .tokens = x.shape(2),
@@ -105,14 +91,8 @@ std::optional<mx::array> rope(
   return kernel_result("Rope", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
-std::optional<mx::array> attention(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    float scale,
-    bool causal,
-    const std::optional<mx::array>& mask,
-    mx::Stream stream) {
+std::optional<mx::array> attention(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal,
+    const std::optional<mx::array>& mask, mx::Stream stream) {
   if (!is_supported_attention(q, k, v, k.ndim() == 4 ? k.shape(2) : 0, mask, stream)) {
     return std::nullopt;
   }
@@ -130,14 +110,8 @@ std::optional<mx::array> attention(
   return attention_result("Attention", q, v.shape(3), std::move(inputs), stream, make_task);
 }
 
-std::optional<mx::array> attention_of_rows(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    float scale,
-    const std::vector<Span>& spans,
-    const std::vector<mx::array>& masks,
-    mx::Stream stream) {
+std::optional<mx::array> attention_of_rows(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
+    const std::vector<Span>& spans, const std::vector<mx::array>& masks, mx::Stream stream) {
   for (size_t i = 0; i < spans.size(); ++i) {
     const auto mask = masks.empty() ? std::nullopt : std::optional(masks[i]);
     if (!is_supported_attention(q, k, v, spans[i].stop - spans[i].start, mask, stream)) {
@@ -149,8 +123,7 @@ std::optional<mx::array> attention_of_rows(
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     std::vector<kernel::Attention> rows;
     for (size_t i = 0; i < spans.size(); ++i) {
-      auto row = attention_arguments(
-          inputs[0], inputs[1], inputs[2], scale, /*causal=*/false,
+      auto row = attention_arguments(inputs[0], inputs[1], inputs[2], scale, /*causal=*/false,
           out.data<char>() + i * out.strides(1) * out.itemsize());
       row.queries = 1;
       row.keys = spans[i].stop - spans[i].start;

@@ -17,7 +17,7 @@ bool is_blas_replaced() {
   const auto calls = kernel::blas_calls();
   const auto stream = shared_stream(mx::Device::cpu);
   const auto x = mx::ones({2, 2}, mx::float32, stream);
-  std::lock_guard lock(memory_mutex());  // serializes evaluations
+  std::lock_guard lock(memory_mutex()); // serializes evaluations
   mx::eval(mx::matmul(x, x, stream));
   return kernel::blas_calls() != calls;
 }

@@ -27,10 +27,9 @@ std::optional<mx::array> binary(
     const auto period = static_cast<int64_t>(inputs[1].size());
     const auto count = static_cast<int64_t>(out.size());
     return [=, a = inputs[0].data<void>(), b = inputs[1].data<void>(), type = *float_type(out.dtype()),
-            y = out.data<void>()] { kernel::binary(operation, a, b, type, y, count, period); };
+               y = out.data<void>()] { kernel::binary(operation, a, b, type, y, count, period); };
   };
-  return kernel_result(
-      name, a.shape(), a.dtype(), {contiguous(a, stream), contiguous(b, stream)}, stream, make_task);
+  return kernel_result(name, a.shape(), a.dtype(), {contiguous(a, stream), contiguous(b, stream)}, stream, make_task);
 }
 
 std::optional<mx::array> unary(const char* name, Elementwise operation, const mx::array& x, mx::Stream stream) {
@@ -70,8 +69,7 @@ std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream
   }
   const auto dense = contiguous(x, stream);
   auto y = allocate_result(x.shape(), dtype);
-  kernel::convert(
-      dense.data<void>(), *float_type(x.dtype()), y.data<void>(), *to, static_cast<int64_t>(x.size()));
+  kernel::convert(dense.data<void>(), *float_type(x.dtype()), y.data<void>(), *to, static_cast<int64_t>(x.size()));
   return y;
 }
 

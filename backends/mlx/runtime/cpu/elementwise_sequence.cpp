@@ -1,6 +1,6 @@
 // Sequences of elementwise operations. Allocating the result of a small one takes longer than computing it, and a large
-// one has to be written to memory and read again. Results that only later steps read therefore get no arrays: a block of
-// rows goes through all steps while it is in the cache.
+// one has to be written to memory and read again. Results that only later steps read therefore get no arrays: a block
+// of rows goes through all steps while it is in the cache.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -14,8 +14,8 @@ namespace executorch_mlx::cpu {
 namespace {
 
 constexpr int64_t kMaxWidth = 16 << 10;
-constexpr int64_t kBlock = 8 << 10;        // elements of a step that are computed at a time, unless a row has more
-constexpr int64_t kSmallBlock = 16 << 10;  // up to which one thread computes all of them
+constexpr int64_t kBlock = 8 << 10; // elements of a step that are computed at a time, unless a row has more
+constexpr int64_t kSmallBlock = 16 << 10; // up to which one thread computes all of them
 constexpr size_t kMaxSteps = ElementwiseSequence::kMaxSteps;
 constexpr size_t kMaxInputs = 2 * kMaxSteps;
 constexpr size_t kMaxItem = sizeof(float);
@@ -30,16 +30,14 @@ char* scratch(size_t step) {
 // An operand: an array with the rows of the sequence, one row or number for all of them, or the columns of the result
 // of a step that has no array.
 struct Operand {
-  const char* data;  // null if the step has no array
+  const char* data; // null if the step has no array
   size_t step;
-  int64_t offset;  // the first column
-  int64_t stride;  // of the rows, in elements
+  int64_t offset; // the first column
+  int64_t stride; // of the rows, in elements
   int64_t width;
   bool is_shared;
 
-  bool is_number() const {
-    return is_shared && width == 1;
-  }
+  bool is_number() const { return is_shared && width == 1; }
 };
 
 struct PlannedStep {
@@ -150,7 +148,7 @@ class Run {
       return result;
     }
     if (rows_ * a.width > kSmallBlock) {
-      return std::nullopt;  // the operation itself needs no copy: its result is a view
+      return std::nullopt; // the operation itself needs no copy: its result is a view
     }
     return add_step(step, result, {}, width);
   }
@@ -207,11 +205,11 @@ class Run {
   FloatType type_ = FloatType::float32;
   const mx::array* like_ = nullptr;
   int64_t rows_ = 0;
-  int64_t width_ = 1;  // of the widest step
+  int64_t width_ = 1; // of the widest step
   std::array<Operand, kMaxSteps + kMaxInputs> operands_;
   std::array<PlannedStep, kMaxSteps> steps_;
   size_t num_steps_ = 0;
-  std::vector<std::unique_ptr<char[]>> numbers_;  // repeated in rows
+  std::vector<std::unique_ptr<char[]>> numbers_; // repeated in rows
   ElementwiseResults results_{};
 };
 

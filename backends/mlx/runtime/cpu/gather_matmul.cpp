@@ -84,8 +84,7 @@ MultiplyOne dense_multiplier(const mx::array& matrices, int k, int n) {
       }
       w = copy.data();
     }
-    cblas_sgemm(
-        kRowMajor, kNoTranspose, column_major ? kTranspose : kNoTranspose, m, n, k, 1, x, k, w, inner, 0, y, n);
+    cblas_sgemm(kRowMajor, kNoTranspose, column_major ? kTranspose : kNoTranspose, m, n, k, 1, x, k, w, inner, 0, y, n);
   };
 }
 
@@ -104,8 +103,7 @@ MultiplyOne dense_multiplier(const mx::array& matrices, int k, int n) {
 // scales and biases must be contiguous.
 MultiplyOne quantized_multiplier(
     const mx::array& w, const mx::array& scales, const mx::array& biases, int k, int n, int group_size, int bits) {
-  const kernel::QuantizedMatmul first{
-      .w = w.data<uint32_t>(),
+  const kernel::QuantizedMatmul first{.w = w.data<uint32_t>(),
       .scales = scales.data<void>(),
       .biases = biases.data<void>(),
       .scale_type = float_type(scales.dtype()).value(),
@@ -129,16 +127,9 @@ MultiplyOne quantized_multiplier(
 
 // Returns the products of x with matrices of n columns. `matrices` contains either one dense array [e, k, n], or the
 // packed weights, the scales and the biases.
-mx::array gather(
-    const mx::array& x,
-    const std::vector<mx::array>& matrices,
-    int n,
-    const std::optional<mx::array>& lhs,
-    const mx::array& rhs,
-    int group_size,
-    int bits,
-    mx::Stream stream) {
-  const auto all_indices = [&] {  // 0, 1, 2, ... for the matrices of x, used if there is no lhs
+mx::array gather(const mx::array& x, const std::vector<mx::array>& matrices, int n, const std::optional<mx::array>& lhs,
+    const mx::array& rhs, int group_size, int bits, mx::Stream stream) {
+  const auto all_indices = [&] { // 0, 1, 2, ... for the matrices of x, used if there is no lhs
     const mx::Shape batch(x.shape().begin(), x.shape().end() - 2);
     const int count = static_cast<int>(x.size() / (int64_t{x.shape(-1)} * x.shape(-2)));
     return mx::reshape(mx::arange(0, count, mx::uint32, stream), batch, stream);
@@ -155,8 +146,7 @@ mx::array gather(
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto& x = inputs[0];
     const int k = x.shape(-1);
-    const Products products{
-        .x = x.data<float>(),
+    const Products products{.x = x.data<float>(),
         .lhs = inputs[1].data<uint32_t>(),
         .rhs = inputs[2].data<uint32_t>(),
         .y = out.data<float>(),
@@ -180,36 +170,24 @@ bool is_supported_gather(
 
 } // namespace
 
-std::optional<mx::array> gather_matmul(
-    const mx::array& x,
-    const mx::array& b,
-    const std::optional<mx::array>& lhs,
-    const std::optional<mx::array>& rhs,
-    mx::Stream stream) {
+std::optional<mx::array> gather_matmul(const mx::array& x, const mx::array& b, const std::optional<mx::array>& lhs,
+    const std::optional<mx::array>& rhs, mx::Stream stream) {
   if (!is_supported_gather(x, b, rhs, stream) || !float_type(b.dtype()) || b.shape(1) != x.shape(-1)) {
     return std::nullopt;
   }
   return gather(x, {b}, b.shape(2), lhs, *rhs, /*group_size=*/0, /*bits=*/0, stream);
 }
 
-std::optional<mx::array> gather_quantized_matmul(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const mx::array& biases,
-    const std::optional<mx::array>& lhs,
-    const std::optional<mx::array>& rhs,
-    int group_size,
-    int bits,
-    mx::Stream stream) {
+std::optional<mx::array> gather_quantized_matmul(const mx::array& x, const mx::array& w, const mx::array& scales,
+    const mx::array& biases, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs, int group_size,
+    int bits, mx::Stream stream) {
   const int k = x.shape(-1);
   if (!is_supported_gather(x, w, rhs, stream) || int64_t{w.shape(2)} * 32 != int64_t{k} * bits ||
       scales.dtype() != biases.dtype() || !float_type(scales.dtype()) ||
       !kernel::supports_quantized(bits, group_size, k)) {
     return std::nullopt;
   }
-  const std::vector<mx::array> packed{
-      contiguous(w, stream), contiguous(scales, stream), contiguous(biases, stream)};
+  const std::vector<mx::array> packed{contiguous(w, stream), contiguous(scales, stream), contiguous(biases, stream)};
   return gather(x, packed, w.shape(1), lhs, *rhs, group_size, bits, stream);
 }
 

@@ -13,13 +13,10 @@ void check_instruction_set() {
     return;
   }
   const std::string all = kernel::instruction_sets();
-  check_argument(
-      str(", ", all, ", ").find(str(", ", name, ", ")) != std::string::npos, EXECUTORCH_MLX_CPU_KERNELS, ": got \"",
-      name, "\", expected one of ", all);
+  check_argument(str(", ", all, ", ").find(str(", ", name, ", ")) != std::string::npos, EXECUTORCH_MLX_CPU_KERNELS,
+      ": got \"", name, "\", expected one of ", all);
 }
 
-std::optional<const char*> instruction_set() {
-  return kernel::instruction_set();
-}
+std::optional<const char*> instruction_set() { return kernel::instruction_set(); }
 
 } // namespace executorch_mlx::cpu

@@ -14,9 +14,7 @@ constexpr int kTokensPerWord = 32;
 constexpr uint32_t kAllTokens = ~uint32_t{0};
 
 // The bits of `word` of the last `count` tokens of a row, with 1 for tokens beyond the vocabulary.
-uint32_t with_rest(uint32_t word, int count) {
-  return count < kTokensPerWord ? word | kAllTokens << count : word;
-}
+uint32_t with_rest(uint32_t word, int count) { return count < kTokensPerWord ? word | kAllTokens << count : word; }
 
 // Calls visit(first, word) for the words of a row, with the number of the first token of the word.
 template <typename Visit>
@@ -50,7 +48,7 @@ std::optional<mx::array> mask_logits(const mx::array& logits, const mx::array& a
   const int rows = x.shape(0);
   const int vocabulary = x.shape(1);
   const auto words_of = [&](int row) { return words.data<uint32_t>() + int64_t{row} * words.shape(1); };
-  uint32_t common = kAllTokens;  // the bits that are 1 in all words
+  uint32_t common = kAllTokens; // the bits that are 1 in all words
   for (int row = 0; row < rows; ++row) {
     for_each_word(words_of(row), vocabulary, [&](int, uint32_t word) { common &= word; });
   }

@@ -17,15 +17,12 @@ constexpr int64_t kMaxPackedRows = 16;
 constexpr int kMaxDepth = 1 << 20;
 
 // Whether the rows of the matrix b have no gaps.
-bool is_in_rows(const mx::array& b) {
-  return (b.strides(1) == 1 || b.shape(1) == 1) && b.strides(0) >= b.shape(1);
-}
+bool is_in_rows(const mx::array& b) { return (b.strides(1) == 1 || b.shape(1) == 1) && b.strides(0) >= b.shape(1); }
 
 } // namespace
 
-std::optional<mx::array> matmul(
-    const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
-    mx::Stream stream, const mx::array* packed) {
+std::optional<mx::array> matmul(const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha,
+    float beta, mx::Stream stream, const mx::array* packed) {
   const bool fits = is_supported_operand(x, stream) && x.dtype() == mx::float32 && b.dtype() == mx::float32 &&
       b.ndim() == 2 && b.size() > 0 && b.shape(0) == x.shape(-1) && are_available({x, b});
   if (!fits) {
@@ -49,8 +46,7 @@ std::optional<mx::array> matmul(
   const auto dense_x = contiguous(x, stream);
   const auto addend = c && !row_stride(*c) ? contiguous(*c, stream) : c;
   auto y = allocate_result(shape, mx::float32);
-  const kernel::Matmul product{
-      .x = dense_x.data<float>(),
+  const kernel::Matmul product{.x = dense_x.data<float>(),
       .b = b.data<float>(),
       .b_row_stride = in_rows ? b.strides(0) : 1,
       .b_column_stride = in_rows ? 1 : b.strides(1),
@@ -93,9 +89,8 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
     const auto& x = inputs[0];
     const auto& b = inputs[1];
     const int k = b.shape(0);
-    const kernel::HalfMatmul matmul{
-        .x = x.data<void>(),
-        .w = b.data<uint16_t>(),  // w is b transposed
+    const kernel::HalfMatmul matmul{.x = x.data<void>(),
+        .w = b.data<uint16_t>(), // w is b transposed
         .type = *type,
         .row_stride = b.strides(1),
         .column_stride = b.strides(0),
@@ -120,12 +115,9 @@ struct PackedProduct {
   void (*multiply)(const kernel::QuantizedMatmul* products, int count);
 };
 
-constexpr PackedProduct kQuantizedMatmul{
-    "QuantizedMatmul", kernel::supports_quantized, kernel::quantized_matmul};
-constexpr PackedProduct kInt8QuantizedMatmul{
-    "Int8QuantizedMatmul", kernel::supports_int8, kernel::int8_matmul};
-constexpr PackedProduct kIntegerMatmul{
-    "IntegerMatmul", kernel::has_fast_integers, kernel::integer_matmul};
+constexpr PackedProduct kQuantizedMatmul{"QuantizedMatmul", kernel::supports_quantized, kernel::quantized_matmul};
+constexpr PackedProduct kInt8QuantizedMatmul{"Int8QuantizedMatmul", kernel::supports_int8, kernel::int8_matmul};
+constexpr PackedProduct kIntegerMatmul{"IntegerMatmul", kernel::has_fast_integers, kernel::integer_matmul};
 
 // The kind of product with float activations.
 const PackedProduct& float_product(int bits, int group_size, int k) {
@@ -145,8 +137,7 @@ bool is_supported(
 
 // The arguments of a kernel that describe the matrix. All arrays have memory and are contiguous.
 kernel::QuantizedMatmul matrix_arguments(const PackedMatrix& m, int group_size, int bits) {
-  return {
-      .w = m.w.data<uint32_t>(),
+  return {.w = m.w.data<uint32_t>(),
       .scales = m.scales.data<void>(),
       .biases = m.biases.data<void>(),
       .scale_type = *float_type(m.scales.dtype()),
@@ -178,9 +169,8 @@ PackedMatrix in_contiguous_memory(const PackedMatrix& m, mx::Stream stream) {
   return {contiguous(m.w, stream), contiguous(m.scales, stream), contiguous(m.biases, stream), m.integer_panels};
 }
 
-std::optional<mx::array> packed_matmul(
-    const PackedProduct& kind, const mx::array& x, const PackedMatrix& matrix, int group_size, int bits,
-    mx::Stream stream) {
+std::optional<mx::array> packed_matmul(const PackedProduct& kind, const mx::array& x, const PackedMatrix& matrix,
+    int group_size, int bits, mx::Stream stream) {
   if (!is_supported(kind, x, matrix, group_size, bits, stream)) {
     return std::nullopt;
   }
@@ -197,20 +187,18 @@ std::optional<mx::array> packed_matmul(
   if (integer_panels) {
     inputs.push_back(*integer_panels);
   }
-  return kernel_result(
-      kind.name, result_shape(x, w.shape(0)), x.dtype(), std::move(inputs), stream, make_task);
+  return kernel_result(kind.name, result_shape(x, w.shape(0)), x.dtype(), std::move(inputs), stream, make_task);
 }
 
-std::optional<std::vector<mx::array>> packed_matmuls(
-    const PackedProduct& kind, const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits,
-    mx::Stream stream) {
+std::optional<std::vector<mx::array>> packed_matmuls(const PackedProduct& kind, const mx::array& x,
+    const std::vector<PackedMatrix>& matrices, int group_size, int bits, mx::Stream stream) {
   for (const auto& m : matrices) {
     if (!is_supported(kind, x, m, group_size, bits, stream) || !are_available({x, m.w, m.scales, m.biases})) {
       return std::nullopt;
     }
   }
   const auto dense_x = contiguous(x, stream);
-  std::vector<PackedMatrix> dense;  // holds the memory of copies
+  std::vector<PackedMatrix> dense; // holds the memory of copies
   std::vector<mx::array> results;
   std::vector<kernel::QuantizedMatmul> products;
   for (const auto& m : matrices) {
@@ -222,9 +210,7 @@ std::optional<std::vector<mx::array>> packed_matmuls(
   return results;
 }
 
-const float* data_of(const std::optional<mx::array>& panels) {
-  return panels ? panels->data<float>() : nullptr;
-}
+const float* data_of(const std::optional<mx::array>& panels) { return panels ? panels->data<float>() : nullptr; }
 
 // Whether the rows of w [n, k] follow each other without gaps, and x [..., k] can be multiplied by w.T.
 bool has_matching_rows(const mx::array& w, const mx::array& x) {
@@ -261,9 +247,7 @@ std::optional<mx::array> dequantize(const PackedMatrix& matrix, int group_size, 
   return out;
 }
 
-bool has_fast_integers(int bits, int group_size, int k) {
-  return kernel::has_fast_integers(bits, group_size, k);
-}
+bool has_fast_integers(int bits, int group_size, int k) { return kernel::has_fast_integers(bits, group_size, k); }
 
 std::optional<Panels> integer_panels(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
   const int64_t k = int64_t{matrix.w.shape(-1)} * 32 / bits;
@@ -303,7 +287,7 @@ std::optional<std::vector<mx::array>> matmuls(
   }
   const auto dense_x = contiguous(x, stream);
   const int k = x.shape(-1);
-  std::vector<mx::array> biases;  // holds the memory of copies
+  std::vector<mx::array> biases; // holds the memory of copies
   std::vector<mx::array> results;
   std::vector<kernel::Matmul> products;
   for (const auto& [w, bias, panels] : matrices) {
@@ -311,29 +295,27 @@ std::optional<std::vector<mx::array>> matmuls(
       biases.push_back(contiguous(*bias, stream));
     }
     results.push_back(allocate_result(result_shape(x, w.shape(0)), mx::float32));
-    products.push_back(
-        {.x = dense_x.data<float>(),
-         .b = w.data<float>(),
-         .b_row_stride = 1,
-         .b_column_stride = k,
-         .packed_b = nullptr,
-         .c = bias ? biases.back().data<float>() : nullptr,
-         .c_stride = 0,
-         .m = static_cast<int>(x.size() / k),
-         .n = w.shape(0),
-         .k = k,
-         .alpha = 1,
-         .beta = 1,
-         .y = results.back().data<float>(),
-         .panels = data_of(panels)});
+    products.push_back({.x = dense_x.data<float>(),
+        .b = w.data<float>(),
+        .b_row_stride = 1,
+        .b_column_stride = k,
+        .packed_b = nullptr,
+        .c = bias ? biases.back().data<float>() : nullptr,
+        .c_stride = 0,
+        .m = static_cast<int>(x.size() / k),
+        .n = w.shape(0),
+        .k = k,
+        .alpha = 1,
+        .beta = 1,
+        .y = results.back().data<float>(),
+        .panels = data_of(panels)});
   }
   kernel::matmuls(products.data(), static_cast<int>(products.size()));
   return results;
 }
 
-std::optional<std::vector<mx::array>> matmuls_half(
-    const mx::array& x, const std::vector<RowMatrix>& matrices, const std::vector<mx::Dtype>& dtypes,
-    mx::Stream stream) {
+std::optional<std::vector<mx::array>> matmuls_half(const mx::array& x, const std::vector<RowMatrix>& matrices,
+    const std::vector<mx::Dtype>& dtypes, mx::Stream stream) {
   const auto dtype = matrices[0].w.dtype();
   const auto type = float_type(dtype);
   if (!is_supported_operand(x, stream) || !type || *type == FloatType::float32 || !x.is_available() ||
@@ -352,19 +334,18 @@ std::optional<std::vector<mx::array>> matmuls_half(
   for (size_t i = 0; i < matrices.size(); ++i) {
     const auto& w = matrices[i].w;
     results.push_back(allocate_result(result_shape(x, w.shape(0)), dtypes[i]));
-    products.push_back(
-        {.x = dense_x.data<void>(),
-         .w = w.data<uint16_t>(),
-         .type = *type,
-         .row_stride = k,
-         .column_stride = 1,
-         .m = static_cast<int>(x.size() / k),
-         .n = w.shape(0),
-         .k = k,
-         .y = results.back().data<void>(),
-         .x_type = *float_type(x.dtype()),
-         .y_type = *float_type(dtypes[i]),
-         .panels = data_of(matrices[i].panels)});
+    products.push_back({.x = dense_x.data<void>(),
+        .w = w.data<uint16_t>(),
+        .type = *type,
+        .row_stride = k,
+        .column_stride = 1,
+        .m = static_cast<int>(x.size() / k),
+        .n = w.shape(0),
+        .k = k,
+        .y = results.back().data<void>(),
+        .x_type = *float_type(x.dtype()),
+        .y_type = *float_type(dtypes[i]),
+        .panels = data_of(matrices[i].panels)});
   }
   kernel::half_matmul(products.data(), static_cast<int>(products.size()));
   return results;

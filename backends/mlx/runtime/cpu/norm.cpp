@@ -16,7 +16,7 @@ std::optional<mx::array> rms_norm(
   }
   const auto make_task = [eps](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto& x = inputs[0];
-    const auto& weight = inputs.back();  // or x, if there is no weight
+    const auto& weight = inputs.back(); // or x, if there is no weight
     const void* weights = inputs.size() > 1 ? weight.data<void>() : nullptr;
     const auto type = *float_type(x.dtype());
     const auto weight_type = *float_type(weight.dtype());

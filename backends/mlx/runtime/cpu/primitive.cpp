@@ -39,9 +39,7 @@ class CpuPrimitive : public mx::Primitive {
     throw std::runtime_error(std::string(name_) + ": runs on CPU streams only");
   }
 
-  const char* name() const override {
-    return name_;
-  }
+  const char* name() const override { return name_; }
 
  private:
   const char* name_;
@@ -50,32 +48,27 @@ class CpuPrimitive : public mx::Primitive {
 
 } // namespace
 
-void parallel(int count, const std::function<void(int)>& item) {
-  executorch_mlx::parallel(count, item);
-}
+void parallel(int count, const std::function<void(int)>& item) { executorch_mlx::parallel(count, item); }
 
 bool are_available(const std::vector<mx::array>& arrays) {
   return std::all_of(arrays.begin(), arrays.end(), [](const mx::array& x) { return x.is_available(); });
 }
 
-mx::array kernel_result(
-    const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
-    MakeTask make_task) {
+mx::array kernel_result(const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs,
+    mx::Stream stream, MakeTask make_task) {
   if (are_available(inputs)) {
     auto out = allocate_result(shape, dtype);
     make_task(inputs, out)();
     return out;
   }
-  MakeTasks make_tasks = [make_task = std::move(make_task)](const auto& inputs, auto& outputs) {
-    return make_task(inputs, outputs[0]);
-  };
+  MakeTasks make_tasks = [make_task = std::move(make_task)](
+                             const auto& inputs, auto& outputs) { return make_task(inputs, outputs[0]); };
   auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_tasks));
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
-std::vector<mx::array> kernel_results(
-    const char* name, std::vector<mx::Shape> shapes, const std::vector<mx::Dtype>& dtypes,
-    std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks) {
+std::vector<mx::array> kernel_results(const char* name, std::vector<mx::Shape> shapes,
+    const std::vector<mx::Dtype>& dtypes, std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks) {
   if (are_available(inputs)) {
     std::vector<mx::array> outputs;
     for (size_t i = 0; i < shapes.size(); ++i) {
@@ -88,9 +81,7 @@ std::vector<mx::array> kernel_results(
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
 }
 
-bool computes_at_once(mx::Stream stream) {
-  return stream.device == mx::Device::cpu;
-}
+bool computes_at_once(mx::Stream stream) { return stream.device == mx::Device::cpu; }
 
 bool is_supported_operand(const mx::array& x, mx::Stream stream) {
   return stream.device == mx::Device::cpu && float_type(x.dtype()) && x.size() > 0 && x.ndim() > 0;
@@ -122,8 +113,8 @@ std::optional<int64_t> row_stride(const mx::array& x) {
   if (x.shape(last) != 1 && x.strides(last) != 1) {
     return std::nullopt;
   }
-  std::optional<int64_t> innermost;  // of the axes before the last one
-  int64_t expected = 0;              // the stride that the next axis must have
+  std::optional<int64_t> innermost; // of the axes before the last one
+  int64_t expected = 0; // the stride that the next axis must have
   for (int axis = last; axis-- > 0;) {
     if (x.shape(axis) == 1) {
       continue;

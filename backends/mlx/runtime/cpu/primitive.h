@@ -28,15 +28,13 @@ using MakeTask = std::function<Task(const std::vector<mx::array>& inputs, mx::ar
 //
 // MLX takes about 10 microseconds to build the graph of an operation and to evaluate it, as long as a small kernel
 // runs.
-mx::array kernel_result(
-    const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
-    MakeTask make_task);
+mx::array kernel_result(const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs,
+    mx::Stream stream, MakeTask make_task);
 
 // The same for several results.
 using MakeTasks = std::function<Task(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs)>;
-std::vector<mx::array> kernel_results(
-    const char* name, std::vector<mx::Shape> shapes, const std::vector<mx::Dtype>& dtypes,
-    std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks);
+std::vector<mx::array> kernel_results(const char* name, std::vector<mx::Shape> shapes,
+    const std::vector<mx::Dtype>& dtypes, std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks);
 
 // Whether the kernels accept x as an operand: x is float32, float16 or bfloat16, not empty and not a scalar, and
 // `stream` is a CPU stream.

@@ -12,8 +12,7 @@ namespace executorch_mlx::cpu {
 namespace {
 
 kernel::Entries entries_of(const mx::array& entries, const mx::array& scales, const EntryFormat& format) {
-  return {
-      .entries = const_cast<uint8_t*>(entries.data<uint8_t>()),
+  return {.entries = const_cast<uint8_t*>(entries.data<uint8_t>()),
       .entry_strides = {entries.strides(1), entries.strides(2)},
       .scales = const_cast<void*>(scales.data<void>()),
       .scale_type = *float_type(scales.dtype()),
@@ -48,13 +47,12 @@ std::optional<QuantizedEntries> quantize_entries(
     std::vector<kernel::QuantizeEntries> tasks;
     int64_t group = 0;
     for (const auto& x : inputs) {
-      tasks.push_back(
-          {.x = heads_of(x),
-           .heads = x.shape(1),
-           .tokens = x.shape(2),
-           .width = x.shape(3),
-           .to = entries_of(outputs[0], outputs[1], format),
-           .first_group = group});
+      tasks.push_back({.x = heads_of(x),
+          .heads = x.shape(1),
+          .tokens = x.shape(2),
+          .width = x.shape(3),
+          .to = entries_of(outputs[0], outputs[1], format),
+          .first_group = group});
       group += format.groups(x.shape(3));
     }
     return [tasks = std::move(tasks)] {
@@ -89,8 +87,7 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::St
     if (inputs[1].strides(3) != 1 || inputs[2].strides(3) != 1) {
       throw std::invalid_argument("QuantizedAttention: cache: expected a last axis without gaps");
     }
-    kernel::QuantizedAttention attention{
-        .q = heads_of(q),
+    kernel::QuantizedAttention attention{.q = heads_of(q),
         .cache = entries_of(inputs[1], inputs[2], format),
         .heads = q.shape(1),
         .kv_heads = inputs[1].shape(1),

@@ -53,8 +53,7 @@ class Translation {
       outputs.push_back(
           {value_of_step(step), y.data<float>(), y.strides(operands_.axis), y.strides(1 - operands_.axis)});
     }
-    const kernel::RecurrentLoop arguments{
-        .time_steps = time_steps_,
+    const kernel::RecurrentLoop arguments{.time_steps = time_steps_,
         .rows = rows_,
         .units = units_,
         .gates = gates_,
@@ -128,7 +127,7 @@ class Translation {
     if (!fits) {
       return std::nullopt;
     }
-    const int64_t row_stride = rows_ == 1 ? x.shape(2) : x.strides(1 - axis);  // with one row, MLX's may be 0
+    const int64_t row_stride = rows_ == 1 ? x.shape(2) : x.strides(1 - axis); // with one row, MLX's may be 0
     return CellInput{x.data<float>(), x.strides(axis), row_stride, x.shape(2) / units_};
   }
 
@@ -179,8 +178,7 @@ class Translation {
     if (!is_last_axis || start >= stop || start % units_ != 0 || stop % units_ != 0 || lacks_rest) {
       return std::nullopt;
     }
-    return CellStep{
-        step.operation, a, a, static_cast<int>(start / units_), static_cast<int>((stop - start) / units_)};
+    return CellStep{step.operation, a, a, static_cast<int>(start / units_), static_cast<int>((stop - start) / units_)};
   }
 
   bool has_supported_results() {
@@ -191,14 +189,11 @@ class Translation {
         return false;
       }
     }
-    return std::all_of(cell_.output_steps.begin(), cell_.output_steps.end(), [&](uint32_t step) {
-      return steps_[step].blocks == 1;
-    });
+    return std::all_of(
+        cell_.output_steps.begin(), cell_.output_steps.end(), [&](uint32_t step) { return steps_[step].blocks == 1; });
   }
 
-  int value_of_step(uint32_t step) const {
-    return 1 + static_cast<int>(carries_.size() + inputs_.size() + step);
-  }
+  int value_of_step(uint32_t step) const { return 1 + static_cast<int>(carries_.size() + inputs_.size() + step); }
 
   // The value of an operand of the sequence.
   int value_of(uint32_t operand) const {
@@ -219,8 +214,8 @@ class Translation {
   const int units_;
   const int gates_;
   const mx::array& packed_;
-  std::vector<int> blocks_;  // of each value
-  std::vector<int> values_;  // of the inputs of the sequence
+  std::vector<int> blocks_; // of each value
+  std::vector<int> values_; // of the inputs of the sequence
   std::vector<CellCarry> carries_;
   std::vector<CellInput> inputs_;
   CellInput addend_{};

@@ -23,8 +23,7 @@ std::optional<mx::array> sample(const SampleInputs& operands, mx::Stream stream)
                              const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto floats = [](const mx::array& x) { return kernel::Floats{x.data<float>(), x.size() > 1}; };
     const auto integers = [](const mx::array& x) { return kernel::Integers{x.data<int64_t>(), x.size() > 1}; };
-    const kernel::Sample sample{
-        .logits = inputs[0].data<char>(),
+    const kernel::Sample sample{.logits = inputs[0].data<char>(),
         .type = type,
         .rows = inputs[0].shape(0),
         .vocabulary = inputs[0].shape(1),

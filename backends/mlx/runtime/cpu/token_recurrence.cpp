@@ -11,9 +11,8 @@ namespace executorch_mlx::cpu {
 namespace {
 
 bool are_supported(const std::vector<mx::array>& arrays, mx::Stream stream) {
-  return std::all_of(arrays.begin(), arrays.end(), [&](const mx::array& x) {
-    return is_supported_operand(x, stream) && x.dtype() == mx::float32;
-  });
+  return std::all_of(arrays.begin(), arrays.end(),
+      [&](const mx::array& x) { return is_supported_operand(x, stream) && x.dtype() == mx::float32; });
 }
 
 // x [batch, heads, tokens, width], or without the last axis.
@@ -55,8 +54,7 @@ std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& r,
   inputs[4] = transposed ? exchange_axes(r.state, 2, 3, stream) : contiguous(r.state, stream);
   const auto make_task = [transposed](const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) -> Task {
     const auto &query = inputs[0], &value = inputs[2], &decay = inputs[3];
-    const kernel::GatedRecurrence task{
-        .query = tokens_of_heads(query),
+    const kernel::GatedRecurrence task{.query = tokens_of_heads(query),
         .key = tokens_of_heads(inputs[1]),
         .value = tokens_of_heads(value),
         .decay = tokens_of_heads(decay),
@@ -76,9 +74,8 @@ std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& r,
   };
   // The layers of a model want the heads of a token beside each other.
   const auto& shape = r.value.shape();
-  auto results = kernel_results(
-      "GatedRecurrence", {{shape[0], shape[2], shape[1], shape[3]}, inputs[4].shape()}, {mx::float32, mx::float32},
-      inputs, stream, make_task);
+  auto results = kernel_results("GatedRecurrence", {{shape[0], shape[2], shape[1], shape[3]}, inputs[4].shape()},
+      {mx::float32, mx::float32}, inputs, stream, make_task);
   return RecurrenceStates{
       exchange_axes(results[0], 1, 2, stream), transposed ? exchange_axes(results[1], 2, 3, stream) : results[1]};
 }
@@ -93,8 +90,7 @@ std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& s, mx:
   }
   const auto make_task = [](const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) -> Task {
     const auto& x = inputs[0];
-    const kernel::SelectiveScan task{
-        .x = tokens_of(x),
+    const kernel::SelectiveScan task{.x = tokens_of(x),
         .step = tokens_of(inputs[1]),
         .key = tokens_of(inputs[2]),
         .query = tokens_of(inputs[3]),
@@ -113,8 +109,7 @@ std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& s, mx:
   return RecurrenceStates{results[0], results[1]};
 }
 
-std::optional<mx::array> read_layer_state(
-    const mx::array& states, const std::vector<int>& rows, mx::Stream stream) {
+std::optional<mx::array> read_layer_state(const mx::array& states, const std::vector<int>& rows, mx::Stream stream) {
   if (!computes_at_once(stream) || !states.is_available() || !states.flags().row_contiguous || states.size() == 0) {
     return std::nullopt;
   }

@@ -26,10 +26,10 @@ namespace {
 // A block computes up to kMaxHeads query heads that share keys and values, for one part of the positions: see
 // parts_of().
 constexpr int kMaxHeads = 2;
-constexpr int kMaxUndivided = 256;  // positions that are one part: to combine several takes two microseconds
+constexpr int kMaxUndivided = 256; // positions that are one part: to combine several takes two microseconds
 constexpr int kPositionsOfSmallPart = 64;
 constexpr int kPositionsOfPart = 512;
-constexpr int kMaxBlocksOfSmallParts = 128;  // about one for each multiprocessor
+constexpr int kMaxBlocksOfSmallParts = 128; // about one for each multiprocessor
 
 // Whether the memory of x is aligned to 16 bytes, or will be.
 bool is_aligned(const mx::array& x) {
@@ -106,7 +106,7 @@ struct Plan {
 
   std::vector<Span> spans;
   int heads, shared, heads_of_block;
-  int work;  // floats in the workspace, enough for any length
+  int work; // floats in the workspace, enough for any length
   std::vector<int> parts;
   int max_parts, blocks;
 };
@@ -129,16 +129,14 @@ mx::array workspace_of(mx::Stream stream, int work) {
 
 // The constants of both kernels.
 Constants constants_of(const Plan& plan, int dim, float scale) {
-  return {
-      {"kThreads", kThreads}, {"kDim", dim}, {"kHeads", plan.heads}, {"kShared", plan.shared},
+  return {{"kThreads", kThreads}, {"kDim", dim}, {"kHeads", plan.heads}, {"kShared", plan.shared},
       {"kPerBlock", plan.heads_of_block}, {"kMaxGroups", kMaxGroups}, {"kSpans", static_cast<int>(plan.spans.size())},
       // The kernel computes powers of 2.
       {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}};
 }
 
 // Runs one of the kernels, whose call lacks only the spans and what it writes to the workspace.
-mx::array run(
-    const SequenceKernel& kernel, SequenceKernel::Call call, const mx::array& workspace, const Plan& plan,
+mx::array run(const SequenceKernel& kernel, SequenceKernel::Call call, const mx::array& workspace, const Plan& plan,
     Constants constants, mx::Stream stream) {
   plan.add_spans(call.numbers);
   if (plan.max_parts > 1) {
@@ -171,9 +169,8 @@ bool has_same_rope(const mx::array& q, const mx::array& k) {
 
 // Attention of q [rows, H, 1, D] that attention_step_kernel() computes, with its operands: new keys and values with the
 // elements in the order [rows, KV heads, D].
-std::optional<mx::array> attention_step(
-    const mx::array& q, const mx::array& keys, const mx::array& values, const Plan& plan, Constants constants,
-    mx::Stream stream) {
+std::optional<mx::array> attention_step(const mx::array& q, const mx::array& keys, const mx::array& values,
+    const Plan& plan, Constants constants, mx::Stream stream) {
   const CacheUpdate* of_keys = open_update(keys);
   const CacheUpdate* of_values = open_update(values);
   if (of_keys == nullptr || of_values == nullptr || keys.id() == values.id()) {
@@ -197,18 +194,17 @@ std::optional<mx::array> attention_step(
   const mx::array workspace = workspace_of(stream, plan.work);
   SequenceKernel::Call call{
       {operand(q, 0), operand(q, 1), operand(k, 0), operand(k, 1), new_value != nullptr ? *new_value : v, offset,
-       FusibleRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
+          FusibleRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
       {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts, rope.offset.value_or(0)}, plan.blocks, kThreads,
       {kStepFreqs, kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
   if (rope.offset) {
     // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
     call.inputs[kStepOffset] = workspace;
   }
-  constants.insert(
-      constants.end(),
+  constants.insert(constants.end(),
       {{"kOwn", 1}, {"kNorm", rope.has_norm}, {"kEps", std::bit_cast<int>(rope.eps)},
-       {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
-       {"kHasOffset", rope.offset.has_value()}});
+          {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
+          {"kHasOffset", rope.offset.has_value()}});
   const auto& kernel = attention_step_kernel(static_cast<int>(plan.spans.size()));
   const mx::array y = run(kernel, std::move(call), workspace, plan, std::move(constants), stream);
   CacheUpdate::take_over(keys, y);
@@ -217,13 +213,12 @@ std::optional<mx::array> attention_step(
 }
 
 // Attention of q [rows, H, 1, D] to positions of KV caches: see attention_kernels.h.
-std::optional<mx::array> attention(
-    const mx::array& q, const mx::array& keys, const mx::array& values, float scale, const std::vector<Span>& spans,
-    mx::Stream stream) {
+std::optional<mx::array> attention(const mx::array& q, const mx::array& keys, const mx::array& values, float scale,
+    const std::vector<Span>& spans, mx::Stream stream) {
   const int dim = q.shape(3), heads = q.shape(1), key_heads = keys.shape(1);
   const int lanes = dim * static_cast<int>(q.itemsize()) / 16;
-  const bool fits = keys.shape() == values.shape() && keys.shape(3) == dim && key_heads > 0 &&
-      heads % key_heads == 0 && lanes <= kWarp && std::has_single_bit(static_cast<unsigned>(lanes)) &&
+  const bool fits = keys.shape() == values.shape() && keys.shape(3) == dim && key_heads > 0 && heads % key_heads == 0 &&
+      lanes <= kWarp && std::has_single_bit(static_cast<unsigned>(lanes)) &&
       lanes * 16 == dim * static_cast<int>(q.itemsize()) && is_aligned(keys) && is_aligned(values);
   if (!fits || q.size() == 0 || q.shape(0) * heads > kMaxGroups || spans.size() > kMaxSpans) {
     return std::nullopt;
@@ -235,9 +230,8 @@ std::optional<mx::array> attention(
   }
   constants.push_back({"kOwn", 0});
   const mx::array workspace = workspace_of(stream, plan.work);
-  SequenceKernel::Call call{
-      {q, keys, values, workspace}, {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts}, plan.blocks, kThreads,
-      {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
+  SequenceKernel::Call call{{q, keys, values, workspace}, {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts},
+      plan.blocks, kThreads, {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
   const auto& kernel = attention_kernel(static_cast<int>(plan.spans.size()));
   return run(kernel, std::move(call), workspace, plan, std::move(constants), stream);
 }
@@ -259,9 +253,8 @@ std::optional<mx::array> attention_of_token(
   return attention(q, keys->cache, values->cache, scale, {keys->span}, stream);
 }
 
-std::optional<mx::array> attention_of_rows(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, const std::vector<Span>& spans,
-    mx::Stream stream) {
+std::optional<mx::array> attention_of_rows(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
+    const std::vector<Span>& spans, mx::Stream stream) {
   const auto is_cache = [&](const mx::array& x) {
     return x.dtype() == q.dtype() && (x.status() == mx::array::Status::unscheduled || x.flags().row_contiguous);
   };

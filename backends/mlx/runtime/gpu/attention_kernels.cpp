@@ -22,7 +22,7 @@ constexpr char kBlock[] = R"(
   const int row = first_head / kHeads;
 )";
 
-const std::vector<const char*> kSpanNumbers{"start", "length", "parts"};  // of the span of a row
+const std::vector<const char*> kSpanNumbers{"start", "length", "parts"}; // of the span of a row
 
 constexpr char kSetup[] = R"(
   if (part >= parts) {
@@ -250,10 +250,9 @@ const SequenceKernel& attention_kernel(int spans) {
 }
 
 const SequenceKernel& attention_step_kernel(int spans) {
-  static KernelsOfSpans kernels(
-      "attention_step",
+  static KernelsOfSpans kernels("attention_step",
       {"new_query", "query_weight", "new_key", "key_weight", "new_value", "offset", "freqs", "keys", "values",
-       "workspace"},
+          "workspace"},
       {"capacity", "max_parts", "rotated_by"}, str(kNormRope, R"(
   __shared__ __align__(16) T query_row[kPerBlock * kDim], own_key[kDim], own_value[kDim];
   const int source = first_head / kShared * kDim;  // of the new key and value

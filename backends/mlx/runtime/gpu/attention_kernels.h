@@ -7,11 +7,11 @@
 namespace executorch_mlx::gpu {
 
 constexpr int kMaxParts = 64;
-constexpr int kMaxGroups = kMaxBlocks / kMaxParts;  // of heads
+constexpr int kMaxGroups = kMaxBlocks / kMaxParts; // of heads
 
 // Numbers of inputs.
-constexpr int kKeys = 1, kValues = 2;  // of attention_kernel()
-constexpr int kStepOffset = 5, kStepFreqs = 6, kStepKeys = 7, kStepValues = 8;  // of attention_step_kernel()
+constexpr int kKeys = 1, kValues = 2; // of attention_kernel()
+constexpr int kStepOffset = 5, kStepFreqs = 6, kStepKeys = 7, kStepValues = 8; // of attention_step_kernel()
 
 // A block of either kernel computes kPerBlock query heads of a row for one part of the positions. Each group of kLanes
 // threads holds one vector of a position: 16 bytes in each thread. Queries and y are [rows, kHeads, 1, kDim]. A span

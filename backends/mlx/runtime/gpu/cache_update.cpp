@@ -73,8 +73,7 @@ void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx:
   const mx::array& update = inputs[1];
   void* addresses[] = {address_on_gpu(update), address_on_gpu(outputs[0])};
   std::vector<int64_t> strides(update.strides().begin(), update.strides().end());
-  std::vector<int> numbers{
-      static_cast<int>(update.size()), update.shape(3), update.shape(1), outputs[0].shape(2)};
+  std::vector<int> numbers{static_cast<int>(update.size()), update.shape(3), update.shape(1), outputs[0].shape(2)};
   numbers.insert(numbers.end(), positions.begin(), positions.end());
   std::vector<void*> arguments{&addresses[0], &addresses[1]};
   for (auto& stride : strides) {
@@ -86,8 +85,8 @@ void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx:
   const auto graph = KernelGraph::make(stream());
   graph->reads(update);
   graph->writes(outputs[0]);
-  graph->add(
-      kernel(update.dtype(), positions.size(), stream()), blocks_of(update.size(), kThreads), kThreads, arguments,
+  graph->add(kernel(update.dtype(), positions.size(), stream()), blocks_of(update.size(), kThreads), kThreads,
+      arguments,
       /*starts_early=*/false);
   graph->submit();
 }

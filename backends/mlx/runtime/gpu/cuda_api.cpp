@@ -48,7 +48,7 @@ struct CUctx_st;
 struct CUkern_st;
 struct _nvrtcProgram;
 
-struct ExecutorchMlxKernelNode {  // CUDA_KERNEL_NODE_PARAMS
+struct ExecutorchMlxKernelNode { // CUDA_KERNEL_NODE_PARAMS
   CUfunc_st* function;
   unsigned grid[3], block[3], shared_bytes;
   void** arguments;
@@ -57,7 +57,7 @@ struct ExecutorchMlxKernelNode {  // CUDA_KERNEL_NODE_PARAMS
   CUctx_st* context;
 };
 
-struct ExecutorchMlxEdge {  // CUgraphEdgeData
+struct ExecutorchMlxEdge { // CUgraphEdgeData
   unsigned char from_port, to_port, type, reserved[5];
 };
 
@@ -67,16 +67,13 @@ struct ExecutorchMlxEdge {  // CUgraphEdgeData
 [[gnu::weak]] int cuModuleGetFunction(CUfunc_st** function, CUmod_st* module, const char* name);
 [[gnu::weak]] int cuGraphCreate(CUgraph_st** graph, unsigned flags);
 [[gnu::weak]] int cuGraphDestroy(CUgraph_st* graph);
-[[gnu::weak]] int cuGraphAddKernelNode_v2(
-    CUgraphNode_st** node, CUgraph_st* graph, const CUgraphNode_st* const* before, size_t count,
-    const ExecutorchMlxKernelNode* parameters);
-[[gnu::weak]] int cuGraphAddDependencies_v2(
-    CUgraph_st* graph, CUgraphNode_st* const* from, CUgraphNode_st* const* to, const ExecutorchMlxEdge* edges,
-    size_t count);
+[[gnu::weak]] int cuGraphAddKernelNode_v2(CUgraphNode_st** node, CUgraph_st* graph, const CUgraphNode_st* const* before,
+    size_t count, const ExecutorchMlxKernelNode* parameters);
+[[gnu::weak]] int cuGraphAddDependencies_v2(CUgraph_st* graph, CUgraphNode_st* const* from, CUgraphNode_st* const* to,
+    const ExecutorchMlxEdge* edges, size_t count);
 
-[[gnu::weak]] int nvrtcCreateProgram(
-    _nvrtcProgram** program, const char* source, const char* name, int headers, const char* const* texts,
-    const char* const* names);
+[[gnu::weak]] int nvrtcCreateProgram(_nvrtcProgram** program, const char* source, const char* name, int headers,
+    const char* const* texts, const char* const* names);
 [[gnu::weak]] int nvrtcDestroyProgram(_nvrtcProgram** program);
 [[gnu::weak]] int nvrtcCompileProgram(_nvrtcProgram* program, int count, const char* const* options);
 [[gnu::weak]] int nvrtcGetCUBINSize(_nvrtcProgram* program, size_t* size);
@@ -90,10 +87,10 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-constexpr int kMajorVersion = 75, kMinorVersion = 76;  // attributes of a device
+constexpr int kMajorVersion = 75, kMinorVersion = 76; // attributes of a device
 // From this version of the architecture on, a kernel can start before the kernel in front of it ends.
 constexpr int kVersionOfEarlyStart = 90;
-constexpr ExecutorchMlxEdge kEarlyStart{1, 0, 1, {}};  // when all blocks of the kernel in front permit it
+constexpr ExecutorchMlxEdge kEarlyStart{1, 0, 1, {}}; // when all blocks of the kernel in front permit it
 
 void check(int result, const char* call) {
   if (result != 0) {
@@ -106,36 +103,26 @@ template <typename Function>
 const void* address_of(Function function) {
   const void* address;
   static_assert(sizeof(function) >= sizeof(address));
-  std::memcpy(&address, &function, sizeof(address));  // also the first word of a pointer to a member function
+  std::memcpy(&address, &function, sizeof(address)); // also the first word of a pointer to a member function
   return address;
 }
 
 // The name of the first function above that is missing, or null.
 const char* missing_function() {
 #define EXECUTORCH_MLX_FUNCTION(name) std::pair(#name, address_of(&name))
-  const std::pair<const char*, const void*> functions[] = {
-      EXECUTORCH_MLX_FUNCTION(mx::cu::Device::make_current),
+  const std::pair<const char*, const void*> functions[] = {EXECUTORCH_MLX_FUNCTION(mx::cu::Device::make_current),
       EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::set_input_array),
       EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::set_output_array),
       EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::add_graph_node),
-      EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::add_completed_handler),
-      EXECUTORCH_MLX_FUNCTION(mx::cu::device),
-      EXECUTORCH_MLX_FUNCTION(mx::cu::get_command_encoder),
-      EXECUTORCH_MLX_FUNCTION(cuCtxGetDevice),
-      EXECUTORCH_MLX_FUNCTION(cuDeviceGetAttribute),
-      EXECUTORCH_MLX_FUNCTION(cuModuleLoadData),
-      EXECUTORCH_MLX_FUNCTION(cuModuleGetFunction),
-      EXECUTORCH_MLX_FUNCTION(cuGraphCreate),
-      EXECUTORCH_MLX_FUNCTION(cuGraphDestroy),
-      EXECUTORCH_MLX_FUNCTION(cuGraphAddKernelNode_v2),
-      EXECUTORCH_MLX_FUNCTION(cuGraphAddDependencies_v2),
-      EXECUTORCH_MLX_FUNCTION(nvrtcCreateProgram),
-      EXECUTORCH_MLX_FUNCTION(nvrtcDestroyProgram),
-      EXECUTORCH_MLX_FUNCTION(nvrtcCompileProgram),
-      EXECUTORCH_MLX_FUNCTION(nvrtcGetCUBINSize),
-      EXECUTORCH_MLX_FUNCTION(nvrtcGetCUBIN),
-      EXECUTORCH_MLX_FUNCTION(nvrtcGetProgramLogSize),
-      EXECUTORCH_MLX_FUNCTION(nvrtcGetProgramLog)};
+      EXECUTORCH_MLX_FUNCTION(mx::cu::CommandEncoder::add_completed_handler), EXECUTORCH_MLX_FUNCTION(mx::cu::device),
+      EXECUTORCH_MLX_FUNCTION(mx::cu::get_command_encoder), EXECUTORCH_MLX_FUNCTION(cuCtxGetDevice),
+      EXECUTORCH_MLX_FUNCTION(cuDeviceGetAttribute), EXECUTORCH_MLX_FUNCTION(cuModuleLoadData),
+      EXECUTORCH_MLX_FUNCTION(cuModuleGetFunction), EXECUTORCH_MLX_FUNCTION(cuGraphCreate),
+      EXECUTORCH_MLX_FUNCTION(cuGraphDestroy), EXECUTORCH_MLX_FUNCTION(cuGraphAddKernelNode_v2),
+      EXECUTORCH_MLX_FUNCTION(cuGraphAddDependencies_v2), EXECUTORCH_MLX_FUNCTION(nvrtcCreateProgram),
+      EXECUTORCH_MLX_FUNCTION(nvrtcDestroyProgram), EXECUTORCH_MLX_FUNCTION(nvrtcCompileProgram),
+      EXECUTORCH_MLX_FUNCTION(nvrtcGetCUBINSize), EXECUTORCH_MLX_FUNCTION(nvrtcGetCUBIN),
+      EXECUTORCH_MLX_FUNCTION(nvrtcGetProgramLogSize), EXECUTORCH_MLX_FUNCTION(nvrtcGetProgramLog)};
 #undef EXECUTORCH_MLX_FUNCTION
   const auto found = std::find_if(
       std::begin(functions), std::end(functions), [](const auto& function) { return function.second == nullptr; });
@@ -170,14 +157,11 @@ class CudaGraph : public KernelGraph {
     check(cuGraphCreate(&graph_, 0), "cuGraphCreate");
   }
 
-  ~CudaGraph() override {
-    cuGraphDestroy(graph_);
-  }
+  ~CudaGraph() override { cuGraphDestroy(graph_); }
 
   void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) override {
-    const ExecutorchMlxKernelNode kernel{
-        function, {static_cast<unsigned>(blocks), 1, 1}, {static_cast<unsigned>(threads), 1, 1}, 0, arguments.data(),
-        nullptr, nullptr, nullptr};
+    const ExecutorchMlxKernelNode kernel{function, {static_cast<unsigned>(blocks), 1, 1},
+        {static_cast<unsigned>(threads), 1, 1}, 0, arguments.data(), nullptr, nullptr, nullptr};
     CUgraphNode_st* node;
     check(cuGraphAddKernelNode_v2(&node, graph_, nullptr, 0, &kernel), "cuGraphAddKernelNode");
     if (last_ != nullptr) {
@@ -198,9 +182,7 @@ class CudaGraph : public KernelGraph {
     keeps(x);
   }
 
-  void keeps(const mx::array& x) override {
-    memory_.push_back(x.data_shared_ptr());
-  }
+  void keeps(const mx::array& x) override { memory_.push_back(x.data_shared_ptr()); }
 
   void submit() override {
     auto& encoder = mx::cu::get_command_encoder(stream_);
@@ -276,8 +258,6 @@ void* address_on_gpu(const mx::array& x) {
   return *static_cast<char* const*>(buffer.ptr()) + x.offset();
 }
 
-std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream stream) {
-  return std::make_unique<CudaGraph>(stream);
-}
+std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream stream) { return std::make_unique<CudaGraph>(stream); }
 
 } // namespace executorch_mlx::gpu

@@ -40,8 +40,7 @@ class KernelGraph {
 
   // Adds a kernel. `arguments` are the addresses of its arguments, which this function copies. `starts_early`: blocks
   // of the kernel start when all blocks of the kernel in front have permitted it or ended, if the GPU supports this.
-  virtual void add(
-      CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) = 0;
+  virtual void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) = 0;
 
   // Say which memory the kernels use. The graph waits for kernels of MLX that write what it reads, and later kernels
   // of MLX that read what it writes wait for the graph. keeps() is for memory that no kernel of MLX writes in the same

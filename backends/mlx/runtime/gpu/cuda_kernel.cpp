@@ -11,8 +11,7 @@ constexpr size_t kMaxPrimitives = 256;
 
 } // namespace
 
-CudaKernel::CudaKernel(
-    std::string name, std::vector<std::string> inputs, std::vector<std::string> outputs,
+CudaKernel::CudaKernel(std::string name, std::vector<std::string> inputs, std::vector<std::string> outputs,
     std::vector<std::string> numbers, std::string body, std::string header)
     : name_(std::move(name)),
       inputs_(std::move(inputs)),
@@ -48,9 +47,9 @@ std::vector<mx::array> CudaKernel::operator()(Call call, const Constants& consta
     binary = compile(name_, source(call, constants), stream);
   }
   const std::vector<mx::fast::ScalarArg> numbers(call.numbers.begin(), call.numbers.end());
-  auto results = mx::fast::precompiled_cuda_kernel(
-      name_, binary, call.inputs, call.shapes, call.dtypes, numbers, {call.blocks * call.threads, 1, 1},
-      {call.threads, 1, 1}, /*shared_memory=*/0, std::nullopt, /*ensure_row_contiguous=*/true, stream);
+  auto results = mx::fast::precompiled_cuda_kernel(name_, binary, call.inputs, call.shapes, call.dtypes, numbers,
+      {call.blocks * call.threads, 1, 1}, {call.threads, 1, 1}, /*shared_memory=*/0, std::nullopt,
+      /*ensure_row_contiguous=*/true, stream);
   if (primitives_.size() == kMaxPrimitives) {
     primitives_.clear();
   }

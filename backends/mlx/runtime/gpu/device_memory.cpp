@@ -42,7 +42,7 @@ class FreeMemory {
 
  private:
   std::mutex mutex_;
-  std::map<size_t, std::vector<mx::array>> pieces_;  // by size
+  std::map<size_t, std::vector<mx::array>> pieces_; // by size
   size_t bytes_ = 0;
 };
 
@@ -61,9 +61,8 @@ mx::array allocate_on_gpu(size_t bytes, mx::Stream stream) {
   FreeMemory& free = free_memory(stream);
   mx::array piece = free.take(bytes, stream);
   const auto buffer = piece.data_shared_ptr()->buffer();
-  mx::allocator::Data data(buffer, [&free, piece = std::move(piece)](mx::allocator::Buffer) mutable {
-    free.give_back(std::move(piece));
-  });
+  mx::allocator::Data data(
+      buffer, [&free, piece = std::move(piece)](mx::allocator::Buffer) mutable { free.give_back(std::move(piece)); });
   return mx::array(std::move(data), {static_cast<int>(bytes)}, mx::uint8);
 }
 

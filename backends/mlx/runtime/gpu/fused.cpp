@@ -44,7 +44,8 @@ const CudaKernel& silu_kernel() {
 }
 
 const CudaKernel& add_rms_norm_kernel() {
-  static const CudaKernel kernel("add_rms_norm", {"a", "b", "weight"}, {"sum", "y"}, {"size"}, str(R"(
+  static const CudaKernel kernel("add_rms_norm", {"a", "b", "weight"}, {"sum", "y"}, {"size"},
+      str(R"(
   const uint64_t row = uint64_t(blockIdx.x) * size;
   float squares = 0.0f;
   for (int i = threadIdx.x; i < size; i += kThreads) {
@@ -52,7 +53,8 @@ const CudaKernel& add_rms_norm_kernel() {
     sum[row + i] = x;
     squares += static_cast<float>(x) * static_cast<float>(x);
   }
-)", kSumSquares, R"(
+)",
+          kSumSquares, R"(
   const float scale = rsqrtf(squares / size + __int_as_float(kEps));
   for (int i = threadIdx.x; i < size; i += kThreads) {
     const T x = static_cast<T>(static_cast<float>(sum[row + i]) * scale);
@@ -98,8 +100,8 @@ std::string norm_rope_text(int arrays) {
 
 // The operand of RoPE, before operations that the kernel takes over.
 struct RopeOperand {
-  mx::array x;  // the elements in the order [B, S, H, D]
-  std::optional<mx::array> weight;  // of an RMSNorm
+  mx::array x; // the elements in the order [B, S, H, D]
+  std::optional<mx::array> weight; // of an RMSNorm
   float eps = 0.0f;
   int heads = 1;
 };
@@ -158,7 +160,7 @@ const mx::array* operand_of_transposition(const mx::array& y) {
     return nullptr;
   }
   const mx::array& x = y.inputs()[0];
-  const bool has_order = y.shape(1) == 1 || y.shape(2) == 1;  // y has the elements in the order [B, S, H, D]
+  const bool has_order = y.shape(1) == 1 || y.shape(2) == 1; // y has the elements in the order [B, S, H, D]
   if (is_transpose) {
     const auto axes = static_cast<const mx::Transpose&>(y.primitive()).state();
     return axes == std::vector<int>{0, 2, 1, 3} || (has_order && keeps_order(y)) ? &x : nullptr;
@@ -180,9 +182,11 @@ std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, m
   if (const auto y = gated_products(*gate, up, stream)) {
     return y;
   }
-  return silu_kernel()(
-      {.inputs = {*gate, up}, .shapes = {a.shape()}, .numbers = {static_cast<int>(a.size())},
-       .blocks = blocks_of(a.size(), kThreads), .threads = kThreads},
+  return silu_kernel()({.inputs = {*gate, up},
+                           .shapes = {a.shape()},
+                           .numbers = {static_cast<int>(a.size())},
+                           .blocks = blocks_of(a.size(), kThreads),
+                           .threads = kThreads},
       {}, stream)[0];
 }
 
@@ -197,9 +201,11 @@ std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
   if (a.shape() != x.shape() || b.shape() != x.shape() || rows >= kMaxBlocks) {
     return std::nullopt;
   }
-  auto results = add_rms_norm_kernel()(
-      {.inputs = {a, b, weight}, .shapes = {x.shape(), x.shape()}, .numbers = {x.shape(-1)},
-       .blocks = static_cast<int>(rows), .threads = kThreads},
+  auto results = add_rms_norm_kernel()({.inputs = {a, b, weight},
+                                           .shapes = {x.shape(), x.shape()},
+                                           .numbers = {x.shape(-1)},
+                                           .blocks = static_cast<int>(rows),
+                                           .threads = kThreads},
       {{"kThreads", kThreads}, {"kEps", std::bit_cast<int>(eps)}}, stream);
   return std::pair(std::move(results[0]), std::move(results[1]));
 }
@@ -214,27 +220,27 @@ std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, f
 mx::array FusibleRope::compute(const std::vector<mx::array>& inputs) {
   static const CudaKernel one(
       "norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"}, {"batches", "length"}, norm_rope_text(1));
-  static const CudaKernel two(
-      "norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"}, {"batches", "length"},
-      norm_rope_text(2));
+  static const CudaKernel two("norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"},
+      {"batches", "length"}, norm_rope_text(2));
   std::vector<mx::Shape> shapes;
   size_t rows = 0;
   for (const int heads : options.heads) {
     shapes.push_back({options.batches, heads, options.length, options.dim});
     rows += static_cast<size_t>(options.batches) * heads * options.length;
   }
-  return (shapes.size() == 1 ? one : two)(
-      {.inputs = inputs, .shapes = std::move(shapes), .numbers = {options.batches, options.length},
-       .blocks = blocks_of(rows, kThreads / kWarp), .threads = kThreads},
+  return (shapes.size() == 1 ? one : two)({.inputs = inputs,
+                                              .shapes = std::move(shapes),
+                                              .numbers = {options.batches, options.length},
+                                              .blocks = blocks_of(rows, kThreads / kWarp),
+                                              .threads = kThreads},
       {{"kThreads", kThreads}, {"kDim", options.dim}, {"kHeads0", options.heads.front()},
-       {"kHeads1", options.heads.back()}, {"kNorm", options.has_norm}, {"kEps", std::bit_cast<int>(options.eps)},
-       {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset_of(inputs).size() > 1}},
+          {"kHeads1", options.heads.back()}, {"kNorm", options.has_norm}, {"kEps", std::bit_cast<int>(options.eps)},
+          {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset_of(inputs).size() > 1}},
       stream())[0];
 }
 
-std::optional<std::vector<mx::array>> norm_rope(
-    const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
-    mx::Stream stream) {
+std::optional<std::vector<mx::array>> norm_rope(const std::vector<mx::array>& arrays, float scale,
+    const mx::array& offset, const mx::array& freqs, mx::Stream stream) {
   if (!is_cuda(stream) || arrays.empty() || arrays.size() > 2 || arrays[0].ndim() != 4 || !is_float(freqs.dtype())) {
     return std::nullopt;
   }
@@ -248,8 +254,9 @@ std::optional<std::vector<mx::array>> norm_rope(
     const bool matches = x.ndim() == 4 && x.dtype() == arrays[0].dtype() && x.shape(0) == batches &&
         x.shape(2) == length && x.shape(3) == dim;
     const auto operand = matches ? rope_operand(x) : std::nullopt;
-    if (!operand || (!operands.empty() && (operand->weight.has_value() != operands[0].weight.has_value() ||
-                                           operand->eps != operands[0].eps))) {
+    if (!operand ||
+        (!operands.empty() &&
+            (operand->weight.has_value() != operands[0].weight.has_value() || operand->eps != operands[0].eps))) {
       return std::nullopt;
     }
     operands.push_back(*operand);
@@ -260,7 +267,7 @@ std::optional<std::vector<mx::array>> norm_rope(
   options.has_norm = operands[0].weight.has_value();
   options.eps = operands[0].eps;
   if (arrays.size() == 1 && !options.has_norm && length > 1) {
-    return std::nullopt;  // MLX has a kernel for this, and that of attention does not compute it
+    return std::nullopt; // MLX has a kernel for this, and that of attention does not compute it
   }
   inputs.insert(inputs.end(), {offset, freqs});
   const std::vector<mx::Dtype> dtypes(arrays.size(), arrays[0].dtype());

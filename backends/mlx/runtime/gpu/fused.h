@@ -39,9 +39,8 @@ std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, f
 // rope(x) for each of one or two arrays x [B, H, S, D], over the whole last axis, not traditional. Each x must be
 // transposed from [B, S, H, D] and lazy. Both or none may be results of an RMSNorm before that; a single one must be,
 // unless S is 1. `offset` has one element or B.
-std::optional<std::vector<mx::array>> norm_rope(
-    const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
-    mx::Stream stream);
+std::optional<std::vector<mx::array>> norm_rope(const std::vector<mx::array>& arrays, float scale,
+    const mx::array& offset, const mx::array& freqs, mx::Stream stream);
 
 // A KV cache [B, heads, capacity, D] with update[:, :, i] at positions[i], for each i. The positions differ. Nothing
 // else may refer to the cache or its memory until the result is evaluated, because a kernel writes to this memory.
@@ -61,9 +60,8 @@ std::optional<mx::array> attention_of_token(
 // Attention of q [1, H, N, D], one query for each of N spans of positions, to these positions of the KV caches k and v
 // [1, KV heads, capacity, D]. The kernel computes the same operations as that of attention_of_token(). The result for a
 // span does not depend on the other spans.
-std::optional<mx::array> attention_of_rows(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, const std::vector<Span>& spans,
-    mx::Stream stream);
+std::optional<mx::array> attention_of_rows(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
+    const std::vector<Span>& spans, mx::Stream stream);
 
 // The following functions multiply row vectors by matrices: up to eight, or up to 32 in half precision.
 

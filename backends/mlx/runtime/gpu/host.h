@@ -26,8 +26,7 @@ inline thread_local GroupBarrier* group_barrier = nullptr;
 #define GPU_DEVICE
 #define GPU_SHARED
 #define GPU_ATOMIC_UINT std::atomic<uint32_t>
-#define GPU_BARRIER() \
-  (::executorch_mlx::gpu::group_barrier ? ::executorch_mlx::gpu::group_barrier->wait() : void())
+#define GPU_BARRIER() (::executorch_mlx::gpu::group_barrier ? ::executorch_mlx::gpu::group_barrier->wait() : void())
 
 inline uint32_t gpu_bits(float x) {
   uint32_t bits;
@@ -39,33 +38,13 @@ inline float gpu_float(uint32_t bits) {
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
-inline float gpu_add(float a, float b) {
-  return a + b;
-}
-inline float gpu_subtract(float a, float b) {
-  return a - b;
-}
-inline float gpu_multiply(float a, float b) {
-  return a * b;
-}
-inline float gpu_divide(float a, float b) {
-  return a / b;
-}
-inline float gpu_abs(float x) {
-  return std::fabs(x);
-}
-inline float gpu_log(float x) {
-  return std::log(x);
-}
-inline float gpu_exp2(float x) {
-  return std::exp2(x);
-}
-inline void gpu_store(std::atomic<uint32_t>* counter, uint32_t value) {
-  counter->store(value);
-}
-inline uint32_t gpu_load(std::atomic<uint32_t>* counter) {
-  return counter->load();
-}
-inline uint32_t gpu_increment(std::atomic<uint32_t>* counter) {
-  return counter->fetch_add(1);
-}
+inline float gpu_add(float a, float b) { return a + b; }
+inline float gpu_subtract(float a, float b) { return a - b; }
+inline float gpu_multiply(float a, float b) { return a * b; }
+inline float gpu_divide(float a, float b) { return a / b; }
+inline float gpu_abs(float x) { return std::fabs(x); }
+inline float gpu_log(float x) { return std::log(x); }
+inline float gpu_exp2(float x) { return std::exp2(x); }
+inline void gpu_store(std::atomic<uint32_t>* counter, uint32_t value) { counter->store(value); }
+inline uint32_t gpu_load(std::atomic<uint32_t>* counter) { return counter->load(); }
+inline uint32_t gpu_increment(std::atomic<uint32_t>* counter) { return counter->fetch_add(1); }

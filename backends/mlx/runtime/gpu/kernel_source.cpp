@@ -89,13 +89,9 @@ std::string input_parameter(mx::Dtype dtype, const std::string& name) {
   return str("const ", name_of(dtype), "* ", name);
 }
 
-std::string output_parameter(mx::Dtype dtype, const std::string& name) {
-  return str(name_of(dtype), "* ", name);
-}
+std::string output_parameter(mx::Dtype dtype, const std::string& name) { return str(name_of(dtype), "* ", name); }
 
-std::string number_parameter(const std::string& name) {
-  return str("int ", name);
-}
+std::string number_parameter(const std::string& name) { return str("int ", name); }
 
 std::string select_numbers(const std::vector<const char*>& names, int count, const std::string& index) {
   std::string text;
@@ -112,9 +108,9 @@ std::string select_numbers(const std::vector<const char*>& names, int count, con
   return text;
 }
 
-std::string kernel_source(
-    const std::string& name, mx::Dtype type, const Constants& constants, const std::vector<std::string>& parameters,
-    std::string_view body, std::string_view header, std::string_view attributes) {
+std::string kernel_source(const std::string& name, mx::Dtype type, const Constants& constants,
+    const std::vector<std::string>& parameters, std::string_view body, std::string_view header,
+    std::string_view attributes) {
   std::string text = str(kPrelude, "using T = ", name_of(type), ";\n");
   for (const auto& [constant, value] : constants) {
     text += str("constexpr int ", constant, " = ", value, ";\n");

@@ -29,8 +29,8 @@ std::string select_numbers(const std::vector<const char*>& names, int count, con
 // Returns the source of a kernel: a function `name` with these parameters. T is `type` in the body and in `header`,
 // which precedes the function. In both, the names of C++ for integers of a size can be used, and the types bfloat16 and
 // float16, which are converted from and to float explicitly. `attributes` are those of the function in CUDA.
-std::string kernel_source(
-    const std::string& name, mx::Dtype type, const Constants& constants, const std::vector<std::string>& parameters,
-    std::string_view body, std::string_view header = "", std::string_view attributes = "");
+std::string kernel_source(const std::string& name, mx::Dtype type, const Constants& constants,
+    const std::vector<std::string>& parameters, std::string_view body, std::string_view header = "",
+    std::string_view attributes = "");
 
 } // namespace executorch_mlx::gpu

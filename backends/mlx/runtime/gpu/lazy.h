@@ -17,22 +17,18 @@ namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
 
-constexpr int kThreads = 256;  // of a block
+constexpr int kThreads = 256; // of a block
 constexpr int kWarp = 32;
-constexpr size_t kMaxSpans = 64;  // of positions, in a kernel for several rows of a KV cache
-constexpr int kMaxBlocks = 1 << 22;  // kMaxBlocks * kThreads fits in 32 bits
+constexpr size_t kMaxSpans = 64; // of positions, in a kernel for several rows of a KV cache
+constexpr int kMaxBlocks = 1 << 22; // kMaxBlocks * kThreads fits in 32 bits
 
-inline int blocks_of(size_t rows, int per_block) {
-  return static_cast<int>((rows + per_block - 1) / per_block);
-}
+inline int blocks_of(size_t rows, int per_block) { return static_cast<int>((rows + per_block - 1) / per_block); }
 
 // x before lazy operations that only change its shape. The elements keep their order.
 const mx::array& before_reshapes(const mx::array& x);
 
 // Whether x has the dtype `dtype`, and the kernels can read it: it must be a float dtype.
-inline bool has_float_dtype(const mx::array& x, mx::Dtype dtype) {
-  return x.dtype() == dtype && is_float(dtype);
-}
+inline bool has_float_dtype(const mx::array& x, mx::Dtype dtype) { return x.dtype() == dtype && is_float(dtype); }
 
 // An operation that a kernel for several operations usually takes over. Its array costs the host less than those of
 // MLX's functions and of CudaKernel. If something else needs the result, compute() is called and then evaluated.
@@ -59,9 +55,7 @@ class FusibleNorm : public FusibleOperation {
  public:
   FusibleNorm(mx::Stream stream, float eps) : FusibleOperation(stream), eps(eps) {}
 
-  const char* name() const override {
-    return kName;
-  }
+  const char* name() const override { return kName; }
 
   static constexpr char kName[] = "FusibleNorm";
   const float eps;
@@ -77,30 +71,24 @@ class FusibleNorm : public FusibleOperation {
 class FusibleRope : public FusibleOperation {
  public:
   struct Options {
-    std::vector<int> heads;  // of each array
+    std::vector<int> heads; // of each array
     int dim;
-    int batches;  // B of the results [B, H, S, D]
-    int length;  // S
+    int batches; // B of the results [B, H, S, D]
+    int length; // S
     bool has_norm;
-    float eps;  // of the norm
-    float scale;  // of the positions
-    std::optional<int> offset;  // if it is the same for all rows, and the host knows it
+    float eps; // of the norm
+    float scale; // of the positions
+    std::optional<int> offset; // if it is the same for all rows, and the host knows it
   };
 
   FusibleRope(mx::Stream stream, Options options) : FusibleOperation(stream), options(std::move(options)) {}
 
-  const char* name() const override {
-    return kName;
-  }
+  const char* name() const override { return kName; }
 
   // The last two of the inputs.
-  static const mx::array& offset_of(const std::vector<mx::array>& inputs) {
-    return inputs[inputs.size() - 2];
-  }
+  static const mx::array& offset_of(const std::vector<mx::array>& inputs) { return inputs[inputs.size() - 2]; }
 
-  static const mx::array& freqs_of(const std::vector<mx::array>& inputs) {
-    return inputs.back();
-  }
+  static const mx::array& freqs_of(const std::vector<mx::array>& inputs) { return inputs.back(); }
 
   static constexpr char kName[] = "FusibleRope";
   const Options options;
@@ -114,9 +102,7 @@ class CacheUpdate : public mx::Primitive {
  public:
   CacheUpdate(mx::Stream stream, std::vector<int> positions) : Primitive(stream), positions(std::move(positions)) {}
 
-  const char* name() const override {
-    return kName;
-  }
+  const char* name() const override { return kName; }
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error(std::string(kName) + ": runs on GPU streams only");
@@ -128,15 +114,13 @@ class CacheUpdate : public mx::Primitive {
   // the cache, which `update` then only refers to.
   static void take_over(mx::array update, const mx::array& writer);
 
-  bool is_taken_over() const {
-    return is_taken_over_;
-  }
+  bool is_taken_over() const { return is_taken_over_; }
 
   static constexpr char kName[] = "CacheUpdate";
   const std::vector<int> positions;
 
  private:
-  bool is_taken_over_ = false;  // then the inputs are the cache and `writer`
+  bool is_taken_over_ = false; // then the inputs are the cache and `writer`
 };
 
 // The primitive of x if x is the lazy result of an update that no kernel has taken over, else null.
@@ -152,9 +136,9 @@ inline const FusibleNorm* norm_of(const mx::array& x, int size) {
   return is_norm ? static_cast<const FusibleNorm*>(&x.primitive()) : nullptr;
 }
 
-// Source code of two functions that a warp calls. set_rotation(angle) sets the rotation: by `angle` times the inverse of
-// each frequency. norm_rope(x, weight, out) normalizes a row of kDim elements and multiplies it by `weight`, with kNorm,
-// then rotates it, and writes it to `out`.
+// Source code of two functions that a warp calls. set_rotation(angle) sets the rotation: by `angle` times the inverse
+// of each frequency. norm_rope(x, weight, out) normalizes a row of kDim elements and multiplies it by `weight`, with
+// kNorm, then rotates it, and writes it to `out`.
 constexpr char kNormRope[] = R"(
   constexpr int kHalf = kDim / 2;
   constexpr int kPairs = (kHalf + 31) / 32;  // of a thread

@@ -7,8 +7,8 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-// The steps in which a warp reads a row. Each thread keeps kAhead loads of a row under way. The first kEarly of them are
-// issued before x is ready, so that the block waits for the weights and for x at the same time.
+// The steps in which a warp reads a row. Each thread keeps kAhead loads of a row under way. The first kEarly of them
+// are issued before x is ready, so that the block waits for the weights and for x at the same time.
 std::string steps_of_warp(int max_ahead) {
   return str("  constexpr int kMaxAhead = ", max_ahead, ";", R"(
   constexpr int kWide = 16 / sizeof(T);
@@ -140,7 +140,8 @@ const std::string kNormalize = str(R"(
       squares += value * value;
     }
   }
-)", kSumSquares, R"(
+)",
+    kSumSquares, R"(
   const float scale = rsqrtf(squares / kDepth + __int_as_float(kEps));
   #pragma unroll
   for (int part = 0; part < kParts; ++part) {
@@ -166,8 +167,8 @@ const std::string kWriteVector = R"(
   }
 )";
 
-// The products of one vector with the rows of a warp, one after the other. While a thread multiplies the last elements of
-// a row, it loads the first ones of the next row. Each lane has a part of every sum. The parts are added in pairs of
+// The products of one vector with the rows of a warp, one after the other. While a thread multiplies the last elements
+// of a row, it loads the first ones of the next row. Each lane has a part of every sum. The parts are added in pairs of
 // lanes, first of those that are 16 apart.
 const std::string kSumsOfRows = R"(
   for (bool has_next = true; has_next; row += warps) {
@@ -222,7 +223,8 @@ const std::string kSumsOfRows = R"(
 )";
 
 // Adds up the products of several vectors with the rows of the warp, in the same order. Element i of vector v is at
-// vectors[v * kDepth + i]. Each lane of a pair keeps the sums of half of the vectors, and sends the parts of the others.
+// vectors[v * kDepth + i]. Each lane of a pair keeps the sums of half of the vectors, and sends the parts of the
+// others.
 const std::string kSumsOfWarp = R"(
   constexpr int kPlaces = kVectors > 4 ? 8 : kVectors > 2 ? 4 : kVectors;  // of vectors: a power of two
   float sums[kRowsPerWarp][kCount][kPlaces];
@@ -298,8 +300,8 @@ const std::string kSumsOfWarp = R"(
 
 // Adds up the products of the vectors with the rows of the tile. The Tensor Cores multiply 16 rows of 16 elements by 8
 // vectors, and expect certain elements in each thread. Which elements of the rows these are does not matter, as long as
-// those of the vectors are the same: a thread has eight elements side by side, for two multiplications. It loads those of
-// the vectors one step ahead.
+// those of the vectors are the same: a thread has eight elements side by side, for two multiplications. It loads those
+// of the vectors one step ahead.
 const std::string kSumsOfTile = R"(
   const auto multiply_add = [](float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                uint32_t b1) {
@@ -399,8 +401,8 @@ std::string product_text(ProductMethod method, const std::string& definitions) {
   __shared__ __align__(16) T vectors[kDepth];
   const T* const vector = x;
   T* const to = vectors;
-)" + kReadVector + kLoadOthers + "  if (kNorm) {" + kNormalize + "  }\n" + kWriteVector + "  __syncthreads();\n" +
-          kSumsOfRows;
+)" + kReadVector +
+          kLoadOthers + "  if (kNorm) {" + kNormalize + "  }\n" + kWriteVector + "  __syncthreads();\n" + kSumsOfRows;
     case ProductMethod::few:
       return definitions + kRowsOfWarp + kLoadEarly + "  const T* const vectors = x;\n" + kLoadOthers + kSumsOfWarp;
     default:
@@ -417,7 +419,8 @@ std::string norm_text() {
   constexpr int kWide = 16 / sizeof(T);
   const T* const vector = x + blockIdx.x * kDepth;
   T* const to = y + blockIdx.x * kDepth;
-)" + kReadNorm + "  wait_for_inputs();\n" + kReadVector + kNormalize + kWriteVector;
+)" + kReadNorm +
+      "  wait_for_inputs();\n" + kReadVector + kNormalize + kWriteVector;
 }
 
 } // namespace executorch_mlx::gpu

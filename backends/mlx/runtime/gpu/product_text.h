@@ -9,13 +9,13 @@ namespace executorch_mlx::gpu {
 // How a kernel multiplies. A product has the same bits for any number of vectors, as long as the method is `in_tiles`
 // for all of them, or for none.
 enum class ProductMethod {
-  single,   // one vector, which a block keeps in shared memory; a warp computes the products with one row at a time
-  few,      // up to kMostOfFew vectors, read from the cache; a warp computes the products with kRowsPerWarp rows
-  in_tiles  // up to kMostInTiles vectors in half precision; the Tensor Cores compute tiles of kTileRows rows
+  single, // one vector, which a block keeps in shared memory; a warp computes the products with one row at a time
+  few, // up to kMostOfFew vectors, read from the cache; a warp computes the products with kRowsPerWarp rows
+  in_tiles // up to kMostInTiles vectors in half precision; the Tensor Cores compute tiles of kTileRows rows
 };
 
-constexpr size_t kMostOfFew = 8;     // whose sums fit in the registers
-constexpr size_t kMostInTiles = 32;  // whose sums fit in shared memory
+constexpr size_t kMostOfFew = 8; // whose sums fit in the registers
+constexpr size_t kMostInTiles = 32; // whose sums fit in shared memory
 constexpr int kTileRows = 16;
 
 // The body of a kernel that multiplies the vectors x [kVectors, kDepth] by rows of kCount matrices. With kNorm, x is
@@ -26,8 +26,8 @@ constexpr int kTileRows = 16;
 //   row.
 //   summand_of(row, v) returns a float that `finish` needs, from an input. It is called early, because it waits for
 //   memory.
-//   finish(row, v, products, summand) gets the products of vector v with the row of each matrix, rounded to T, and writes
-//   the results, unless there is no such row.
+//   finish(row, v, products, summand) gets the products of vector v with the row of each matrix, rounded to T, and
+//   writes the results, unless there is no such row.
 //
 // The kernel also has the constants kThreads, kRows, kMaxEarly, kRowsPerWarp and kIsBfloat16.
 std::string product_text(ProductMethod method, const std::string& definitions);

@@ -1,6 +1,6 @@
-// Products of one row vector, or of a few, with matrices. If a single vector is the lazy result of an RMSNorm, each block
-// computes the norm itself, because this takes less time than another kernel. Several vectors get a kernel for their
-// norms.
+// Products of one row vector, or of a few, with matrices. If a single vector is the lazy result of an RMSNorm, each
+// block computes the norm itself, because this takes less time than another kernel. Several vectors get a kernel for
+// their norms.
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -23,17 +23,17 @@ namespace {
 
 constexpr size_t kMaxMatrices = 4;
 constexpr const char* kRowNames[kMaxMatrices] = {"kRows0", "kRows1", "kRows2", "kRows3"};
-constexpr int64_t kMaxRowsOfProduct = 1 << 25;  // a launch counts its threads in 31 bits
-constexpr size_t kMaxRowBytes = 40 << 10;  // of shared memory, of which a block has 48 KiB
-constexpr int kNormWeight = 1;  // the number of this input
-constexpr int64_t kRowsForPairs = 2048;  // two warps for each sub-processor of an H100 or H200, approximately
-constexpr int kVersionOfTensorCores = 80;  // of the architecture, from which on they multiply bfloat16
+constexpr int64_t kMaxRowsOfProduct = 1 << 25; // a launch counts its threads in 31 bits
+constexpr size_t kMaxRowBytes = 40 << 10; // of shared memory, of which a block has 48 KiB
+constexpr int kNormWeight = 1; // the number of this input
+constexpr int64_t kRowsForPairs = 2048; // two warps for each sub-processor of an H100 or H200, approximately
+constexpr int kVersionOfTensorCores = 80; // of the architecture, from which on they multiply bfloat16
 
 // How many loads of each row a thread issues before the row vector is ready. If the threads do not all fit on the GPU
 // at once, those that start late find it ready, and should not queue its loads behind those of the weights.
 constexpr int kEarlyLoads = 6;
 constexpr int kFewEarlyLoads = 3;
-constexpr int kManyThreads = 132 * 2048;  // of an H100 or H200
+constexpr int kManyThreads = 132 * 2048; // of an H100 or H200
 
 // The blocks that multiply one vector. If a matrix has more rows than these have warps, a warp goes on with other rows.
 constexpr int kMaxBlocksOfRow = kManyThreads / kThreads;
@@ -44,9 +44,7 @@ class Kernels {
   explicit Kernels(const std::function<SequenceKernel(ProductMethod)>& make)
       : kernels_{make(ProductMethod::single), make(ProductMethod::few), make(ProductMethod::in_tiles)} {}
 
-  const SequenceKernel& operator()(ProductMethod method) const {
-    return kernels_[static_cast<int>(method)];
-  }
+  const SequenceKernel& operator()(ProductMethod method) const { return kernels_[static_cast<int>(method)]; }
 
  private:
   SequenceKernel kernels_[3];
@@ -75,7 +73,8 @@ const Kernels& gated_products_kernels() {
       y[v * kRows0 + row] = static_cast<T>(silu * products[1]);
     }
   };
-)"), product_attributes(method));
+)"),
+        product_attributes(method));
   });
   return kernels;
 }
@@ -96,7 +95,8 @@ const Kernels& product_and_sum_kernels() {
       y[v * kRows0 + row] = static_cast<T>(products[0] + summand);
     }
   };
-)"), product_attributes(method));
+)"),
+        product_attributes(method));
   });
   return kernels;
 }
@@ -115,9 +115,8 @@ const Kernels& products_kernels(size_t matrices) {
       for (size_t i = 0; i < count; ++i) {
         weights.push_back(str("w", i));
         outputs.push_back(str("y", i));
-        find += str(
-            "    if (row < kRows", i, ") { w = w", i, " + uint64_t(row) * kDepth; y = y", i, " + row; rows = kRows", i,
-            "; return true; }\n    row -= kRows", i, ";\n");
+        find += str("    if (row < kRows", i, ") { w = w", i, " + uint64_t(row) * kDepth; y = y", i,
+            " + row; rows = kRows", i, "; return true; }\n    row -= kRows", i, ";\n");
       }
       find += R"(    return false;
   };
@@ -136,9 +135,8 @@ const Kernels& products_kernels(size_t matrices) {
     }
   };
 )";
-      return SequenceKernel(
-          str("products_of_row_", count), {"x", "norm"}, weights, outputs, {}, product_text(method, find),
-          product_attributes(method));
+      return SequenceKernel(str("products_of_row_", count), {"x", "norm"}, weights, outputs, {},
+          product_text(method, find), product_attributes(method));
     });
   };
   static const Kernels kernels[kMaxMatrices] = {make(1), make(2), make(3), make(4)};
@@ -146,9 +144,7 @@ const Kernels& products_kernels(size_t matrices) {
 }
 
 // The number of vectors on the last axis of x, which is not empty.
-size_t vectors_of(const mx::array& x) {
-  return x.size() / x.shape(-1);
-}
+size_t vectors_of(const mx::array& x) { return x.size() / x.shape(-1); }
 
 // How to multiply the vectors x by matrices, if a kernel can.
 std::optional<ProductMethod> method_for(const mx::array& x, mx::Stream stream) {
@@ -174,9 +170,8 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
 
 // Runs a kernel of an operation, for the vectors x. The results have a row for each row of the first `count` matrices.
 // If x is the lazy result of an RMSNorm, the kernel computes this, or another one of the sequence.
-std::vector<mx::array> run(
-    const Kernels& kernels, const mx::array& x, const std::vector<mx::array>& matrices, size_t count,
-    const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {
+std::vector<mx::array> run(const Kernels& kernels, const mx::array& x, const std::vector<mx::array>& matrices,
+    size_t count, const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {
   const mx::array& normalized = before_reshapes(x);
   const ProductMethod method = *method_for(x, stream);
   const int depth = matrices[0].shape(1), vectors = static_cast<int>(vectors_of(x));
@@ -186,9 +181,14 @@ std::vector<mx::array> run(
   const mx::array weight = norm != nullptr ? normalized.inputs()[1] : operand;
   const bool is_aligned = weight.is_available() && weight.offset() % 16 == 0;
   if (norm != nullptr && vectors > 1) {
-    operand = norms_kernel()(
-        {.inputs = {operand, weight}, .weights = {}, .shapes = {operand.shape()}, .dtype = x.dtype(), .numbers = {},
-         .blocks = vectors, .threads = kThreads, .early = {kNormWeight}},
+    operand = norms_kernel()({.inputs = {operand, weight},
+                                 .weights = {},
+                                 .shapes = {operand.shape()},
+                                 .dtype = x.dtype(),
+                                 .numbers = {},
+                                 .blocks = vectors,
+                                 .threads = kThreads,
+                                 .early = {kNormWeight}},
         {{"kThreads", kThreads}, {"kDepth", depth}, {"kNorm", 1}, {"kHasAlignedNorm", is_aligned}, {"kEps", eps}},
         stream)[0];
   }
@@ -212,8 +212,7 @@ std::vector<mx::array> run(
       call.early.push_back(kNormWeight);
     }
   }
-  Constants constants{
-      {"kThreads", kThreads}, {"kDepth", depth}, {"kVectors", vectors}, {"kNorm", norm != nullptr},
+  Constants constants{{"kThreads", kThreads}, {"kDepth", depth}, {"kVectors", vectors}, {"kNorm", norm != nullptr},
       {"kHasAlignedNorm", is_aligned}, {"kEps", eps}, {"kRowsPerWarp", rows_per_warp}, {"kRows", rows},
       {"kIsBfloat16", x.dtype() == mx::bfloat16},
       {"kMaxEarly", int64_t{call.blocks} * kThreads > kManyThreads ? kFewEarlyLoads : kEarlyLoads}};
@@ -258,8 +257,7 @@ std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& 
     return std::nullopt;
   }
   const auto& x = of_gate->first;
-  return run(
-      gated_products_kernels(), x, {of_gate->second, of_up->second}, 1, std::nullopt, {gate.shape()}, stream)[0];
+  return run(gated_products_kernels(), x, {of_gate->second, of_up->second}, 1, std::nullopt, {gate.shape()}, stream)[0];
 }
 
 std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx::Stream stream) {

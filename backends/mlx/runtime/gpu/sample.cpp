@@ -19,9 +19,9 @@ namespace {
 namespace kernel = executorch_mlx_sample;
 
 // A group is a CUDA block or a Metal threadgroup. sample_kernel.inc describes the two kernels.
-constexpr int kPartThreads = 128;   // threads of a group of the kernel sample_parts
-constexpr int kRowThreads = 512;    // threads of a group of the kernel sample_rows
-constexpr int kSharedKeys = 2048;   // sort keys of sample_rows that fit in the memory that a group shares
+constexpr int kPartThreads = 128; // threads of a group of the kernel sample_parts
+constexpr int kRowThreads = 512; // threads of a group of the kernel sample_rows
+constexpr int kSharedKeys = 2048; // sort keys of sample_rows that fit in the memory that a group shares
 
 // The macros and functions that the source code of the kernels uses, for CUDA and for Metal. host.h defines them for
 // C++.
@@ -115,35 +115,34 @@ const std::vector<std::string> kPartNames = {"part_maximum", "part_argmax", "par
 // Runs one of the kernels in `groups` groups of `threads` threads.
 class SampleKernel {
  public:
-  SampleKernel(
-      const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
+  SampleKernel(const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
       const char* body) {
     if (mx::metal::is_available()) {
-      metal_ = mx::fast::metal_kernel(
-          str("executorch_mlx_", name), inputs, outputs, std::string(kMetalPrologue) + body,
+      metal_ = mx::fast::metal_kernel(str("executorch_mlx_", name), inputs, outputs, std::string(kMetalPrologue) + body,
           std::string(kMetalHeader) + kSampleKernelText);
     } else {
-      cuda_.emplace(
-          name, inputs, outputs, kNumberNames, std::string(kCudaPrologue) + body,
+      cuda_.emplace(name, inputs, outputs, kNumberNames, std::string(kCudaPrologue) + body,
           std::string(kCudaHeader) + kSampleKernelText);
     }
   }
 
-  std::vector<mx::array> operator()(
-      const std::vector<mx::array>& inputs, const std::vector<mx::Shape>& shapes, const std::vector<mx::Dtype>& dtypes,
-      int groups, int threads, const Constants& constants, mx::Stream stream) const {
+  std::vector<mx::array> operator()(const std::vector<mx::array>& inputs, const std::vector<mx::Shape>& shapes,
+      const std::vector<mx::Dtype>& dtypes, int groups, int threads, const Constants& constants,
+      mx::Stream stream) const {
     if (cuda_) {
       const mx::Shape& sizes = inputs[0].shape();
-      return (*cuda_)(
-          {.inputs = inputs, .shapes = shapes, .numbers = {sizes.begin(), sizes.end()}, .blocks = groups,
-           .threads = threads, .dtypes = dtypes},
+      return (*cuda_)({.inputs = inputs,
+                          .shapes = shapes,
+                          .numbers = {sizes.begin(), sizes.end()},
+                          .blocks = groups,
+                          .threads = threads,
+                          .dtypes = dtypes},
           constants, stream);
     }
     std::vector<std::pair<std::string, mx::fast::TemplateArg>> arguments = {{"T", inputs[0].dtype()}};
     arguments.insert(arguments.end(), constants.begin(), constants.end());
-    return metal_(
-        inputs, shapes, dtypes, {groups * threads, 1, 1}, {threads, 1, 1}, arguments, std::nullopt, /*verbose=*/false,
-        stream);
+    return metal_(inputs, shapes, dtypes, {groups * threads, 1, 1}, {threads, 1, 1}, arguments, std::nullopt,
+        /*verbose=*/false, stream);
   }
 
  private:
@@ -177,22 +176,17 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   const int rows = inputs.logits.shape(0);
   const int vocabulary = inputs.logits.shape(1);
   const int parts = static_cast<int>(kernel::parts_of(vocabulary));
-  std::vector<mx::array> operands = {
-      inputs.logits, inputs.temperature, inputs.top_p, inputs.seed,
+  std::vector<mx::array> operands = {inputs.logits, inputs.temperature, inputs.top_p, inputs.seed,
       inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
   const auto constants = [&](int threads) {
-    return Constants{
-        {"kPerRow", per_row_flags(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
+    return Constants{{"kPerRow", per_row_flags(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
   };
   // At least 8 elements, because Metal passes an array of fewer elements in another address space.
   const mx::Shape summary_shape{std::max(rows * parts, 8)};
-  const auto summaries = parts_kernel(
-      operands, std::vector(kPartNames.size(), summary_shape),
-      {mx::float32, mx::uint32, mx::float32, mx::uint32}, rows * parts, kPartThreads,
-      constants(kPartThreads), stream);
+  const auto summaries = parts_kernel(operands, std::vector(kPartNames.size(), summary_shape),
+      {mx::float32, mx::uint32, mx::float32, mx::uint32}, rows * parts, kPartThreads, constants(kPartThreads), stream);
   operands.insert(operands.end(), summaries.begin(), summaries.end());
-  return rows_kernel(
-      operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, rows, kRowThreads,
+  return rows_kernel(operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, rows, kRowThreads,
       constants(kRowThreads), stream)[1];
 }
 
@@ -210,9 +204,8 @@ void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
   std::vector<uint32_t> argmax(parts), winner(parts);
   std::vector<uint64_t> keys(kernel::power_of_two_from(vocabulary));
   for (uint32_t row = 0; row < rows; ++row) {
-    const auto p = kernel::read_parameters(
-        inputs.temperature.data<float>(), inputs.top_p.data<float>(), inputs.seed.data<int64_t>(),
-        inputs.top_k ? inputs.top_k->data<int64_t>() : &no_top_k,
+    const auto p = kernel::read_parameters(inputs.temperature.data<float>(), inputs.top_p.data<float>(),
+        inputs.seed.data<int64_t>(), inputs.top_k ? inputs.top_k->data<int64_t>() : &no_top_k,
         inputs.min_p ? inputs.min_p->data<float>() : &no_min_p, per_row_flags(inputs), row, rows, vocabulary);
     float values[1];
     uint32_t indices[1];
@@ -222,8 +215,7 @@ void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
       kernel::sample_parts_group(
           from, p, part, values, indices, 0, 1, maximum.data(), argmax.data(), weight.data(), winner.data());
     }
-    kernel::sample_rows_group(
-        from, p, 0, maximum.data(), argmax.data(), weight.data(), winner.data(), values, indices,
+    kernel::sample_rows_group(from, p, 0, maximum.data(), argmax.data(), weight.data(), winner.data(), values, indices,
         static_cast<uint64_t*>(nullptr), 0, counter, 0, 1, keys.data(), tokens.data<int64_t>() + row);
   }
 }

@@ -40,7 +40,8 @@ __device__ inline void wait_for_inputs() {
 const std::string kLoadAhead = str(R"(
   if (blockIdx.x >= own_blocks) {
 #if __CUDA_ARCH__ >= 900
-    constexpr int kAhead = )", kAheadOfThread, R"(;
+    constexpr int kAhead = )",
+    kAheadOfThread, R"(;
     const uint64_t at = (uint64_t(blockIdx.x - own_blocks) * blockDim.x + threadIdx.x) * kAhead;
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(next + at)), "r"(kAhead));
 #endif
@@ -63,7 +64,7 @@ struct SequenceKernel::Launch {
 
   // Launches that depend on each other.
   struct Sequence {
-    std::weak_ptr<Launch> last;  // the latest one
+    std::weak_ptr<Launch> last; // the latest one
   };
 
   Launch(const SequenceKernel* kernel, Call call, Constants constants)
@@ -82,20 +83,18 @@ struct SequenceKernel::Launch {
     }
   }
 
-  const uint64_t number = ++count;  // in the order of creation
+  const uint64_t number = ++count; // in the order of creation
   const SequenceKernel* const kernel;
-  Call call;  // without its inputs
+  Call call; // without its inputs
   const Constants constants;
   std::vector<Input> inputs;
-  std::vector<mx::array> awaited;  // lazy results of other operations that this launch and those before it read
+  std::vector<mx::array> awaited; // lazy results of other operations that this launch and those before it read
   std::shared_ptr<Sequence> sequence;
-  std::vector<size_t> offsets;  // of the results in the memory of the sequence, in bytes
-  std::optional<mx::array> memory;  // of the sequence, after the run
+  std::vector<size_t> offsets; // of the results in the memory of the sequence, in bytes
+  std::optional<mx::array> memory; // of the sequence, after the run
 
   // Whether this launch has run or been submitted.
-  bool has_run() const {
-    return memory.has_value();
-  }
+  bool has_run() const { return memory.has_value(); }
 
   // The launches that have to run for `last`, in the order of their creation.
   static std::vector<std::shared_ptr<Launch>> required_by(const std::shared_ptr<Launch>& last);
@@ -136,14 +135,11 @@ class SequenceKernel::Result : public mx::Primitive {
   // The lazy results of a launch that has not run.
   static std::vector<mx::array> make(const std::shared_ptr<Launch>& launch, mx::Stream stream) {
     const auto& shapes = launch->call.shapes;
-    return mx::array::make_arrays(
-        shapes, std::vector(shapes.size(), launch->call.dtype), std::make_shared<Result>(stream, launch),
-        launch->awaited);
+    return mx::array::make_arrays(shapes, std::vector(shapes.size(), launch->call.dtype),
+        std::make_shared<Result>(stream, launch), launch->awaited);
   }
 
-  const char* name() const override {
-    return kName;
-  }
+  const char* name() const override { return kName; }
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("SequenceKernel: runs on GPU streams only");
@@ -225,7 +221,7 @@ void SequenceKernel::Launch::add_to(
     if (!input.array) {
       add_result(*input.launch, input.result);
       if (input.launch->has_run()) {
-        graph.reads(*input.launch->memory);  // another graph writes it, perhaps in this evaluation
+        graph.reads(*input.launch->memory); // another graph writes it, perhaps in this evaluation
       }
       continue;
     }
@@ -274,8 +270,7 @@ bool SequenceKernel::Launch::reads_early_from(const Launch& before) const {
   });
 }
 
-SequenceKernel::SequenceKernel(
-    std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
+SequenceKernel::SequenceKernel(std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
     std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body, std::string attributes)
     : name_(std::move(name)),
       inputs_(std::move(inputs)),

@@ -28,23 +28,22 @@ class SequenceKernel {
   // and `outputs`, and int32 numbers with the names in `numbers`. T is the dtype of the first input and of the weights.
   // Every thread that reads an input or writes to memory calls wait_for_inputs() before. It may read weights earlier,
   // and those inputs that Call::early lists. `attributes` are those of the kernel in CUDA.
-  SequenceKernel(
-      std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
+  SequenceKernel(std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
       std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body,
       std::string attributes = "");
 
   struct Call {
     std::vector<mx::array> inputs;
-    std::vector<mx::array> weights;  // evaluated, and not written by a kernel of the sequence
-    std::vector<mx::Shape> shapes;  // of the results
-    mx::Dtype dtype;  // of the results
+    std::vector<mx::array> weights; // evaluated, and not written by a kernel of the sequence
+    std::vector<mx::Shape> shapes; // of the results
+    mx::Dtype dtype; // of the results
     std::vector<int> numbers;
     int blocks;
     int threads;
-    std::vector<int> early = {};  // the numbers of the inputs that the kernel reads before wait_for_inputs()
-    std::vector<mx::array> written = {};  // the inputs that the kernel also writes
-    bool leaves_gpu_idle = false;  // so that the L2 cache can load the beginning of the next kernel's weights
-    std::optional<std::pair<mx::array, mx::array>> product = std::nullopt;  // x and w, if the result is x @ w.T
+    std::vector<int> early = {}; // the numbers of the inputs that the kernel reads before wait_for_inputs()
+    std::vector<mx::array> written = {}; // the inputs that the kernel also writes
+    bool leaves_gpu_idle = false; // so that the L2 cache can load the beginning of the next kernel's weights
+    std::optional<std::pair<mx::array, mx::array>> product = std::nullopt; // x and w, if the result is x @ w.T
   };
 
   // Returns the results, as lazy arrays. Inputs that are not contiguous are copied.
@@ -67,7 +66,7 @@ class SequenceKernel {
   std::vector<std::string> inputs_, weights_, outputs_, numbers_;
   std::string body_, attributes_;
   mutable std::mutex mutex_;
-  mutable std::map<std::vector<int>, CUfunc_st*> functions_;  // by all that the source depends on
+  mutable std::map<std::vector<int>, CUfunc_st*> functions_; // by all that the source depends on
 };
 
 } // namespace executorch_mlx::gpu

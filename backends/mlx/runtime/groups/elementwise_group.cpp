@@ -51,9 +51,7 @@ const Table& table_of(const fb::Instruction& instruction) {
 // Collects the instructions of one group.
 class GroupBuilder {
  public:
-  explicit GroupBuilder(size_t first) {
-    group_.first = group_.last = first;
-  }
+  explicit GroupBuilder(size_t first) { group_.first = group_.last = first; }
 
   // Appends the next instruction, or returns false if it cannot be in this group.
   bool add(const fb::Instruction& instruction, uint32_t list_elements) {
@@ -63,13 +61,9 @@ class GroupBuilder {
     return is_added;
   }
 
-  size_t size() const {
-    return group_.last - group_.first;
-  }
+  size_t size() const { return group_.last - group_.first; }
 
-  size_t last() const {
-    return group_.last;
-  }
+  size_t last() const { return group_.last; }
 
   // The group. `is_read_later(slot)` says whether anything reads what the group writes to a slot.
   template <typename IsReadLater>
@@ -139,12 +133,11 @@ class GroupBuilder {
     if (n.step() != 1 || n.axis()->is_vid() || n.start()->is_vid() || n.stop()->is_vid()) {
       return false;
     }
-    return add_step(
-        {.operation = Elementwise::copy,
-         .a = value_of(n.x()),
-         .axis = n.axis()->literal(),
-         .start = n.start()->literal(),
-         .stop = n.stop()->literal()},
+    return add_step({.operation = Elementwise::copy,
+                        .a = value_of(n.x()),
+                        .axis = n.axis()->literal(),
+                        .start = n.start()->literal(),
+                        .stop = n.stop()->literal()},
         n.out());
   }
 
@@ -161,13 +154,12 @@ class GroupBuilder {
     }
     const uint32_t x = value_of(n.x());
     for (uint32_t i = 0; i < parts; ++i) {
-      add_step(
-          {.operation = Elementwise::copy,
-           .a = x,
-           .axis = n.axis(),
-           .start = i * size,
-           .stop = (i + 1) * size,
-           .is_rest = i + 1 == parts},
+      add_step({.operation = Elementwise::copy,
+                   .a = x,
+                   .axis = n.axis(),
+                   .start = i * size,
+                   .stop = (i + 1) * size,
+                   .is_rest = i + 1 == parts},
           n.outs()->Get(i));
     }
     return true;
@@ -300,18 +292,16 @@ class GroupFinder {
   }
 
   MlxProgram& program_;
-  std::vector<bool> shared_;  // by slot
+  std::vector<bool> shared_; // by slot
   // The number of the present pass over instructions. An entry of the next two lists with another number does not
   // count.
   uint64_t epoch_ = 0;
-  std::vector<uint64_t> last_write_;  // by slot, the epoch of the last write
-  std::vector<std::pair<uint64_t, Access>> next_access_;  // by slot
+  std::vector<uint64_t> last_write_; // by slot, the epoch of the last write
+  std::vector<std::pair<uint64_t, Access>> next_access_; // by slot
 };
 
 } // namespace
 
-void find_elementwise_groups(MlxProgram& program) {
-  GroupFinder(program).run();
-}
+void find_elementwise_groups(MlxProgram& program) { GroupFinder(program).run(); }
 
 } // namespace executorch_mlx

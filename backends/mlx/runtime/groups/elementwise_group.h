@@ -19,15 +19,15 @@ struct MlxProgram;
 struct ElementwiseGroup {
   struct Result {
     const fb::Tid* slot;
-    size_t index;  // among the results of the sequence
+    size_t index; // among the results of the sequence
   };
 
   size_t first;
   size_t last;
   cpu::ElementwiseSequence sequence;
-  std::vector<const fb::Tid*> inputs;  // the slots of the inputs of the sequence
+  std::vector<const fb::Tid*> inputs; // the slots of the inputs of the sequence
   std::vector<Result> results;
-  uint32_t list_elements = 0;  // the total number of elements in the lists of the instructions
+  uint32_t list_elements = 0; // the total number of elements in the lists of the instructions
 };
 
 // Finds the groups of all chains of a verified program, and writes them to the chains.

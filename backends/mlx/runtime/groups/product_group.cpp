@@ -86,7 +86,7 @@ class GroupFinder {
 
  private:
   // What the members of a group have in common besides x.
-  using Key = std::tuple<fb::OpNode, int, int>;  // op, group size, bits
+  using Key = std::tuple<fb::OpNode, int, int>; // op, group size, bits
 
   struct Product {
     uint32_t x;
@@ -95,9 +95,7 @@ class GroupFinder {
     ProductGroup::Member member;
   };
 
-  bool is_constant(const fb::Tid* slot) const {
-    return slot != nullptr && slot->idx() < program_.layout.constants;
-  }
+  bool is_constant(const fb::Tid* slot) const { return slot != nullptr && slot->idx() < program_.layout.constants; }
 
   std::optional<Product> product_of(const fb::Instruction& instruction) const {
     if (const auto* n = instruction.op_as_QuantizedMatmulNode()) {
@@ -207,13 +205,13 @@ class GroupFinder {
   }
 
   MlxProgram& program_;
-  std::set<uint32_t> outputs_;                             // slots of the outputs of the program
-  std::map<uint32_t, uint32_t> transposes_;                // how many TransposeNodes a constant has, by slot
-  std::set<uint32_t> read_otherwise_;                      // constants with a transpose that not only products read
-  std::map<uint32_t, ProductGroup> groups_;                // by the instruction of the first member
-  std::map<uint32_t, std::map<Key, uint32_t>> open_;       // groups that can get more members, by the slot of x
-  std::map<uint32_t, const fb::Tid*> transposed_;          // slots that hold the transposed matrix of a constant
-  std::map<uint32_t, uint32_t> results_;                   // slots that hold the result of a member: the group
+  std::set<uint32_t> outputs_; // slots of the outputs of the program
+  std::map<uint32_t, uint32_t> transposes_; // how many TransposeNodes a constant has, by slot
+  std::set<uint32_t> read_otherwise_; // constants with a transpose that not only products read
+  std::map<uint32_t, ProductGroup> groups_; // by the instruction of the first member
+  std::map<uint32_t, std::map<Key, uint32_t>> open_; // groups that can get more members, by the slot of x
+  std::map<uint32_t, const fb::Tid*> transposed_; // slots that hold the transposed matrix of a constant
+  std::map<uint32_t, uint32_t> results_; // slots that hold the result of a member: the group
 };
 
 // Checks the product of x with the transposed matrix w, before a kernel computes it.
@@ -235,8 +233,7 @@ std::vector<cpu::PackedMatrix> packed_matrices(const mx::array& x, const Product
 using Results = std::optional<std::vector<mx::array>>;
 
 template <typename Node>
-Results packed_products(
-    const ProductGroup& group, Context& c,
+Results packed_products(const ProductGroup& group, Context& c,
     Results (*multiply)(const mx::array&, const std::vector<cpu::PackedMatrix>&, int, int, mx::Stream)) {
   const auto& first = table_of<Node>(group.members[0].node);
   const auto& x = c.in(first.x());
@@ -353,7 +350,7 @@ Results compute(const ProductGroup& group, Context& c) {
 
 void find_product_groups(MlxProgram& program) {
   GroupFinder finder(program);
-  const int64_t init = program.init_chain;  // this chain may write constants
+  const int64_t init = program.init_chain; // this chain may write constants
   for (size_t i = 0; i < program.chains.size(); ++i) {
     if (static_cast<int64_t>(i) != init) {
       finder.find(program.chains[i], i == program.graph->main_chain_idx());
@@ -370,7 +367,7 @@ Products compute_products(const ProductGroup& group, Context& c) try {
   }
   return products;
 } catch (const Failure&) {
-  return {};  // the instruction with the invalid operand will fail
+  return {}; // the instruction with the invalid operand will fail
 }
 
 } // namespace executorch_mlx

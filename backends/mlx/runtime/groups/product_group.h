@@ -29,11 +29,11 @@ struct MlxProgram;
 struct ProductGroup {
   struct Member {
     const void* node;
-    const fb::Tid* matrix;  // of an AddmmNode: the constant whose transpose is the second operand
+    const fb::Tid* matrix; // of an AddmmNode: the constant whose transpose is the second operand
   };
 
-  fb::OpNode op;  // of all members: AddmmNode, QuantizedMatmulNode, Int8QuantizedMatmulNode or RopeNode
-  bool feeds_silu = false;  // whether SiluNode reads a result. gpu::gated_products() computes such products on a GPU.
+  fb::OpNode op; // of all members: AddmmNode, QuantizedMatmulNode, Int8QuantizedMatmulNode or RopeNode
+  bool feeds_silu = false; // whether SiluNode reads a result. gpu::gated_products() computes such products on a GPU.
   std::vector<Member> members;
 };
 

@@ -184,7 +184,7 @@ bool run_recurrent_loop(const fb::ScanParams& n, const std::vector<mx::array>& o
   cell.sequence = &c.elementwise_group(n, loop->elementwise_group).sequence;
   const uint64_t operations = operations_per_step(cell, matrix, hidden.shape(0));
   if (!c.allows_loop(n, steps, operations)) {
-    return false;  // the instructions run one by one, until one fails
+    return false; // the instructions run one by one, until one fails
   }
   const auto packed = c.constant_result(&product, [&] { return *cpu::pack_recurrent(matrix); });
   auto results = cpu::recurrent_loop(cell, operands, packed);

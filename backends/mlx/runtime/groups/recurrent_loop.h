@@ -23,10 +23,10 @@ struct MlxProgram;
 // A ScanNode whose body is an AddmmNode, which multiplies a carry by a constant, and one ElementwiseGroup.
 struct RecurrentLoop {
   const fb::AddmmParams* product;
-  uint32_t elementwise_group;  // its index in the body chain
+  uint32_t elementwise_group; // its index in the body chain
   cpu::RecurrentCell cell;
-  std::vector<const fb::Tid*> fixed;  // the slots of the operands that are the same in all time steps
-  std::vector<const fb::Tid*> last;   // the slots of the cell's `last_steps`
+  std::vector<const fb::Tid*> fixed; // the slots of the operands that are the same in all time steps
+  std::vector<const fb::Tid*> last; // the slots of the cell's `last_steps`
 };
 
 // Finds the recurrent loops of a verified program, after its elementwise groups, and writes them to it.

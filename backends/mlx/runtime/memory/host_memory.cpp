@@ -47,7 +47,7 @@ bool uses_cpu_allocator() {
 
 void fill_with_zeros(void* memory, size_t bytes) {
 #if defined(__linux__)
-  constexpr size_t kMinDiscardedBytes = 1 << 20;  // for less memory, the system call is not worth its time
+  constexpr size_t kMinDiscardedBytes = 1 << 20; // for less memory, the system call is not worth its time
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const auto first = (begin + page - 1) / page * page;
@@ -104,9 +104,8 @@ std::optional<mx::array> adopt(FreeableBuffer& data, const mx::Shape& shape, mx:
   flags.contiguous = true;
   flags.row_contiguous = true;
   flags.col_contiguous = static_cast<size_t>(longest) == array.size();
-  array.set_data(
-      mx::allocator::Data(buffer, [adopted = std::move(adopted)](mx::allocator::Buffer) {}),
-      array.size(), row_major_strides(shape), flags, offset);
+  array.set_data(mx::allocator::Data(buffer, [adopted = std::move(adopted)](mx::allocator::Buffer) {}), array.size(),
+      row_major_strides(shape), flags, offset);
   return array;
 }
 

@@ -26,7 +26,6 @@ mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype);
 //
 // Returns nullopt, and does not change `data`, if `data` is empty, its address is not aligned for the dtype, or MLX
 // does not allocate with its CPU allocator, as in builds for a GPU.
-std::optional<mx::array> adopt(
-    executorch::runtime::FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype);
+std::optional<mx::array> adopt(executorch::runtime::FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype);
 
 } // namespace executorch_mlx

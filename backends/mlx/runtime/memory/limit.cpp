@@ -1,4 +1,4 @@
-#pragma GCC visibility push(default)  // the library exports only these functions
+#pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/memory.h>
 #pragma GCC visibility pop
 
@@ -41,13 +41,9 @@ void follow_limit(size_t before, size_t now) {
 
 } // namespace
 
-size_t memory_limit() {
-  return limit_bytes.load(std::memory_order_relaxed);
-}
+size_t memory_limit() { return limit_bytes.load(std::memory_order_relaxed); }
 
-size_t active_memory() {
-  return mx::get_active_memory() + in_place_bytes.load(std::memory_order_relaxed);
-}
+size_t active_memory() { return mx::get_active_memory() + in_place_bytes.load(std::memory_order_relaxed); }
 
 InPlaceBytes::InPlaceBytes(size_t bytes) : bytes_(bytes) {
   const size_t now = in_place_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
@@ -56,50 +52,39 @@ InPlaceBytes::InPlaceBytes(size_t bytes) : bytes_(bytes) {
   }
 }
 
-InPlaceBytes::~InPlaceBytes() {
-  in_place_bytes.fetch_sub(bytes_, std::memory_order_relaxed);
-}
+InPlaceBytes::~InPlaceBytes() { in_place_bytes.fetch_sub(bytes_, std::memory_order_relaxed); }
 
 ReleasedBytes::ReleasedBytes(size_t bytes) : bytes_(bytes) {
   in_place_bytes.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
-ReleasedBytes::~ReleasedBytes() {
-  in_place_bytes.fetch_add(bytes_, std::memory_order_relaxed);
-}
+ReleasedBytes::~ReleasedBytes() { in_place_bytes.fetch_add(bytes_, std::memory_order_relaxed); }
 
-size_t in_place_peak() {
-  return in_place_peak_bytes.load(std::memory_order_relaxed);
-}
+size_t in_place_peak() { return in_place_peak_bytes.load(std::memory_order_relaxed); }
 
 void set_in_place_peak(size_t peak) {
-  in_place_peak_bytes.store(
-      std::max(peak, in_place_bytes.load(std::memory_order_relaxed)), std::memory_order_relaxed);
+  in_place_peak_bytes.store(std::max(peak, in_place_bytes.load(std::memory_order_relaxed)), std::memory_order_relaxed);
 }
 
 std::mutex& memory_mutex() {
-  static auto* mutex = new std::mutex();  // never destroyed: arrays may be freed at the very end of the process
+  static auto* mutex = new std::mutex(); // never destroyed: arrays may be freed at the very end of the process
   return *mutex;
 }
 
 void fail_over_limit(const std::string& what, size_t bytes, size_t active, size_t limit) {
-  fail(
-      Error::MemoryAllocationFailed,
-      "memory limit: ", what, ": asked for ", bytes, " bytes, ", active, " bytes are active, the limit is ", limit,
-      " bytes");
+  fail(Error::MemoryAllocationFailed, "memory limit: ", what, ": asked for ", bytes, " bytes, ", active,
+      " bytes are active, the limit is ", limit, " bytes");
 }
 
 bool is_out_of_memory(const std::exception& error) {
   const std::string_view message = error.what();
   // If one of its threads throws, MLX may throw an exception of another type with the same message.
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || message == "std::bad_alloc" ||
-      message.find("malloc]") != std::string_view::npos ||  // "[malloc] Unable to ...", "[metal::malloc] ..."
+      message.find("malloc]") != std::string_view::npos || // "[malloc] Unable to ...", "[metal::malloc] ..."
       message.find("nable to allocate") != std::string_view::npos;
 }
 
-void set_memory_error(std::string message) {
-  memory_error = std::move(message);
-}
+void set_memory_error(std::string message) { memory_error = std::move(message); }
 
 } // namespace executorch_mlx
 
@@ -107,9 +92,7 @@ void set_memory_error(std::string message) {
 
 using namespace executorch_mlx;
 
-size_t executorch_mlx_get_active_memory() {
-  return active_memory();
-}
+size_t executorch_mlx_get_active_memory() { return active_memory(); }
 
 size_t executorch_mlx_get_peak_memory() {
   return std::max(active_memory(), mx::get_peak_memory() + in_place_peak_bytes.load(std::memory_order_relaxed));
@@ -120,21 +103,13 @@ void executorch_mlx_reset_peak_memory() {
   in_place_peak_bytes.store(in_place_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
-size_t executorch_mlx_get_cache_memory() {
-  return mx::get_cache_memory();
-}
+size_t executorch_mlx_get_cache_memory() { return mx::get_cache_memory(); }
 
-void executorch_mlx_clear_cache() {
-  mx::clear_cache();
-}
+void executorch_mlx_clear_cache() { mx::clear_cache(); }
 
-size_t executorch_mlx_set_cache_limit(size_t bytes) {
-  return mx::set_cache_limit(bytes);
-}
+size_t executorch_mlx_set_cache_limit(size_t bytes) { return mx::set_cache_limit(bytes); }
 
-size_t executorch_mlx_get_memory_limit() {
-  return memory_limit();
-}
+size_t executorch_mlx_get_memory_limit() { return memory_limit(); }
 
 size_t executorch_mlx_set_memory_limit(size_t bytes) {
   std::lock_guard lock(memory_mutex());
@@ -155,6 +130,4 @@ int executorch_mlx_set_wired_limit(size_t bytes, size_t* previous) {
   }
 }
 
-const char* executorch_mlx_memory_error() {
-  return memory_error.c_str();
-}
+const char* executorch_mlx_memory_error() { return memory_error.c_str(); }

@@ -16,9 +16,7 @@ inline constexpr size_t kNoMemoryLimit = std::numeric_limits<size_t>::max();
 // Returns the limit in bytes, or kNoMemoryLimit if there is none.
 size_t memory_limit();
 
-inline bool has_memory_limit() {
-  return memory_limit() != kNoMemoryLimit;
-}
+inline bool has_memory_limit() { return memory_limit() != kNoMemoryLimit; }
 
 // Returns the bytes that MLX has allocated for arrays, plus those of the weights that are used in place. MLX itself
 // does not count weights in place.

@@ -20,7 +20,7 @@ MappedFiles::MappedFiles() {
   for (std::string line; std::getline(maps, line);) {
     Range range{};
     char permissions[5] = {};
-    uint64_t inode = 0;  // 0: no file
+    uint64_t inode = 0; // 0: no file
     const int fields = std::sscanf(
         line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %" SCNu64, &range.begin, &range.end, permissions, &inode);
     if (fields == 4 && inode != 0 && permissions[0] == 'r' && permissions[1] == '-') {

@@ -25,7 +25,7 @@ class FilePages {
 // The parts of the memory that map a file and cannot be written. Known on Linux only.
 class MappedFiles {
  public:
-  MappedFiles();  // reads the memory map
+  MappedFiles(); // reads the memory map
 
   // Whether an address is in a part of the memory that maps a file and cannot be written.
   bool contains(const void* address) const;

@@ -19,10 +19,10 @@ namespace {
 
 // What a primitive does with the memory of its first input.
 enum class Effect {
-  kAllocates,     // nothing: the results have memory of their own
-  kView,          // the results share it, in another layout
-  kReshape,       // the result shares it if the input is row-major, and copies it otherwise
-  kUpdate,        // overwrites it if nothing else uses the input, and copies it otherwise
+  kAllocates, // nothing: the results have memory of their own
+  kView, // the results share it, in another layout
+  kReshape, // the result shares it if the input is row-major, and copies it otherwise
+  kUpdate, // overwrites it if nothing else uses the input, and copies it otherwise
 };
 
 Effect effect_of(std::string_view primitive) {
@@ -31,7 +31,7 @@ Effect effect_of(std::string_view primitive) {
       {"Broadcast", Effect::kView},
       {"BroadcastAxes", Effect::kView},
       {"Contiguous", Effect::kReshape},
-      {"Copy", Effect::kView},  // in MLX, a Copy shares the memory of its input
+      {"Copy", Effect::kView}, // in MLX, a Copy shares the memory of its input
       {"DynamicSliceUpdate", Effect::kUpdate},
       {"ExpandDims", Effect::kView},
       {"Flatten", Effect::kReshape},
@@ -57,9 +57,7 @@ std::string_view name_of(const mx::array& x) {
   return name.substr(0, name.find(' '));
 }
 
-bool is_pending(const mx::array& x) {
-  return x.status() == mx::array::Status::unscheduled && x.has_primitive();
-}
+bool is_pending(const mx::array& x) { return x.status() == mx::array::Status::unscheduled && x.has_primitive(); }
 
 // Returns the bytes of work space that a primitive needs beside its results, as far as they are known: those of a
 // convolution on a CPU. MLX pads the input, and copies the window of input that each result depends on. Both are
@@ -77,8 +75,8 @@ size_t work_space(const mx::array& out, std::string_view primitive) {
 
 // Memory that one or several values share.
 struct Storage {
-  size_t bytes;  // 0 if it was allocated before the evaluation
-  uint32_t uses = 0;  // how often steps that have not run yet, and the caller, use the values that share it
+  size_t bytes; // 0 if it was allocated before the evaluation
+  uint32_t uses = 0; // how often steps that have not run yet, and the caller, use the values that share it
 };
 
 // A pending array.
@@ -86,19 +84,19 @@ struct Value {
   const mx::array* array;
   uint32_t step;
   uint32_t storage = 0;
-  uint32_t uses = 0;  // how often it is an input of a pending array, plus 1 if the caller asks for it
-  bool is_wanted = false;  // the caller asks for this array
+  uint32_t uses = 0; // how often it is an input of a pending array, plus 1 if the caller asks for it
+  bool is_wanted = false; // the caller asks for this array
   bool is_row_major = true;
-  bool owns_memory = true;  // false for a view
-  uint32_t last_use = 0;  // the last step that reads it
+  bool owns_memory = true; // false for a view
+  uint32_t last_use = 0; // the last step that reads it
 };
 
 // One primitive, with one or several results.
 struct Step {
   const mx::array* array;
-  uint32_t first_value;  // the results are consecutive values
-  uint32_t values;  // the number of results
-  size_t bytes = 0;  // new memory for the results
+  uint32_t first_value; // the results are consecutive values
+  uint32_t values; // the number of results
+  size_t bytes = 0; // new memory for the results
   size_t work_space = 0;
 };
 
@@ -143,10 +141,10 @@ class Planner {
   }
 
   std::unordered_set<std::uintptr_t> overwritable_;
-  std::unordered_map<std::uintptr_t, uint32_t> indices_;  // of values, by id
-  std::unordered_map<std::uintptr_t, uint32_t> leaf_uses_;  // of evaluated arrays by pending ones, by id
+  std::unordered_map<std::uintptr_t, uint32_t> indices_; // of values, by id
+  std::unordered_map<std::uintptr_t, uint32_t> leaf_uses_; // of evaluated arrays by pending ones, by id
   std::vector<Value> values_;
-  std::vector<Step> steps_;  // in an order in which they can run
+  std::vector<Step> steps_; // in an order in which they can run
   std::vector<Storage> storages_;
 };
 
@@ -203,7 +201,7 @@ std::optional<uint32_t> Planner::shared_storage(const mx::array& input, Effect e
   if (!shares) {
     return std::nullopt;
   }
-  if (value == nullptr) {  // memory from before the evaluation
+  if (value == nullptr) { // memory from before the evaluation
     storages_.push_back({.bytes = 0});
     return static_cast<uint32_t>(storages_.size() - 1);
   }
@@ -217,9 +215,7 @@ void Planner::assign_storage(Step& step) {
   const auto shared = effect == Effect::kAllocates ? std::nullopt : shared_storage(inputs[0], effect);
   step.work_space = work_space(*step.array, primitive);
   // An elementwise operation keeps the layout of an input of the same shape.
-  const auto passes_layout = [&](const mx::array& x) {
-    return x.shape() == step.array->shape() && !is_row_major(x);
-  };
+  const auto passes_layout = [&](const mx::array& x) { return x.shape() == step.array->shape() && !is_row_major(x); };
   const bool keeps_layout = primitive == "ExpandDims" || primitive == "Squeeze" || effect == Effect::kReshape;
   for (uint32_t i = 0; i < step.values; ++i) {
     Value& value = values_[step.first_value + i];
@@ -231,8 +227,7 @@ void Planner::assign_storage(Step& step) {
       value.storage = static_cast<uint32_t>(storages_.size());
       storages_.push_back({.bytes = value.array->nbytes()});
       step.bytes += value.array->nbytes();
-      value.is_row_major =
-          effect != Effect::kAllocates || std::none_of(inputs.begin(), inputs.end(), passes_layout);
+      value.is_row_major = effect != Effect::kAllocates || std::none_of(inputs.begin(), inputs.end(), passes_layout);
     }
     storages_[value.storage].uses += value.uses;
   }
@@ -259,8 +254,8 @@ size_t Planner::release_inputs(const Step& step) {
 
 std::vector<std::vector<mx::array>> Planner::stages(size_t active, size_t limit) {
   std::vector<uint32_t> stage_of(steps_.size(), 0);
-  size_t live = active;  // bytes in use after a step if the stage ends with this step
-  size_t total = active;  // bytes in use after a step if the stage goes on: nothing is freed before its end
+  size_t live = active; // bytes in use after a step if the stage ends with this step
+  size_t total = active; // bytes in use after a step if the stage goes on: nothing is freed before its end
   uint32_t stage = 0;
   for (uint32_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
@@ -296,10 +291,7 @@ std::vector<std::vector<mx::array>> Planner::collect(const std::vector<uint32_t>
 } // namespace
 
 std::vector<std::vector<mx::array>> plan_stages(
-    std::vector<mx::array> arrays,
-    const std::vector<std::uintptr_t>& overwritable,
-    size_t active,
-    size_t limit) {
+    std::vector<mx::array> arrays, const std::vector<std::uintptr_t>& overwritable, size_t active, size_t limit) {
   auto stages = Planner(arrays, overwritable).stages(active, limit);
   if (stages.size() <= 1) {
     return {std::move(arrays)};

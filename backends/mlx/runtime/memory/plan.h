@@ -21,9 +21,6 @@ namespace mx = mlx::core;
 // Counts the results of MLX primitives, except views and updates in place, and the work space of convolutions on a CPU.
 // Does not count the work space of other primitives.
 std::vector<std::vector<mx::array>> plan_stages(
-    std::vector<mx::array> arrays,
-    const std::vector<std::uintptr_t>& overwritable,
-    size_t active,
-    size_t limit);
+    std::vector<mx::array> arrays, const std::vector<std::uintptr_t>& overwritable, size_t active, size_t limit);
 
 } // namespace executorch_mlx

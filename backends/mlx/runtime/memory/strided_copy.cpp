@@ -9,7 +9,7 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr size_t kBytesPerPart = 64 << 10;  // enough work to be worth handing over to another thread
+constexpr size_t kBytesPerPart = 64 << 10; // enough work to be worth handing over to another thread
 
 class Copy {
  public:
@@ -66,14 +66,13 @@ class Copy {
   const size_t width_;
   const mx::Strides& from_strides_;
   const mx::Strides& to_strides_;
-  size_t outer_;  // the number of axes outside the runs
+  size_t outer_; // the number of axes outside the runs
   size_t run_bytes_;
 };
 
 } // namespace
 
-void strided_copy(
-    const mx::Shape& shape, size_t width, const char* from, const mx::Strides& from_strides, char* to,
+void strided_copy(const mx::Shape& shape, size_t width, const char* from, const mx::Strides& from_strides, char* to,
     const mx::Strides& to_strides) {
   size_t bytes = width;
   for (const int size : shape) {

@@ -29,7 +29,7 @@ bool is_row_major(const mx::Shape& shape, const mx::Strides& strides) {
 // Returns a view of x that begins `offset` elements after the first element of x. The view must not be empty.
 mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset = 0) {
   mx::array y(std::move(shape), x.dtype(), nullptr, {});
-  int64_t span = 1;  // from the first to the last element in memory
+  int64_t span = 1; // from the first to the last element in memory
   for (size_t i = 0; i < y.ndim(); ++i) {
     span += strides[i] * (y.shape(static_cast<int>(i)) - 1);
   }
@@ -74,8 +74,8 @@ std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::S
     while (x.shape(static_cast<int>(i)) == 1) {
       ++i;
     }
-    int64_t left = x.shape(static_cast<int>(i));  // the number of elements in the run of x
-    int64_t right = shape[j];  // the number of elements in the run of `shape`, which has the axes from j to `last`
+    int64_t left = x.shape(static_cast<int>(i)); // the number of elements in the run of x
+    int64_t right = shape[j]; // the number of elements in the run of `shape`, which has the axes from j to `last`
     size_t last = j;
     int64_t innermost = x.strides(static_cast<int>(i++));
     while (left != right) {
@@ -199,7 +199,7 @@ mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream s
 mx::array take(const mx::array& x, int index, int axis, mx::Stream stream) {
   auto shape = x.shape();
   shape.erase(shape.begin() + axis);
-  if (x.size() == 0) {  // MLX refuses it, although another axis is the empty one
+  if (x.size() == 0) { // MLX refuses it, although another axis is the empty one
     return mx::zeros(shape, x.dtype(), stream);
   }
   if (!can_view(x)) {

@@ -17,19 +17,16 @@ struct RopeOperands {
 inline RopeOperands rope_operands(const fb::RopeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   check_argument(x.ndim() >= 3, "x: got ", x.ndim(), " axes, expected at least 3");
-  check_program(
-      n.dims() > 0 && n.dims() % 2 == 0 && n.dims() <= x.shape(-1),
-      "dims: got ", n.dims(), ", expected an even number in (0, ", x.shape(-1), "]");
+  check_program(n.dims() > 0 && n.dims() % 2 == 0 && n.dims() <= x.shape(-1), "dims: got ", n.dims(),
+      ", expected an even number in (0, ", x.shape(-1), "]");
   auto freqs = c.optional(n.freqs());
-  check_argument(
-      !freqs || (freqs->ndim() == 1 && freqs->shape(0) == n.dims() / 2),
-      "freqs: got ", describe(freqs.value_or(x)), ", expected shape [", n.dims() / 2, "]");
-  auto offset = n.offset()->is_vid() ? mx::array(c.checked_int("offset", c.integer(n.offset()->vid())))
-                                     : c.in(n.offset()->tid());
-  check_argument(
-      x.size() == 0 ||
+  check_argument(!freqs || (freqs->ndim() == 1 && freqs->shape(0) == n.dims() / 2), "freqs: got ",
+      describe(freqs.value_or(x)), ", expected shape [", n.dims() / 2, "]");
+  auto offset =
+      n.offset()->is_vid() ? mx::array(c.checked_int("offset", c.integer(n.offset()->vid()))) : c.in(n.offset()->tid());
+  check_argument(x.size() == 0 ||
           (is_integral(offset.dtype()) && offset.ndim() <= 1 &&
-           (offset.size() == 1 || offset.size() == static_cast<size_t>(x.shape(0)))),
+              (offset.size() == 1 || offset.size() == static_cast<size_t>(x.shape(0)))),
       "offset: got ", describe(offset), ", expected 1 or ", x.shape(0), " integers");
   return {x, std::move(offset), std::move(freqs)};
 }
@@ -59,14 +56,8 @@ inline void rope(const fb::RopeParams& n, Context& c) {
 // Returns scaled dot-product attention in the dtype of q. `is_causal`: the last query attends to all keys, the query
 // before it to all but the last key, and so on. k and v are read in their own dtype or cast to that of q. For half
 // precision on the CPU, computes in float32.
-inline mx::array attend(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    float scale,
-    bool is_causal,
-    const std::optional<mx::array>& mask,
-    const Context& c) {
+inline mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool is_causal,
+    const std::optional<mx::array>& mask, const Context& c) {
   // A single query attends to all keys. For such a query, the causal kernel takes 40 us on an NVIDIA GPU, and the other
   // kernel 12 us.
   is_causal = is_causal && q.shape(2) > 1;
@@ -82,15 +73,14 @@ inline mx::array attend(
     const auto y = attend(to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, is_causal, wide_mask, c);
     return mx::astype(y, q.dtype(), c.stream);
   }
-  return mx::fast::scaled_dot_product_attention(
-      q, mx::astype(k, q.dtype(), c.stream), mx::astype(v, q.dtype(), c.stream), scale, is_causal ? "causal" : "", mask,
-      std::nullopt, /*force_fused=*/false, c.stream);
+  return mx::fast::scaled_dot_product_attention(q, mx::astype(k, q.dtype(), c.stream),
+      mx::astype(v, q.dtype(), c.stream), scale, is_causal ? "causal" : "", mask, std::nullopt, /*force_fused=*/false,
+      c.stream);
 }
 
 inline void check_rank_4(const mx::array& q, const mx::array& k, const mx::array& v) {
-  check_argument(
-      q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4,
-      "got q ", describe(q), ", k ", describe(k), " and v ", describe(v), ", expected 4 axes each");
+  check_argument(q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4, "got q ", describe(q), ", k ", describe(k), " and v ",
+      describe(v), ", expected 4 axes each");
 }
 
 inline void sdpa(const fb::SdpaParams& n, Context& c) {
@@ -99,7 +89,7 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
   const auto& k = c.in(n.k());
   const auto& v = c.in(n.v());
   check_rank_4(q, k, v);
-  if (q.size() == 0 || k.size() == 0 || v.size() == 0) {  // MLX divides by the number of heads
+  if (q.size() == 0 || k.size() == 0 || v.size() == 0) { // MLX divides by the number of heads
     return c.set(n.out(), mx::zeros({q.shape(0), q.shape(1), q.shape(2), v.shape(3)}, q.dtype(), c.stream));
   }
   auto mask = c.optional(n.mask());
@@ -116,13 +106,11 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
 inline std::vector<Span> checked_spans(const fb::RowSdpaParams& n, int length, Context& c) {
   const auto starts = c.sizes("starts", *n.starts());
   const auto stops = c.sizes("stops", *n.stops());
-  check_program(
-      starts.size() == stops.size(), "stops: got ", stops.size(), " numbers, expected ", starts.size());
+  check_program(starts.size() == stops.size(), "stops: got ", stops.size(), " numbers, expected ", starts.size());
   std::vector<Span> spans;
   for (size_t i = 0; i < starts.size(); ++i) {
-    check_argument(
-        starts[i] < stops[i] && stops[i] <= length,
-        "got start ", starts[i], " and stop ", stops[i], ", expected keys in [0, ", length, ")");
+    check_argument(starts[i] < stops[i] && stops[i] <= length, "got start ", starts[i], " and stop ", stops[i],
+        ", expected keys in [0, ", length, ")");
     spans.push_back({starts[i], stops[i]});
   }
   return spans;
@@ -145,23 +133,20 @@ inline void row_sdpa(const fb::RowSdpaParams& n, Context& c) {
   check_rank_4(q, k, v);
   const auto spans = checked_spans(n, std::min(k.shape(2), v.shape(2)), c);
   const int rows = q.shape(2);
-  check_argument(
-      q.size() > 0 && q.shape(0) == 1 && static_cast<size_t>(rows) == spans.size(),
-      "q: got ", describe(q), ", expected a query for each of ", spans.size(), " rows");
+  check_argument(q.size() > 0 && q.shape(0) == 1 && static_cast<size_t>(rows) == spans.size(), "q: got ", describe(q),
+      ", expected a query for each of ", spans.size(), " rows");
   const mx::Shape shape{1, q.shape(1), rows, v.shape(3)};
-  if (k.size() == 0 || v.size() == 0) {  // MLX and the kernel divide by the number of heads
+  if (k.size() == 0 || v.size() == 0) { // MLX and the kernel divide by the number of heads
     return c.set(n.out(), mx::zeros(shape, q.dtype(), c.stream));
   }
   auto masks = n.masks() ? c.list(*n.masks()) : std::vector<mx::array>{};
   check_program(
-      masks.empty() || masks.size() == spans.size(),
-      "masks: got ", masks.size(), ", expected 0 or ", spans.size());
+      masks.empty() || masks.size() == spans.size(), "masks: got ", masks.size(), ", expected 0 or ", spans.size());
   for (size_t i = 0; i < masks.size(); ++i) {
     auto& mask = masks[i];
     const mx::Shape scores{1, q.shape(1), 1, spans[i].stop - spans[i].start};
-    check_argument(
-        mx::broadcast_shapes(mask.shape(), scores) == scores,
-        "masks: got ", describe(mask), ", expected an array that broadcasts to ", dims(scores));
+    check_argument(mx::broadcast_shapes(mask.shape(), scores) == scores, "masks: got ", describe(mask),
+        ", expected an array that broadcasts to ", dims(scores));
     mask = is_float(mask.dtype()) ? mx::astype(mask, q.dtype(), c.stream) : mask;
     mask = computes_in_float32(q, c) ? to_float32(mask, c) : mask;
   }
@@ -179,9 +164,9 @@ inline void row_sdpa(const fb::RowSdpaParams& n, Context& c) {
   std::vector<mx::array> results;
   for (int i = 0; i < rows; ++i) {
     const auto [start, stop] = spans[i];
-    results.push_back(attend(
-        slice_positions(q, i, i + 1, c), slice_positions(k, start, stop, c), slice_positions(v, start, stop, c),
-        n.scale(), /*is_causal=*/false, masks.empty() ? std::nullopt : std::optional(masks[i]), c));
+    results.push_back(
+        attend(slice_positions(q, i, i + 1, c), slice_positions(k, start, stop, c), slice_positions(v, start, stop, c),
+            n.scale(), /*is_causal=*/false, masks.empty() ? std::nullopt : std::optional(masks[i]), c));
   }
   c.set(n.out(), mx::concatenate(std::move(results), 2, c.stream));
 }
@@ -210,9 +195,8 @@ inline void row_update(const fb::RowUpdateParams& n, Context& c) {
   if (dst.ndim() == 4) {
     expected[2] = static_cast<int>(starts.size());
   }
-  check_argument(
-      dst.ndim() == 4 && update.dtype() == dst.dtype() && update.shape() == expected,
-      "update: got ", describe(update), ", expected ", starts.size(), " positions for ", describe(dst));
+  check_argument(dst.ndim() == 4 && update.dtype() == dst.dtype() && update.shape() == expected, "update: got ",
+      describe(update), ", expected ", starts.size(), " positions for ", describe(dst));
   for (const int start : starts) {
     check_argument(
         start < dst.shape(2), "starts: got ", start, ", expected less than ", dst.shape(2), " for ", describe(dst));
@@ -253,9 +237,8 @@ inline int first_position(const mx::array& position, int tokens, Context& c) {
   int64_t count = 0;
   for_each_integer(on_host, [&](int64_t p) {
     first = count == 0 ? p : first;
-    check_argument(
-        p >= 0 && p - first == count,
-        "position: got ", p, " at index ", count, ", expected consecutive integers of 0 or more");
+    check_argument(p >= 0 && p - first == count, "position: got ", p, " at index ", count,
+        ", expected consecutive integers of 0 or more");
     ++count;
   });
   return c.checked_int("position", first);
@@ -269,17 +252,15 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
   const auto& v = c.in(n.v());
   check_rank_4(q, k, v);
   const int tokens = q.shape(2);
-  check_argument(
-      q.size() > 0 && v.size() > 0 && k.shape(2) == tokens && v.shape(2) == tokens && k.shape(0) == q.shape(0) &&
-          v.shape(0) == q.shape(0) && v.shape(1) == k.shape(1) && k.shape(3) == q.shape(3) &&
-          q.shape(1) % k.shape(1) == 0,
+  check_argument(q.size() > 0 && v.size() > 0 && k.shape(2) == tokens && v.shape(2) == tokens &&
+          k.shape(0) == q.shape(0) && v.shape(0) == q.shape(0) && v.shape(1) == k.shape(1) &&
+          k.shape(3) == q.shape(3) && q.shape(1) % k.shape(1) == 0,
       "got q ", describe(q), ", k ", describe(k), " and v ", describe(v),
       ", expected matching batch, heads, tokens and head_dim");
   const auto inputs = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
   c.count_operations(q.size(), inputs.keys.shape(2));
   c.expect_product({q.shape(0), q.shape(1), tokens, v.shape(3)}, q.dtype(), inputs.keys.shape(2));
-  const auto attended = attend(
-      q, inputs.keys, inputs.values, *n.scale(), inputs.is_causal, inputs.mask, c);
+  const auto attended = attend(q, inputs.keys, inputs.values, *n.scale(), inputs.is_causal, inputs.mask, c);
   c.set(n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended);
 }
 

@@ -18,15 +18,13 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   c.make_available(*n.originals());
   c.make_available(*n.carry());
   const auto originals = c.list(*n.originals());
-  check_program(
-      !originals.empty() && originals.size() == n.sliced()->size(),
-      "sliced: got ", n.sliced()->size(), ", expected one for each of ", originals.size(), " originals");
+  check_program(!originals.empty() && originals.size() == n.sliced()->size(), "sliced: got ", n.sliced()->size(),
+      ", expected one for each of ", originals.size(), " originals");
   const int axis = checked_axis(n.scan_axis(), static_cast<int>(originals[0].ndim()), "scan_axis");
   const int iterations = originals[0].shape(axis);
   for (const auto& x : originals) {
-    check_argument(
-        axis < static_cast<int>(x.ndim()) && x.shape(axis) == iterations,
-        "originals: got ", describe(x), ", expected size ", iterations, " on axis ", axis);
+    check_argument(axis < static_cast<int>(x.ndim()) && x.shape(axis) == iterations, "originals: got ", describe(x),
+        ", expected size ", iterations, " on axis ", axis);
   }
   check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
 
@@ -48,7 +46,7 @@ inline void scan(const fb::ScanParams& n, Context& c) {
     c.run(static_cast<uint32_t>(n.body_chain_idx()));
     for (uint32_t i = 0; i < outputs.size(); ++i) {
       const auto& output = c.in(n.outputs()->Get(i));
-      if (iteration == 0) {  // before the memory of all iterations is allocated
+      if (iteration == 0) { // before the memory of all iterations is allocated
         check_size(shape_stacked(output, iterations, output_axis(output)), output.dtype());
       }
       outputs[i].push_back(output);

@@ -21,32 +21,23 @@ struct ConvWindow {
   std::array<int, N> output_padding{};
 };
 
-inline ConvWindow<1> conv_window(const fb::Conv1DParams& n) {
-  return {{n.stride()}, {n.padding()}, {n.dilation()}};
-}
+inline ConvWindow<1> conv_window(const fb::Conv1DParams& n) { return {{n.stride()}, {n.padding()}, {n.dilation()}}; }
 inline ConvWindow<2> conv_window(const fb::Conv2DParams& n) {
   return {{n.stride_h(), n.stride_w()}, {n.padding_h(), n.padding_w()}, {n.dilation_h(), n.dilation_w()}};
 }
 inline ConvWindow<3> conv_window(const fb::Conv3DParams& n) {
-  return {
-      {n.stride_d(), n.stride_h(), n.stride_w()},
-      {n.padding_d(), n.padding_h(), n.padding_w()},
+  return {{n.stride_d(), n.stride_h(), n.stride_w()}, {n.padding_d(), n.padding_h(), n.padding_w()},
       {n.dilation_d(), n.dilation_h(), n.dilation_w()}};
 }
 inline ConvWindow<1> conv_window(const fb::ConvTranspose1DParams& n) {
   return {{n.stride()}, {n.padding()}, {n.dilation()}, {n.output_padding()}};
 }
 inline ConvWindow<2> conv_window(const fb::ConvTranspose2DParams& n) {
-  return {
-      {n.stride_h(), n.stride_w()},
-      {n.padding_h(), n.padding_w()},
-      {n.dilation_h(), n.dilation_w()},
+  return {{n.stride_h(), n.stride_w()}, {n.padding_h(), n.padding_w()}, {n.dilation_h(), n.dilation_w()},
       {n.output_padding_h(), n.output_padding_w()}};
 }
 inline ConvWindow<3> conv_window(const fb::ConvTranspose3DParams& n) {
-  return {
-      {n.stride_d(), n.stride_h(), n.stride_w()},
-      {n.padding_d(), n.padding_h(), n.padding_w()},
+  return {{n.stride_d(), n.stride_h(), n.stride_w()}, {n.padding_d(), n.padding_h(), n.padding_w()},
       {n.dilation_d(), n.dilation_h(), n.dilation_w()},
       {n.output_padding_d(), n.output_padding_h(), n.output_padding_w()}};
 }
@@ -57,8 +48,7 @@ void check_axis(const ConvWindow<N>& window, size_t i) {
   constexpr int kMax = 1 << 20;
   const int stride = window.stride[i], padding = window.padding[i];
   const int dilation = window.dilation[i], output_padding = window.output_padding[i];
-  check_program(
-      stride > 0 && stride < kMax && dilation > 0 && dilation < kMax && padding >= 0 && padding < kMax &&
+  check_program(stride > 0 && stride < kMax && dilation > 0 && dilation < kMax && padding >= 0 && padding < kMax &&
           output_padding >= 0 && output_padding < kMax,
       "axis ", i, ": got stride ", stride, ", padding ", padding, ", dilation ", dilation, " and output padding ",
       output_padding,
@@ -85,9 +75,7 @@ inline mx::array flip_spatial(const mx::array& w, mx::StreamOrDevice s) {
 // Whether a transposed convolution must be computed as a plain convolution. The CUDA backend of MLX 0.32 returns
 // wrong results for a transposed convolution with several groups unless it is the first in an evaluation, and for
 // a transposed convolution that differs from an earlier one only in its stride.
-inline bool avoids_transposed(mx::Stream stream) {
-  return stream.device == mx::Device::gpu && mx::cu::is_available();
-}
+inline bool avoids_transposed(mx::Stream stream) { return stream.device == mx::Device::gpu && mx::cu::is_available(); }
 
 // Splits the kernel w [groups, O, ..., C] of a transposed convolution on one axis. The result has `stride`
 // times as many channels O: one kernel for each phase, in the order in which a plain convolution reads it. An element
@@ -118,7 +106,7 @@ std::optional<mx::array> conv_by_phases(
     const int stride = window.stride[axis - 1], cropped = window.padding[axis - 1];
     w = split_phases(w, axis + 1, stride, s);
     const int reach = w.shape(axis + 1) - 1;
-    const int first = std::min(cropped / stride, reach);  // the first element of each phase that is computed
+    const int first = std::min(cropped / stride, reach); // the first element of each phase that is computed
     const int last = (cropped + shape[axis] - 1) / stride;
     padding.push_back(reach - first);
     plain.push_back(last + 1 - first);
@@ -142,9 +130,8 @@ std::optional<mx::array> conv_by_phases(
 
 // A convolution on a CPU, with the result of the given shape. nullopt if there is no kernel.
 template <size_t N, bool kTransposed>
-std::optional<mx::array> conv_on_cpu(
-    const mx::array& x, const mx::array& w, const ConvWindow<N>& window, int groups, const mx::Shape& shape,
-    Context& c) {
+std::optional<mx::array> conv_on_cpu(const mx::array& x, const mx::array& w, const ConvWindow<N>& window, int groups,
+    const mx::Shape& shape, Context& c) {
   if (c.stream.device != mx::Device::cpu || !is_float(x.dtype()) || x.dtype() != w.dtype()) {
     return std::nullopt;
   }
@@ -157,9 +144,7 @@ std::optional<mx::array> conv_on_cpu(
       y = conv_by_phases<N>(to_float32(x, c), to_float32(w, c), window, groups, shape, c.stream);
     }
   } else {
-    const cpu::Window axes{
-        {window.stride.begin(), window.stride.end()},
-        {window.padding.begin(), window.padding.end()},
+    const cpu::Window axes{{window.stride.begin(), window.stride.end()}, {window.padding.begin(), window.padding.end()},
         {window.dilation.begin(), window.dilation.end()}};
     y = cpu::convolution(to_float32(x, c), to_float32(w, c), axes, groups, shape, c.stream);
   }
@@ -169,9 +154,9 @@ std::optional<mx::array> conv_on_cpu(
 // The shapes of a convolution, and the zeros that MLX adds to x on each spatial axis.
 struct ConvShapes {
   mx::Shape result;
-  mx::Shape padded;            // x with zeros between its elements and around them
-  mx::Shape start;             // of the result in that of MLX, which does not crop a transposed convolution
-  std::vector<int> low, high;  // zeros before x and after it
+  mx::Shape padded; // x with zeros between its elements and around them
+  mx::Shape start; // of the result in that of MLX, which does not crop a transposed convolution
+  std::vector<int> low, high; // zeros before x and after it
 };
 
 template <size_t N, bool kTransposed>
@@ -182,7 +167,7 @@ ConvShapes conv_shapes(const mx::array& x, const mx::array& w, const ConvWindow<
     const int64_t length = x.shape(static_cast<int>(i) + 1);
     const int64_t kernel = w.shape(static_cast<int>(i) + 1);
     check_argument(length > 0 && kernel > 0, "axis ", i, ": x or w is empty");
-    const int64_t reach = window.dilation[i] * (kernel - 1);  // from the first to the last element under the kernel
+    const int64_t reach = window.dilation[i] * (kernel - 1); // from the first to the last element under the kernel
     int64_t size = 0;
     if (kTransposed) {
       size = (length - 1) * window.stride[i] - 2 * window.padding[i] + reach + 1 + window.output_padding[i];
@@ -191,7 +176,7 @@ ConvShapes conv_shapes(const mx::array& x, const mx::array& w, const ConvWindow<
       shapes.low.push_back(std::max(0, c.checked_int("padding", before)));
       shapes.high.push_back(std::max(0, c.checked_int("padding", after)));
     } else {
-      const int64_t room = length + 2 * window.padding[i] - reach - 1;  // the last position where the kernel fits
+      const int64_t room = length + 2 * window.padding[i] - reach - 1; // the last position where the kernel fits
       size = room < 0 ? 0 : room / window.stride[i] + 1;
       shapes.low.push_back(window.padding[i]);
       shapes.high.push_back(window.padding[i]);
@@ -214,19 +199,17 @@ void conv(const Node& n, Context& c) {
   const auto& w = c.in(n.w());
   const ConvWindow<N> window = conv_window(n);
   const int groups = n.groups();
-  check_argument(
-      x.ndim() == N + 2 && w.ndim() == N + 2,
-      "got x ", describe(x), " and w ", describe(w), ", expected ", N + 2, " axes each");
+  check_argument(x.ndim() == N + 2 && w.ndim() == N + 2, "got x ", describe(x), " and w ", describe(w), ", expected ",
+      N + 2, " axes each");
   check_program(groups > 0, "groups: got ", groups, ", expected 1 or more");
-  check_argument(
-      x.shape(-1) == int64_t{w.shape(-1)} * groups && w.shape(0) % groups == 0,
-      "got x with ", x.shape(-1), " channels and w with shape ", dims(w.shape()),
+  check_argument(x.shape(-1) == int64_t{w.shape(-1)} * groups && w.shape(0) % groups == 0, "got x with ", x.shape(-1),
+      " channels and w with shape ", dims(w.shape()),
       ", expected channels = w.shape[-1] * groups and w.shape[0] divisible by groups, with groups = ", groups);
 
   const auto shapes = conv_shapes<N, kTransposed>(x, w, window, c);
   const auto& shape = shapes.result;
   check_size(shapes.padded, x.dtype());
-  if (x.size() == 0 || w.size() == 0) {  // MLX divides by the number of channels
+  if (x.size() == 0 || w.size() == 0) { // MLX divides by the number of channels
     return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
   }
   c.expect_product(shape, x.dtype(), static_cast<int64_t>(w.size()) / w.shape(0));
@@ -238,14 +221,14 @@ void conv(const Node& n, Context& c) {
   const auto dilation = std::vector<int>(window.dilation.begin(), window.dilation.end());
   const std::vector<int> ones(N, 1);
   if (!kTransposed) {
-    const auto y = mx::conv_general(
-        x, w, stride, shapes.low, shapes.high, dilation, ones, groups, /*flip=*/false, c.stream);
+    const auto y =
+        mx::conv_general(x, w, stride, shapes.low, shapes.high, dilation, ones, groups, /*flip=*/false, c.stream);
     return c.set(n.out(), y);
   }
   const bool as_plain = avoids_transposed(c.stream);
-  const auto y = mx::conv_general(
-      as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, shapes.low,
-      shapes.high, dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream);
+  const auto y =
+      mx::conv_general(as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones,
+          shapes.low, shapes.high, dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream);
   mx::Shape stop = shape;
   std::transform(stop.begin(), stop.end(), shapes.start.begin(), stop.begin(), std::plus<int>());
   c.set(n.out(), y.shape() == shape ? y : mx::slice(y, shapes.start, stop, c.stream));

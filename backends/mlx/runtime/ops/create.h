@@ -15,9 +15,8 @@ inline void arange(const fb::ARangeParams& n, Context& c) {
   const __int128 span = (__int128{stop} - start) * (step < 0 ? -1 : 1);
   const __int128 stride = step < 0 ? -__int128{step} : __int128{step};
   const __int128 count = span <= 0 ? 0 : (span + stride - 1) / stride;
-  check_argument(
-      count <= std::numeric_limits<int>::max(),
-      "range [", start, ", ", stop, ") with step ", step, " has too many elements");
+  check_argument(count <= std::numeric_limits<int>::max(), "range [", start, ", ", stop, ") with step ", step,
+      " has too many elements");
   const mx::Shape shape{static_cast<int>(count)};
   check_size(shape, dtype);
   if (count == 0) {

@@ -76,9 +76,7 @@ inline std::optional<mx::array> add_kernel(const mx::array& a, const mx::array& 
   return y ? y : cpu::add(a, b, stream);
 }
 
-inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
-  return mx::multiply(x, mx::sigmoid(x, s), s);
-}
+inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) { return mx::multiply(x, mx::sigmoid(x, s), s); }
 
 inline mx::array truncate(const mx::array& x, mx::StreamOrDevice s) {
   if (!is_float(x.dtype())) {
@@ -144,8 +142,7 @@ inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevic
     }
   }
   const auto magnitude = mx::maximum(mx::abs(exponent, s), zero, s);
-  const auto is_zero = mx::logical_and(
-      mx::less(exponent, zero, s), mx::not_equal(mx::abs(base, s), one, s), s);
+  const auto is_zero = mx::logical_and(mx::less(exponent, zero, s), mx::not_equal(mx::abs(base, s), one, s), s);
   return mx::where(is_zero, zero, mx::power(base, magnitude, s), s);
 }
 
@@ -157,23 +154,18 @@ inline void gelu(const fb::GeluParams& n, Context& c) {
   const auto x = is_half(input.dtype()) ? mx::astype(input, mx::float32, s) : input;
   check_program(is_float(x.dtype()), "x: got ", name(x.dtype()), ", expected a float dtype");
   const bool tanh = n.approximate()->string_view() == "tanh";
-  check_program(
-      tanh || n.approximate()->string_view() == "none",
-      "approximate: got \"", n.approximate()->c_str(), "\", expected \"none\" or \"tanh\"");
+  check_program(tanh || n.approximate()->string_view() == "none", "approximate: got \"", n.approximate()->c_str(),
+      "\", expected \"none\" or \"tanh\"");
   mx::array inner = x;
   if (tanh) {
     const auto cube = mx::multiply(x, mx::square(x, s), s);
-    inner = mx::tanh(
-        mx::multiply(
-            scalar_like(std::sqrt(2 / std::numbers::pi), x),
-            mx::add(x, mx::multiply(scalar_like(0.044715, x), cube, s), s),
-            s),
+    inner = mx::tanh(mx::multiply(scalar_like(std::sqrt(2 / std::numbers::pi), x),
+                         mx::add(x, mx::multiply(scalar_like(0.044715, x), cube, s), s), s),
         s);
   } else {
     inner = mx::erf(mx::multiply(x, scalar_like(std::sqrt(0.5), x), s), s);
   }
-  const auto y = mx::multiply(
-      mx::multiply(x, scalar_like(0.5, x), s), mx::add(inner, scalar_like(1, x), s), s);
+  const auto y = mx::multiply(mx::multiply(x, scalar_like(0.5, x), s), mx::add(inner, scalar_like(1, x), s), s);
   c.set(n.out(), mx::astype(y, input.dtype(), s));
 }
 
@@ -216,12 +208,12 @@ inline mx::array exp(const mx::array& x, mx::StreamOrDevice s) {
   return mx::multiply(mx::exp(mx::minimum(x, limit, s), s), mx::exp(above, s), s);
 }
 
-// Like mx::erf(), but accurate near zero, where MLX's CPU kernel returns 0, or a zero with the wrong sign. A division by
-// that zero gives the wrong infinity. Near zero, erf(x) is 2 / sqrt(pi) * (x - x^3 / 3).
+// Like mx::erf(), but accurate near zero, where MLX's CPU kernel returns 0, or a zero with the wrong sign. A division
+// by that zero gives the wrong infinity. Near zero, erf(x) is 2 / sqrt(pi) * (x - x^3 / 3).
 inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
   constexpr double kSlope = 2 * std::numbers::inv_sqrtpi;
-  const auto factor = mx::subtract(
-      scalar_like(kSlope, x), mx::multiply(scalar_like(kSlope / 3, x), mx::square(x, s), s), s);
+  const auto factor =
+      mx::subtract(scalar_like(kSlope, x), mx::multiply(scalar_like(kSlope / 3, x), mx::square(x, s), s), s);
   const auto is_near_zero = mx::less(mx::abs(x, s), scalar_like(0.05, x), s);
   return mx::where(is_near_zero, mx::multiply(x, factor, s), mx::erf(x, s), s);
 }

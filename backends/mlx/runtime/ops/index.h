@@ -12,11 +12,7 @@ namespace executorch_mlx {
 // Returns `indices` for an axis of `length` elements, all within bounds: [-length, length) if `from_end`, otherwise
 // [0, length). MLX does not check indices and would access memory out of bounds. If the indices are on the host, throws
 // if one is out of bounds. Computed indices are clamped instead, because checking them would need an evaluation.
-inline mx::array bounded_indices(
-    const mx::array& indices,
-    int length,
-    Context& c,
-    bool from_end = true) {
+inline mx::array bounded_indices(const mx::array& indices, int length, Context& c, bool from_end = true) {
   const auto dtype = indices.dtype();
   check_program(is_integral(dtype), "indices: got ", name(dtype), ", expected an integer dtype");
   if (indices.size() == 0) {
@@ -49,8 +45,7 @@ inline mx::array bounded_indices(
 // check positions and rows in this way: on a GPU, each check would make the host wait for the device.
 inline std::optional<mx::array> elements_of_range(
     const mx::array& x, const std::vector<int64_t>& indices, const mx::Shape& shape) {
-  const bool is_range =
-      is_lazy(x, "Arange") && x.ndim() == 1 && (x.dtype() == mx::int32 || x.dtype() == mx::int64);
+  const bool is_range = is_lazy(x, "Arange") && x.ndim() == 1 && (x.dtype() == mx::int32 || x.dtype() == mx::int64);
   if (!is_range) {
     return std::nullopt;
   }
@@ -137,10 +132,8 @@ inline void slice_update(const fb::SliceUpdateParams& n, Context& c) {
   const int length = (range.stop - range.start + step - 1) / step;
   const auto update_axis = static_cast<int>(update.ndim()) - static_cast<int>(dst.ndim()) + range.axis;
   const int size = update_axis < 0 ? 1 : update.shape(update_axis);
-  check_argument(
-      size == length || size == 1,
-      "update: got size ", size, ", expected ", length, " for [", range.start, ", ", range.stop, ") on axis ",
-      range.axis);
+  check_argument(size == length || size == 1, "update: got size ", size, ", expected ", length, " for [", range.start,
+      ", ", range.stop, ") on axis ", range.axis);
   if (length == 0) {
     return c.set(n.out(), dst);
   }
@@ -154,7 +147,7 @@ inline void take(const fb::TakeParams& n, Context& c) {
   const auto& index = *n.index();
   if (index.kind() == 2) {
     const auto indices = bounded_indices(c.in(index.tid()), length, c);
-    if (x.size() == 0) {  // MLX refuses it, although another axis may be the empty one
+    if (x.size() == 0) { // MLX refuses it, although another axis may be the empty one
       auto shape = x.shape();
       shape.erase(shape.begin() + axis);
       shape.insert(shape.begin() + axis, indices.shape().begin(), indices.shape().end());
@@ -163,9 +156,8 @@ inline void take(const fb::TakeParams& n, Context& c) {
     return c.set(n.out(), axis == 0 ? c.take_rows(n.x(), x, indices) : mx::take(x, indices, axis, c.stream));
   }
   const int64_t position = index.kind() == 0 ? index.literal() : c.integer(index.vid());
-  check_argument(
-      position >= -int64_t{length} && position < length,
-      "index ", position, " is out of range [", -length, ", ", length, ")");
+  check_argument(position >= -int64_t{length} && position < length, "index ", position, " is out of range [", -length,
+      ", ", length, ")");
   if (const auto y = elements_of_range(x, {position}, {})) {
     return c.set(n.out(), *y);
   }
@@ -179,8 +171,7 @@ inline void take_along_axis(const fb::TakeAlongAxisParams& n, Context& c) {
   const auto indices = bounded_indices(c.in(n.indices()), x.shape(axis), c);
   check_argument(indices.ndim() == x.ndim(), "indices: got ", indices.ndim(), " axes, expected ", x.ndim());
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
-    check_argument(
-        i == axis || indices.shape(i) == x.shape(i) || indices.shape(i) == 1 || x.shape(i) == 1,
+    check_argument(i == axis || indices.shape(i) == x.shape(i) || indices.shape(i) == 1 || x.shape(i) == 1,
         "indices: got shape ", dims(indices.shape()), ", expected size ", x.shape(i), " or 1 on axis ", i);
   }
   c.set(n.out(), mx::take_along_axis(x, indices, axis, c.stream));
@@ -189,17 +180,15 @@ inline void take_along_axis(const fb::TakeAlongAxisParams& n, Context& c) {
 inline void gather(const fb::GatherParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto& axes = *n.axes();
-  check_program(
-      axes.size() == n.indices()->size(),
-      "indices: got ", n.indices()->size(), ", expected one for each of ", axes.size(), " axes");
+  check_program(axes.size() == n.indices()->size(), "indices: got ", n.indices()->size(), ", expected one for each of ",
+      axes.size(), " axes");
   check_program(
       n.slice_sizes()->size() == x.ndim(), "slice_sizes: got ", n.slice_sizes()->size(), ", expected ", x.ndim());
   mx::Shape sizes;
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
     sizes.push_back(n.slice_sizes()->Get(i));
-    check_program(
-        sizes[i] >= 0 && sizes[i] <= x.shape(i),
-        "slice size ", sizes[i], " on axis ", i, " is out of range [0, ", x.shape(i), "]");
+    check_program(sizes[i] >= 0 && sizes[i] <= x.shape(i), "slice size ", sizes[i], " on axis ", i,
+        " is out of range [0, ", x.shape(i), "]");
   }
   const auto checked = checked_axes(&axes, static_cast<int>(x.ndim()));
   std::vector<mx::array> indices;
@@ -207,8 +196,8 @@ inline void gather(const fb::GatherParams& n, Context& c) {
     const int axis = checked[i];
     // A slice begins at its index and must end within x. So for a slice longer than 1, the largest valid index is
     // lower, and an index that counts from the end is not allowed.
-    indices.push_back(bounded_indices(
-        c.in(n.indices()->Get(i)), x.shape(axis) - std::max(sizes[axis] - 1, 0), c, sizes[axis] <= 1));
+    indices.push_back(
+        bounded_indices(c.in(n.indices()->Get(i)), x.shape(axis) - std::max(sizes[axis] - 1, 0), c, sizes[axis] <= 1));
   }
   check_program(!indices.empty(), "indices: expected at least one");
   if (sizes == mx::Shape{1} && is_on_host(indices[0])) {
@@ -268,13 +257,12 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   check_argument(index.ndim() == 1, "indices: got ", index.ndim(), " axes, expected 1");
   auto expected = dst.shape();
   expected[axis] = index.shape(0);
-  check_argument(
-      update.shape() == expected, "update: got shape ", dims(update.shape()), ", expected ", dims(expected));
+  check_argument(update.shape() == expected, "update: got shape ", dims(update.shape()), ", expected ", dims(expected));
   const auto indices = bounded_indices(index, dst.shape(axis), c);
   if (update.size() == 0) {
     return c.set(n.out(), std::move(dst));
   }
-  constexpr size_t kMaxRuns = 1024;  // bounds the size of the graph
+  constexpr size_t kMaxRuns = 1024; // bounds the size of the graph
   if (is_on_host(indices)) {
     const auto runs = find_runs(indices, dst.shape(axis));
     if (runs.size() <= kMaxRuns) {
@@ -297,24 +285,22 @@ inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   const auto& updates = c.in(n.updates());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   const auto indices = bounded_indices(c.in(n.indices()), x.shape(axis), c);
-  check_argument(
-      indices.ndim() == x.ndim() && updates.ndim() == x.ndim(),
-      "got indices with ", indices.ndim(), " and updates with ", updates.ndim(), " axes, expected ", x.ndim());
+  check_argument(indices.ndim() == x.ndim() && updates.ndim() == x.ndim(), "got indices with ", indices.ndim(),
+      " and updates with ", updates.ndim(), " axes, expected ", x.ndim());
   if (indices.size() == 0) {
     return c.set(n.out(), x);
   }
   const mx::Shape origin(x.ndim(), 0);
-  auto corner = indices.shape();  // the shape of the part of x to which something is added
+  auto corner = indices.shape(); // the shape of the part of x to which something is added
   corner[axis] = x.shape(axis);
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
-    check_argument(
-        corner[i] <= x.shape(i) && indices.shape(i) <= updates.shape(i),
-        "indices: shape ", dims(indices.shape()), " exceeds x or updates on axis ", i);
+    check_argument(corner[i] <= x.shape(i) && indices.shape(i) <= updates.shape(i), "indices: shape ",
+        dims(indices.shape()), " exceeds x or updates on axis ", i);
   }
   const auto added = mx::astype(mx::slice(updates, origin, indices.shape(), c.stream), x.dtype(), c.stream);
   const bool whole = corner == x.shape();
-  const auto sum = mx::scatter_add_axis(
-      whole ? x : mx::slice(x, origin, corner, c.stream), indices, added, axis, c.stream);
+  const auto sum =
+      mx::scatter_add_axis(whole ? x : mx::slice(x, origin, corner, c.stream), indices, added, axis, c.stream);
   c.set(n.out(), whole ? sum : mx::slice_update(x, sum, origin, corner, c.stream));
 }
 

@@ -70,9 +70,7 @@ inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, 
 }
 
 // The number of rows of x [..., columns].
-inline int64_t rows_of(const mx::array& x) {
-  return x.size() == 0 ? 0 : static_cast<int64_t>(x.size()) / x.shape(-1);
-}
+inline int64_t rows_of(const mx::array& x) { return x.size() == 0 ? 0 : static_cast<int64_t>(x.size()) / x.shape(-1); }
 
 // mx::matmul(a, b). On a GPU, if a has leading axes of size 1 and b is a matrix, gives b such axes, too. Otherwise MLX
 // would reshape a and the result. Each of these two operations costs the host about as much as a small kernel.
@@ -92,8 +90,7 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   const auto& b = c.in(n.mat2());
   check_min_rank(a, "mat1", 1);
   check_min_rank(b, "mat2", 1);
-  check_argument(
-      a.shape(-1) == b.shape(b.ndim() == 1 ? 0 : -2), "got mat1 ", describe(a), " and mat2 ", describe(b),
+  check_argument(a.shape(-1) == b.shape(b.ndim() == 1 ? 0 : -2), "got mat1 ", describe(a), " and mat2 ", describe(b),
       ", expected the same number of columns in mat1 as rows in mat2");
   c.expect_product(product_shape(a, batch_shape(b), b.ndim() == 1 ? 1 : b.shape(-1)), a.dtype(), a.shape(-1));
   const bool same_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
@@ -128,11 +125,9 @@ inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::arra
 
 // The shape of the products of matrices that the indices choose, with `columns` columns. Without indices, all matrices
 // of an operand are chosen.
-inline mx::Shape gathered_shape(
-    const mx::array& a, const mx::array& b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs,
-    int columns) {
-  mx::Shape shape =
-      mx::broadcast_shapes(lhs ? lhs->shape() : batch_shape(a), rhs ? rhs->shape() : batch_shape(b));
+inline mx::Shape gathered_shape(const mx::array& a, const mx::array& b, const std::optional<mx::array>& lhs,
+    const std::optional<mx::array>& rhs, int columns) {
+  mx::Shape shape = mx::broadcast_shapes(lhs ? lhs->shape() : batch_shape(a), rhs ? rhs->shape() : batch_shape(b));
   shape.push_back(a.shape(-2));
   shape.push_back(columns);
   return shape;
@@ -146,14 +141,13 @@ bool sorted_indices(const Node& n, Context& c) {
 
 // mx::gather_mm. If the length of the sums is a multiple of 8, MLX's kernels for CUDA read 8 elements at once along the
 // contiguous axis of an operand, and fail unless the length of this axis is a multiple of 8, too.
-inline mx::array gather_mm(
-    mx::array a, mx::array b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs, bool sorted,
-    mx::Stream stream) {
+inline mx::array gather_mm(mx::array a, mx::array b, const std::optional<mx::array>& lhs,
+    const std::optional<mx::array>& rhs, bool sorted, mx::Stream stream) {
   constexpr int kMultiple = 8;
   const int columns = b.shape(-1);
   if (stream.device == mx::Device::gpu && mx::cu::is_available() && a.shape(-1) % kMultiple == 0) {
     if (a.shape(-2) > 1 && a.shape(-2) % kMultiple != 0) {
-      a = mx::contiguous(a, /*allow_col_major=*/false, stream);  // its contiguous axis is then that of the sums
+      a = mx::contiguous(a, /*allow_col_major=*/false, stream); // its contiguous axis is then that of the sums
     }
     const bool sums_are_contiguous = b.is_available() && b.strides(-2) == 1;
     if (columns % kMultiple != 0 && !sums_are_contiguous) {

@@ -10,12 +10,9 @@ namespace executorch_mlx {
 
 // Reads a list of `count` names.
 inline std::vector<std::string> names_of(
-    const char* argument,
-    const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>>* names,
-    size_t count) {
-  check_program(
-      names != nullptr && names->size() == count,
-      argument, ": got ", names == nullptr ? 0 : names->size(), " names, expected ", count);
+    const char* argument, const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>>* names, size_t count) {
+  check_program(names != nullptr && names->size() == count, argument, ": got ", names == nullptr ? 0 : names->size(),
+      " names, expected ", count);
   std::vector<std::string> result;
   for (const auto* name : *names) {
     result.push_back(name->str());
@@ -37,16 +34,14 @@ inline std::vector<mx::Shape> output_shapes(const fb::MetalKernelParams& n, cons
   const size_t count = n.outputs()->size();
   const auto* flat = n.output_shapes_flat();
   const auto* ranks = n.output_shape_lengths();
-  check_program(
-      flat != nullptr && ranks != nullptr && ranks->size() == count,
+  check_program(flat != nullptr && ranks != nullptr && ranks->size() == count,
       "output_shape_lengths: expected the shapes of ", count, " outputs");
   const auto sizes = c.sizes("output_shapes_flat", *flat);
   std::vector<mx::Shape> shapes;
   size_t begin = 0;
   for (const int rank : *ranks) {
-    check_program(
-        rank >= 0 && rank <= static_cast<int>(sizes.size() - begin),
-        "output_shape_lengths: got rank ", rank, ", expected at most ", sizes.size() - begin);
+    check_program(rank >= 0 && rank <= static_cast<int>(sizes.size() - begin), "output_shape_lengths: got rank ", rank,
+        ", expected at most ", sizes.size() - begin);
     shapes.emplace_back(sizes.begin() + begin, sizes.begin() + begin + rank);
     begin += rank;
   }
@@ -55,7 +50,7 @@ inline std::vector<mx::Shape> output_shapes(const fb::MetalKernelParams& n, cons
 }
 
 inline std::vector<std::pair<std::string, mx::fast::TemplateArg>> template_args(const fb::MetalKernelParams& n) {
-  enum { kInt, kBool, kDtype };  // the kinds, as programs number them
+  enum { kInt, kBool, kDtype }; // the kinds, as programs number them
   const auto* kinds = n.template_arg_kinds();
   const auto* values = n.template_arg_values();
   const size_t count = n.template_arg_names() == nullptr ? 0 : n.template_arg_names()->size();
@@ -81,22 +76,19 @@ inline void metal_kernel(const fb::MetalKernelParams& n, Context& c) {
   const auto inputs = c.list(*n.inputs());
   const size_t outputs = n.outputs()->size();
   const auto shapes = output_shapes(n, c);
-  check_program(
-      n.output_dtypes() != nullptr && n.output_dtypes()->size() == outputs,
+  check_program(n.output_dtypes() != nullptr && n.output_dtypes()->size() == outputs,
       "output_dtypes: expected the dtypes of ", outputs, " outputs");
   std::vector<mx::Dtype> dtypes;
   for (uint32_t i = 0; i < outputs; ++i) {
     dtypes.push_back(dtype_of(n.output_dtypes()->Get(i)));
     check_size(shapes[i], dtypes[i]);
   }
-  const auto kernel = mx::fast::metal_kernel(
-      n.name()->str(), names_of("input_names", n.input_names(), inputs.size()),
+  const auto kernel = mx::fast::metal_kernel(n.name()->str(), names_of("input_names", n.input_names(), inputs.size()),
       names_of("output_names", n.output_names(), outputs), n.source()->str(),
       n.header() == nullptr ? "" : n.header()->str(), n.ensure_row_contiguous(), n.atomic_outputs());
   const auto init = n.init_value() ? std::optional<float>(*n.init_value()) : std::nullopt;
-  const auto results = kernel(
-      inputs, shapes, dtypes, extent("grid", *n.grid(), c), extent("threadgroup", *n.threadgroup(), c),
-      template_args(n), init, /*verbose=*/false, c.stream);
+  const auto results = kernel(inputs, shapes, dtypes, extent("grid", *n.grid(), c),
+      extent("threadgroup", *n.threadgroup(), c), template_args(n), init, /*verbose=*/false, c.stream);
   for (uint32_t i = 0; i < outputs; ++i) {
     c.set(n.outputs()->Get(i), results[i]);
   }

@@ -10,9 +10,8 @@ namespace executorch_mlx {
 // Checks x and its weight or bias, which `argument` names.
 inline void check_norm(const mx::array& x, const std::optional<mx::array>& weight, const char* argument) {
   check_argument(x.ndim() >= 1, "x: expected at least 1 axis");
-  check_argument(
-      !weight || (weight->ndim() == 1 && weight->shape(0) == x.shape(-1)),
-      argument, ": got ", describe(weight.value_or(x)), ", expected shape [", x.shape(-1), "]");
+  check_argument(!weight || (weight->ndim() == 1 && weight->shape(0) == x.shape(-1)), argument, ": got ",
+      describe(weight.value_or(x)), ", expected shape [", x.shape(-1), "]");
 }
 
 inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
@@ -23,7 +22,7 @@ inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
     return c.set(n.out(), *y);
   }
   if (const auto both = weight ? gpu::add_rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
-    c.replace_temporary(n.x(), both->first);  // so that MLX need not compute the sum again for a later op
+    c.replace_temporary(n.x(), both->first); // so that MLX need not compute the sum again for a later op
     return c.set(n.out(), both->second);
   }
   if (const auto y = weight ? gpu::rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {

@@ -22,11 +22,10 @@ void call(const void* node, Context& context) {
 
 } // namespace executorch_mlx
 
-#define MLX_ROW(Op, ...)                                                                          \
-  ::executorch_mlx::OpRow {                                                                       \
-    ::mlx_delegate::OpNode::Op, #Op,                                                              \
-        &::executorch_mlx::call<                                                                  \
-            std::remove_cvref_t<                                                                  \
-                decltype(*std::declval<const ::mlx_delegate::Instruction&>().op_as_##Op())>,      \
-            __VA_ARGS__>                                                                          \
+#define MLX_ROW(Op, ...)                                                                                     \
+  ::executorch_mlx::OpRow {                                                                                  \
+    ::mlx_delegate::OpNode::Op, #Op,                                                                         \
+        &::executorch_mlx::call<                                                                             \
+            std::remove_cvref_t<decltype(*std::declval<const ::mlx_delegate::Instruction&>().op_as_##Op())>, \
+            __VA_ARGS__>                                                                                     \
   }

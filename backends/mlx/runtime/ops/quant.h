@@ -15,26 +15,20 @@ struct Quantized {
 };
 
 // The number of values in a row of packed weights.
-inline int64_t unpacked_columns(const mx::array& w, int bits) {
-  return int64_t{w.shape(-1)} * 32 / bits;
-}
+inline int64_t unpacked_columns(const mx::array& w, int bits) { return int64_t{w.shape(-1)} * 32 / bits; }
 
 // Returns the quantized weights `q` of a node. Throws Failure if they are invalid.
 template <typename Node>
 Quantized checked_weights(const Node& n, Quantized q) {
-  check_program(
-      n.group_size() > 0 && n.bits() > 0 && n.bits() <= 8,
-      "got group_size ", n.group_size(), " and bits ", n.bits(), ", expected group_size > 0 and bits in [1, 8]");
-  check_argument(
-      q.w.dtype() == mx::uint32 && q.w.ndim() >= 2 && q.scales.ndim() == q.w.ndim(),
-      "got w ", describe(q.w), " and scales ", describe(q.scales),
-      ", expected packed uint32 and the same number of axes");
+  check_program(n.group_size() > 0 && n.bits() > 0 && n.bits() <= 8, "got group_size ", n.group_size(), " and bits ",
+      n.bits(), ", expected group_size > 0 and bits in [1, 8]");
+  check_argument(q.w.dtype() == mx::uint32 && q.w.ndim() >= 2 && q.scales.ndim() == q.w.ndim(), "got w ", describe(q.w),
+      " and scales ", describe(q.scales), ", expected packed uint32 and the same number of axes");
   // MLX does not check that the length of a row of w is a multiple of the group size.
   const int64_t columns = unpacked_columns(q.w, n.bits());
   auto expected = q.w.shape();
   expected.back() = static_cast<int>(columns / n.group_size());
-  check_argument(
-      columns > 0 && columns % n.group_size() == 0 && columns / n.group_size() == expected.back() &&
+  check_argument(columns > 0 && columns % n.group_size() == 0 && columns / n.group_size() == expected.back() &&
           q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
       "scales: got ", describe(q.scales), ", expected shape ", dims(expected), ", also for biases");
   return q;
@@ -82,11 +76,9 @@ inline void dequantize(const fb::DequantizeParams& n, Context& c) {
       return c.set(n.out(), *y);
     }
   }
-  c.set(
-      n.out(),
-      mx::dequantize(
-          q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(), c.optional(n.global_scale()), dtype,
-          c.stream));
+  c.set(n.out(),
+      mx::dequantize(q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(), c.optional(n.global_scale()),
+          dtype, c.stream));
 }
 
 // The number of columns of a product with w, which the product transposes if the node says so.
@@ -156,16 +148,14 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
   const auto q = read_weights(n, c);
   check_min_rank(x, "x", 1);
   const int64_t columns = unpacked_columns(q.w, n.bits());
-  check_argument(
-      is_float(x.dtype()) && q.w.ndim() == 2 && x.shape(-1) == columns,
-      "x: got ", describe(x), ", expected float32, float16 or bfloat16 of shape [..., ", columns, "] for w ",
-      describe(q.w));
+  check_argument(is_float(x.dtype()) && q.w.ndim() == 2 && x.shape(-1) == columns, "x: got ", describe(x),
+      ", expected float32, float16 or bfloat16 of shape [..., ", columns, "] for w ", describe(q.w));
   c.expect_product(product_shape(x, {}, q.w.shape(0)), x.dtype(), columns);
   const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights(&n)};
   if (const auto y = cpu::int8_quantized_matmul(x, matrix, n.group_size(), n.bits(), c.stream)) {
     return c.set(n.out(), *y);
   }
-  c.count_operations(x.size(), 4);  // about what rounding a value takes
+  c.count_operations(x.size(), 4); // about what rounding a value takes
   // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
   auto rounded = rounded_to_int8(x, n.group_size(), c);
   if (x.ndim() == 1) {
@@ -190,17 +180,17 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   const auto rhs = batch_indices(n.rhs_indices(), q.w, c);
   c.expect_product(gathered_shape(x, q.w, lhs, rhs, result_columns(n, q.w, c)), dtype, x.shape(-1));
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
-    if (const auto y = cpu::gather_quantized_matmul(
-            x, q.w, q.scales, *q.biases, lhs, rhs, n.group_size(), n.bits(), c.stream)) {
+    if (const auto y =
+            cpu::gather_quantized_matmul(x, q.w, q.scales, *q.biases, lhs, rhs, n.group_size(), n.bits(), c.stream)) {
       return c.set(n.out(), mx::astype(*y, dtype, c.stream));
     }
   }
   if (dtype != x.dtype()) {
     q = to_float32(std::move(q), c);
   }
-  const auto y = mx::gather_qmm(
-      x, q.w, q.scales, q.biases, lhs, rhs, n.transpose(), n.group_size(), n.bits(), n.mode()->str(),
-      /*global_scale=*/std::nullopt, sorted_indices(n, c), c.stream);
+  const auto y =
+      mx::gather_qmm(x, q.w, q.scales, q.biases, lhs, rhs, n.transpose(), n.group_size(), n.bits(), n.mode()->str(),
+          /*global_scale=*/std::nullopt, sorted_indices(n, c), c.stream);
   c.set(n.out(), mx::astype(y, dtype, c.stream));
 }
 

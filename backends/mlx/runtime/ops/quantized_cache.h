@@ -14,7 +14,7 @@ EntryFormat entry_format(const Node& n) {
   return {n.group_size(), n.bits(), n.rotate()};
 }
 
-constexpr int kMaxEntryGroups = 1024;  // groups of an entry
+constexpr int kMaxEntryGroups = 1024; // groups of an entry
 
 // Pads the last axis of x with zeros to whole groups, as float32, and rotates each group if the format asks for it.
 inline mx::array padded_groups(const mx::array& x, const EntryFormat& format, const Context& c) {
@@ -54,8 +54,7 @@ inline QuantizedEntries quantize_with_mlx(
     q = mx::squeeze(
         mx::bitwise_or(pairs[0], mx::left_shift(pairs[1], mx::array(uint8_t{4}), c.stream), c.stream), -1, c.stream);
   }
-  return {
-      mx::flatten(q, -2, -1, c.stream),
+  return {mx::flatten(q, -2, -1, c.stream),
       mx::concatenate({mx::squeeze(scales, -1, c.stream), mx::squeeze(biases, -1, c.stream)}, -1, c.stream)};
 }
 
@@ -68,9 +67,8 @@ inline void quantize_entries(const fb::QuantizeEntriesParams& n, Context& c) {
   check_program(!xs.empty(), "xs: got no tensors");
   int64_t groups = 0;
   for (const auto& x : xs) {
-    check_argument(
-        x.ndim() == 4 && is_float(x.dtype()) && x.shape(0) == xs[0].shape(0) && x.shape(1) == xs[0].shape(1) &&
-            x.shape(2) == xs[0].shape(2),
+    check_argument(x.ndim() == 4 && is_float(x.dtype()) && x.shape(0) == xs[0].shape(0) &&
+            x.shape(1) == xs[0].shape(1) && x.shape(2) == xs[0].shape(2),
         "xs: got ", describe(x), " beside ", describe(xs[0]),
         ", expected floats with 4 axes that differ in the last only");
     groups += format.groups(x.shape(3));
@@ -96,10 +94,9 @@ inline mx::array dequantized(const QuantizedAttention& a, int group, int width, 
   };
   const int groups = a.format.groups(width);
   const int entry_groups = a.cache.scales.shape(3) / 2;
-  const int group_words = a.format.bytes(1) / 4;  // 32-bit words of a group
+  const int group_words = a.format.bytes(1) / 4; // 32-bit words of a group
   const auto packed = mx::view(a.cache.entries, mx::uint32, c.stream);
-  return mx::dequantize(
-      part(packed, group * group_words, groups * group_words), part(a.cache.scales, group, groups),
+  return mx::dequantize(part(packed, group * group_words, groups * group_words), part(a.cache.scales, group, groups),
       part(a.cache.scales, entry_groups + group, groups), a.format.group_size, a.format.bits, "affine",
       /*global_scale=*/std::nullopt, a.q.dtype(), c.stream);
 }
@@ -107,10 +104,9 @@ inline mx::array dequantized(const QuantizedAttention& a, int group, int width, 
 // Returns the attention, computed with operations of MLX.
 inline mx::array attend_with_mlx(const QuantizedAttention& a, const Context& c) {
   const auto q = mx::astype(padded_groups(a.q, a.format, c), a.q.dtype(), c.stream);
-  auto y = attend(
-      q, dequantized(a, 0, a.q.shape(3), c), dequantized(a, a.value_group, a.value_size, c), a.scale, a.causal, a.mask,
-      c);
-  if (a.format.rotate) {  // rotating a second time restores the groups
+  auto y = attend(q, dequantized(a, 0, a.q.shape(3), c), dequantized(a, a.value_group, a.value_size, c), a.scale,
+      a.causal, a.mask, c);
+  if (a.format.rotate) { // rotating a second time restores the groups
     y = mx::astype(padded_groups(y, a.format, c), a.q.dtype(), c.stream);
   }
   mx::Shape stop = y.shape();
@@ -120,25 +116,21 @@ inline mx::array attend_with_mlx(const QuantizedAttention& a, const Context& c) 
 
 inline void check_cache(const fb::QuantizedSdpaParams& n, const QuantizedAttention& a) {
   const auto& [entries, scales] = a.cache;
-  check_argument(
-      a.q.ndim() == 4 && entries.ndim() == 4 && scales.ndim() == 4 && is_float(a.q.dtype()) &&
+  check_argument(a.q.ndim() == 4 && entries.ndim() == 4 && scales.ndim() == 4 && is_float(a.q.dtype()) &&
           entries.dtype() == mx::uint8 && is_float(scales.dtype()) && a.q.shape(0) == 1 && entries.shape(0) == 1,
       "got q ", describe(a.q), ", cache ", describe(entries), " and scales ", describe(scales),
       ", expected floats, uint8 and floats with 4 axes, the first of size 1");
   const int groups = scales.shape(3) / 2;
   auto expected = entries.shape();
   expected[3] = 2 * groups;
-  check_argument(
-      groups > 0 && groups <= kMaxEntryGroups && scales.shape() == expected &&
+  check_argument(groups > 0 && groups <= kMaxEntryGroups && scales.shape() == expected &&
           entries.shape(3) == a.format.bytes(groups),
       "scales: got ", describe(scales), " for the cache ", describe(entries), ", expected two for each group of ",
       n.group_size(), " numbers of ", n.bits(), " bits");
-  check_argument(
-      a.q.size() > 0 && entries.shape(1) > 0 && a.q.shape(1) % entries.shape(1) == 0 &&
+  check_argument(a.q.size() > 0 && entries.shape(1) > 0 && a.q.shape(1) % entries.shape(1) == 0 &&
           a.format.groups(a.q.shape(3)) <= groups,
       "q: got ", describe(a.q), " for the cache ", describe(entries));
-  check_argument(
-      n.value_offset() >= 0 && n.value_offset() % n.group_size() == 0 && n.value_size() > 0 &&
+  check_argument(n.value_offset() >= 0 && n.value_offset() % n.group_size() == 0 && n.value_size() > 0 &&
           n.value_size() <= groups * n.group_size() && a.value_group + a.format.groups(n.value_size()) <= groups,
       "values: got offset ", n.value_offset(), " and size ", n.value_size(), " in entries of ", groups, " groups");
 }
@@ -146,8 +138,7 @@ inline void check_cache(const fb::QuantizedSdpaParams& n, const QuantizedAttenti
 inline void quantized_sdpa(const fb::QuantizedSdpaParams& n, Context& c) {
   c.make_available({n.q(), n.mask()});
   const auto format = entry_format(n);
-  QuantizedAttention a{
-      .q = c.in(n.q()),
+  QuantizedAttention a{.q = c.in(n.q()),
       .cache = {c.in(n.cache()), c.in(n.scales())},
       .format = format,
       .first = c.checked_int("start", n.start()),
@@ -159,15 +150,13 @@ inline void quantized_sdpa(const fb::QuantizedSdpaParams& n, Context& c) {
       .mask = c.optional(n.mask())};
   check_cache(n, a);
   const int keys = a.last - a.first;
-  check_argument(
-      a.first >= 0 && a.first < a.last && a.last <= a.cache.entries.shape(2),
-      "got start ", a.first, " and stop ", a.last, ", expected entries in [0, ", a.cache.entries.shape(2), "]");
+  check_argument(a.first >= 0 && a.first < a.last && a.last <= a.cache.entries.shape(2), "got start ", a.first,
+      " and stop ", a.last, ", expected entries in [0, ", a.cache.entries.shape(2), "]");
   check_program(!(a.mask && a.causal), "mask: expected none if causal is true");
   check_argument(!a.causal || keys >= a.q.shape(2), "causal: got ", a.q.shape(2), " queries and ", keys, " keys");
   if (a.mask) {
     const mx::Shape scores{1, a.q.shape(1), a.q.shape(2), keys};
-    check_argument(
-        (a.mask->dtype() == mx::bool_ || is_float(a.mask->dtype())) &&
+    check_argument((a.mask->dtype() == mx::bool_ || is_float(a.mask->dtype())) &&
             mx::broadcast_shapes(a.mask->shape(), scores) == scores,
         "mask: got ", describe(*a.mask), ", expected bool or floats that broadcast to ", dims(scores));
   }

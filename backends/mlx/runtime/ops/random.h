@@ -10,12 +10,10 @@
 namespace executorch_mlx {
 
 inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
-  check_program(
-      n.width() == 1 || n.width() == 2 || n.width() == 4, "width: got ", n.width(), ", expected 1, 2 or 4");
+  check_program(n.width() == 1 || n.width() == 2 || n.width() == 4, "width: got ", n.width(), ", expected 1, 2 or 4");
   const auto shape = c.sizes("shape", *n.shape());
   check_size(shape, mx::uint32);
-  const auto key =
-      n.seed() ? mx::random::key(static_cast<uint64_t>(c.integer(n.seed()))) : next_random_key();
+  const auto key = n.seed() ? mx::random::key(static_cast<uint64_t>(c.integer(n.seed()))) : next_random_key();
   c.set(n.out(), mx::random::bits(shape, n.width(), key, c.stream));
 }
 
@@ -31,9 +29,8 @@ inline mx::array random_seeds(int count, mx::Stream stream) {
 // the logits.
 inline mx::array sample_parameter(
     const char* name, const mx::array& x, mx::Dtype dtype, const mx::array& logits, const Context& c) {
-  check_argument(
-      x.dtype() == dtype && (x.size() == 1 || x.shape() == mx::Shape{logits.shape(0)}),
-      name, ": got ", describe(x), ", expected one ", executorch_mlx::name(dtype), " or ", logits.shape(0), " of them");
+  check_argument(x.dtype() == dtype && (x.size() == 1 || x.shape() == mx::Shape{logits.shape(0)}), name, ": got ",
+      describe(x), ", expected one ", executorch_mlx::name(dtype), " or ", logits.shape(0), " of them");
   return views::reshape(x, {static_cast<int>(x.size())}, c.stream);
 }
 
@@ -57,8 +54,7 @@ inline mx::array sample_now(SampleInputs inputs, Context& c) {
 
 inline void sample(const fb::SampleParams& n, Context& c) {
   const auto& logits = c.in(n.logits());
-  check_argument(
-      logits.ndim() == 2 && logits.shape(1) > 0 &&
+  check_argument(logits.ndim() == 2 && logits.shape(1) > 0 &&
           (logits.dtype() == mx::float32 || logits.dtype() == mx::float16 || logits.dtype() == mx::bfloat16),
       "logits: got ", describe(logits), ", expected float32, float16 or bfloat16 of shape [B, V], V >= 1");
   if (logits.size() == 0) {
@@ -77,15 +73,14 @@ inline void sample(const fb::SampleParams& n, Context& c) {
   // If a parameter has an element for each row, each row is drawn as if it were alone, and needs a seed of its own.
   const auto is_per_row = [](const std::optional<mx::array>& x) { return x && x->size() > 1; };
   const bool rows_are_alone = is_per_row(temperature) || is_per_row(top_p) || is_per_row(top_k) || is_per_row(min_p);
-  const SampleInputs inputs{
-      .logits = logits,
+  const SampleInputs inputs{.logits = logits,
       .temperature = temperature,
       .top_p = top_p,
       .seed = n.seed() ? parameter("seed", n.seed(), mx::int64)
                        : random_seeds(rows_are_alone ? logits.shape(0) : 1, c.stream),
       .top_k = top_k,
       .min_p = min_p};
-  c.count_operations(logits.size(), 4);  // about what sampling takes for a logit
+  c.count_operations(logits.size(), 4); // about what sampling takes for a logit
   if (const auto tokens = gpu::sample(inputs, c.stream)) {
     return c.set(n.out(), *tokens);
   }
@@ -111,9 +106,8 @@ inline void mask_logits(const fb::MaskLogitsParams& n, Context& c) {
   check_argument(
       logits.ndim() == 2 && is_float(logits.dtype()), "logits: got ", describe(logits), ", expected floats [B, V]");
   const int words = logits.shape(1) / 32 + (logits.shape(1) % 32 != 0);
-  check_argument(
-      allowed.dtype() == mx::int32 && allowed.shape() == mx::Shape{logits.shape(0), words},
-      "allowed: got ", describe(allowed), ", expected int32[", logits.shape(0), ",", words, "]");
+  check_argument(allowed.dtype() == mx::int32 && allowed.shape() == mx::Shape{logits.shape(0), words}, "allowed: got ",
+      describe(allowed), ", expected int32[", logits.shape(0), ",", words, "]");
   const auto x = mx::astype(logits, mx::float32, c.stream);
   if (x.size() == 0) {
     return c.set(n.out(), x);

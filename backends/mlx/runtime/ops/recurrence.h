@@ -65,22 +65,19 @@ inline cpu::RecurrenceStates recur_with_mlx(const cpu::GatedRecurrenceInputs& r,
 
 inline void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
   c.make_available({n.query(), n.key(), n.value(), n.decay(), n.beta(), n.state()});
-  const cpu::GatedRecurrenceInputs r{
-      .query = c.in(n.query()),
+  const cpu::GatedRecurrenceInputs r{.query = c.in(n.query()),
       .key = c.in(n.key()),
       .value = c.in(n.value()),
       .decay = c.in(n.decay()),
       .beta = c.optional(n.beta()),
       .state = c.in(n.state())};
-  check_argument(
-      r.query.ndim() == 4 && r.value.ndim() == 4 && (r.decay.ndim() == 3 || r.decay.ndim() == 4),
+  check_argument(r.query.ndim() == 4 && r.value.ndim() == 4 && (r.decay.ndim() == 3 || r.decay.ndim() == 4),
       "got query ", describe(r.query), ", value ", describe(r.value), " and decay ", describe(r.decay),
       ", expected 4 axes, or 3 of the decay");
   const int batch = r.value.shape(0), heads = r.value.shape(1), tokens = r.value.shape(2), columns = r.value.shape(3);
   const int query_heads = r.query.shape(1), size = r.query.shape(3);
-  check_argument(
-      query_heads > 0 && heads % query_heads == 0, "value: got ", heads, " heads, expected a multiple of the ",
-      query_heads, " of the query");
+  check_argument(query_heads > 0 && heads % query_heads == 0, "value: got ", heads,
+      " heads, expected a multiple of the ", query_heads, " of the query");
   check_tokens("query", r.query, {batch, query_heads, tokens, size});
   check_tokens("key", r.key, r.query.shape());
   check_tokens("value", r.value, r.value.shape());
@@ -120,15 +117,13 @@ inline cpu::RecurrenceStates scan_with_mlx(const cpu::SelectiveScanInputs& s, Co
 
 inline void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
   c.make_available({n.x(), n.step(), n.key(), n.query(), n.rates(), n.state()});
-  const cpu::SelectiveScanInputs s{
-      .x = c.in(n.x()),
+  const cpu::SelectiveScanInputs s{.x = c.in(n.x()),
       .step = c.in(n.step()),
       .key = c.in(n.key()),
       .query = c.in(n.query()),
       .rates = c.in(n.rates()),
       .state = c.in(n.state())};
-  check_argument(
-      s.x.ndim() == 3 && s.rates.ndim() == 2, "got x ", describe(s.x), " and rates ", describe(s.rates),
+  check_argument(s.x.ndim() == 3 && s.rates.ndim() == 2, "got x ", describe(s.x), " and rates ", describe(s.rates),
       ", expected 3 and 2 axes");
   const int batch = s.x.shape(0), tokens = s.x.shape(1), channels = s.x.shape(2), size = s.rates.shape(1);
   check_tokens("x", s.x, s.x.shape());
@@ -137,7 +132,7 @@ inline void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
   check_tokens("query", s.query, {batch, tokens, size});
   check_tokens("rates", s.rates, {channels, size});
   check_tokens("state", s.state, {batch, channels, size});
-  for (int i = 0; i < 4; ++i) {  // an exponential takes longer than a product
+  for (int i = 0; i < 4; ++i) { // an exponential takes longer than a product
     c.count_operations(s.state.size(), tokens);
   }
   if (s.x.size() == 0 || size == 0) {
@@ -170,11 +165,9 @@ inline void read_layer_state(const fb::ReadLayerStateParams& n, Context& c) {
   const auto& states = c.in(n.states());
   const auto start = c.in(n.start());
   const auto row = c.optional(n.row());
-  check_argument(
-      states.ndim() == 4 && states.shape(0) == 1 && states.shape(1) == 1 && (row || states.shape(2) == 1),
+  check_argument(states.ndim() == 4 && states.shape(0) == 1 && states.shape(1) == 1 && (row || states.shape(2) == 1),
       "states: got ", describe(states), ", expected [1, 1, R, N], where R is 1 without row");
-  check_argument(
-      start.dtype() == mx::int64 && start.ndim() == 1 &&
+  check_argument(start.dtype() == mx::int64 && start.ndim() == 1 &&
           (!row || (row->dtype() == mx::int64 && row->shape() == start.shape())),
       "start: got ", describe(start), ", expected int64[B], also for row");
   check_size({start.shape(0), states.shape(3)}, states.dtype());

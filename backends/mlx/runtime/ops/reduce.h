@@ -6,10 +6,8 @@
 
 namespace executorch_mlx {
 
-using ReduceOp =
-    mx::array (*)(const mx::array&, const std::vector<int>&, bool, mx::StreamOrDevice);
-using VarianceOp =
-    mx::array (*)(const mx::array&, const std::vector<int>&, bool, int, mx::StreamOrDevice);
+using ReduceOp = mx::array (*)(const mx::array&, const std::vector<int>&, bool, mx::StreamOrDevice);
+using VarianceOp = mx::array (*)(const mx::array&, const std::vector<int>&, bool, int, mx::StreamOrDevice);
 using ArgReduceOp = mx::array (*)(const mx::array&, int, bool, mx::StreamOrDevice);
 using SortOp = mx::array (*)(const mx::array&, int, mx::StreamOrDevice);
 using PartitionOp = mx::array (*)(const mx::array&, int, int, mx::StreamOrDevice);
@@ -37,7 +35,7 @@ void reduce(const fb::ReduceNode& n, Context& c) {
 // infinity. The right result is NaN.
 inline mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
   if (x.size() == 0) {
-    return mx::log(mx::sum(x, axes, keepdims, s), s);  // the exponentials of no elements are no elements
+    return mx::log(mx::sum(x, axes, keepdims, s), s); // the exponentials of no elements are no elements
   }
   const auto y = mx::logsumexp(x, axes, keepdims, s);
   if (mx::to_stream(s).device == mx::Device::cpu || !mx::cu::is_available()) {
@@ -69,13 +67,13 @@ void variance(const fb::VarianceNode& n, Context& c) {
 template <ArgReduceOp Op>
 void arg_reduce(const fb::ArgReduceNode& n, Context& c) {
   const auto& x = c.in(n.x());
-  if (x.ndim() == 0) {  // as in torch, a scalar has one element on axis 0
+  if (x.ndim() == 0) { // as in torch, a scalar has one element on axis 0
     checked_axis(n.axis(), 1);
     return c.set(n.out(), mx::zeros({}, mx::uint32, c.stream));
   }
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   check_argument(x.shape(axis) > 0, "x: axis ", axis, " is empty");
-  if (x.size() == 0) {  // MLX refuses it, although the result is only empty
+  if (x.size() == 0) { // MLX refuses it, although the result is only empty
     return c.set(n.out(), mx::astype(mx::sum(x, axis, n.keepdims(), c.stream), mx::uint32, c.stream));
   }
   c.set(n.out(), Op(x, axis, n.keepdims(), c.stream));

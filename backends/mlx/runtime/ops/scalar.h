@@ -60,8 +60,7 @@ inline void item_int(const fb::ItemIntParams& n, Context& c) {
     int64_t value = 0;
     for_each_integer(x, [&](int64_t element) { value = element; });
     // for_each_integer() gives the largest int64 for every uint64 that does not fit.
-    check_argument(
-        x.dtype() != mx::uint64 || value != std::numeric_limits<int64_t>::max(),
+    check_argument(x.dtype() != mx::uint64 || value != std::numeric_limits<int64_t>::max(),
         "x: expected a value that fits in int64");
     return c.set(n.out(), value);
   }

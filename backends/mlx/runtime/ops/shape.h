@@ -9,9 +9,7 @@ namespace executorch_mlx {
 
 inline void noop(const fb::EmptyNode&, Context&) {}
 
-inline void id_copy(const fb::UnaryNode& n, Context& c) {
-  c.set(n.out(), c.in(n.x()));
-}
+inline void id_copy(const fb::UnaryNode& n, Context& c) { c.set(n.out(), c.in(n.x())); }
 
 inline void contiguous(const fb::UnaryNode& n, Context& c) {
   c.set(n.out(), mx::contiguous(c.in(n.x()), /*allow_col_major=*/false, c.stream));
@@ -134,9 +132,8 @@ inline void roll(const fb::RollParams& n, Context& c) {
     const auto shift = static_cast<int>(shifts[0] % static_cast<int64_t>(x.size()));
     return c.set(n.out(), mx::roll(x, shift, c.stream));
   }
-  check_program(
-      shifts.size() == n.axes()->size(),
-      "shift: got ", shifts.size(), " values, expected one for each of ", n.axes()->size(), " axes");
+  check_program(shifts.size() == n.axes()->size(), "shift: got ", shifts.size(), " values, expected one for each of ",
+      n.axes()->size(), " axes");
   mx::array y = x;
   for (size_t i = 0; i < shifts.size(); ++i) {
     const int axis = checked_axis(n.axes()->Get(i), static_cast<int>(x.ndim()));
@@ -146,22 +143,19 @@ inline void roll(const fb::RollParams& n, Context& c) {
 }
 
 inline void split(const fb::SplitParams& n, Context& c) {
-  const auto x = c.in(n.x());  // no reference, because one of the outs may have the slot of x
+  const auto x = c.in(n.x()); // no reference, because one of the outs may have the slot of x
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   auto sizes = c.sizes("sizes", *n.sizes());
   // If there is only one size for several parts, all parts have this size, but the last one may be smaller.
   if (sizes.size() == 1 && n.outs()->size() > 1) {
     const int64_t rest = x.shape(axis) - int64_t{sizes[0]} * (n.outs()->size() - 1);
-    check_argument(
-        rest >= 0 && rest <= sizes[0],
-        "outs: got ", n.outs()->size(), ", expected the number of parts of size ", sizes[0], " on axis ", axis,
-        " of size ", x.shape(axis));
+    check_argument(rest >= 0 && rest <= sizes[0], "outs: got ", n.outs()->size(),
+        ", expected the number of parts of size ", sizes[0], " on axis ", axis, " of size ", x.shape(axis));
     sizes.resize(n.outs()->size(), sizes[0]);
     sizes.back() = static_cast<int>(rest);
   }
-  check_program(
-      sizes.size() == n.outs()->size(),
-      "sizes: got ", sizes.size(), ", expected one for each of ", n.outs()->size(), " outs");
+  check_program(sizes.size() == n.outs()->size(), "sizes: got ", sizes.size(), ", expected one for each of ",
+      n.outs()->size(), " outs");
   mx::Shape ends;
   int64_t end = 0;
   for (const int size : sizes) {
@@ -196,9 +190,8 @@ inline void pad(const fb::PadParams& n, Context& c) {
   for (size_t i = 0; i < x.ndim(); ++i) {
     pairs.emplace_back(widths[2 * i], widths[2 * i + 1]);
     shape[i] = c.checked_int("result size", int64_t{shape[i]} + widths[2 * i] + widths[2 * i + 1]);
-    check_argument(
-        mode == "constant" || x.shape(static_cast<int>(i)) > 0 || shape[i] == 0,
-        "x: axis ", i, " is empty, expected an edge to pad with");
+    check_argument(mode == "constant" || x.shape(static_cast<int>(i)) > 0 || shape[i] == 0, "x: axis ", i,
+        " is empty, expected an edge to pad with");
   }
   check_size(shape, x.dtype());
   c.set(n.out(), mx::pad(x, pairs, scalar("constant_value", n.constant_value(), x.dtype()), mode, c.stream));
@@ -208,8 +201,7 @@ inline void pad(const fb::PadParams& n, Context& c) {
 inline void as_strided(const fb::AsStridedParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto shape = c.sizes("shape", *n.shape());
-  check_program(
-      n.strides()->size() == shape.size(), "strides: got ", n.strides()->size(), ", expected ", shape.size());
+  check_program(n.strides()->size() == shape.size(), "strides: got ", n.strides()->size(), ", expected ", shape.size());
   check_size(shape, x.dtype());
   mx::Strides strides;
   __int128 lowest = n.offset();
@@ -221,10 +213,8 @@ inline void as_strided(const fb::AsStridedParams& n, Context& c) {
     (reach < 0 ? lowest : highest) += reach;
     empty |= shape[i] == 0;
   }
-  check_argument(
-      empty || (lowest >= 0 && highest < static_cast<__int128>(x.size())),
-      "shape ", dims(shape), ", strides ", dims(strides), " and offset ", n.offset(), " exceed the ", x.size(),
-      " elements of x");
+  check_argument(empty || (lowest >= 0 && highest < static_cast<__int128>(x.size())), "shape ", dims(shape),
+      ", strides ", dims(strides), " and offset ", n.offset(), " exceed the ", x.size(), " elements of x");
   if (empty) {
     return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
   }
@@ -236,8 +226,7 @@ inline void check_joined(const std::vector<mx::array>& arrays, int axis, const C
   auto shape = arrays[0].shape();
   int64_t size = 0;
   for (const auto& x : arrays) {
-    check_argument(
-        x.ndim() == shape.size(), "tensors: got ", describe(x), " beside ", describe(arrays[0]),
+    check_argument(x.ndim() == shape.size(), "tensors: got ", describe(x), " beside ", describe(arrays[0]),
         ", expected the same number of axes");
     size += x.shape(axis);
   }
@@ -266,8 +255,7 @@ inline mx::Shape shape_stacked(const mx::array& x, int count, int axis) {
 // Returns the arrays stacked along a new axis.
 inline mx::array stacked(const std::vector<mx::array>& arrays, int axis, Context& c) {
   for (const auto& x : arrays) {
-    check_argument(
-        x.shape() == arrays[0].shape(), "tensors: got ", describe(x), " beside ", describe(arrays[0]),
+    check_argument(x.shape() == arrays[0].shape(), "tensors: got ", describe(x), " beside ", describe(arrays[0]),
         ", expected equal shapes");
   }
   const int count = c.checked_int("result size", static_cast<int64_t>(arrays.size()));

@@ -56,9 +56,8 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
       is_row_major(order), "constant \"", name, "\": got dim_order ", dims(order), ", expected a row-major one");
   const auto shape = static_shape(meta);
   const auto dtype = dtype_of(meta.scalar_type());
-  check_program(
-      bytes_of(meta) == buffer.size(),
-      "constant \"", name, "\": got ", buffer.size(), " bytes, expected ", describe(meta));
+  check_program(bytes_of(meta) == buffer.size(), "constant \"", name, "\": got ", buffer.size(), " bytes, expected ",
+      describe(meta));
   if (in_place) {
     if (auto adopted = adopt(buffer, shape, dtype)) {
       return *adopted;
@@ -75,7 +74,7 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
 // moves between the host and the GPU page by page. Results of kernels are in the GPU's own memory. Returns x itself if
 // x is small, `stream` is not on an NVIDIA GPU, or a memory limit may leave no room for a copy.
 mx::array copy_to_gpu_memory(const mx::array& x, mx::Stream stream) {
-  constexpr size_t kSmall = 1 << 20;  // bytes
+  constexpr size_t kSmall = 1 << 20; // bytes
   if (stream.device != mx::Device::gpu || !mx::cu::is_available() || x.nbytes() < kSmall || has_memory_limit()) {
     return x;
   }
@@ -146,9 +145,8 @@ void load_constants(
     if (constant == nullptr) {
       auto buffer = find_data(data, name);
       if (!buffer) {
-        fail(
-            Error::NotFound,
-            "constant ", i, " \"", name ? name : "", "\" is neither in the program nor in a data file");
+        fail(Error::NotFound, "constant ", i, " \"", name ? name : "",
+            "\" is neither in the program nor in a data file");
       }
       const auto tensor = read_tensor(*buffer, program.meta(i), name, /*in_place=*/true);
       constant = std::make_shared<const mx::array>(copy_to_gpu_memory(tensor, stream));
@@ -160,7 +158,7 @@ void load_constants(
 }
 
 void fill_buffers(const MlxProgram& program, const NamedDataMap* data, State& state, mx::Stream stream) {
-  int64_t room = std::numeric_limits<int64_t>::max();  // load_buffers() has checked the number of elements
+  int64_t room = std::numeric_limits<int64_t>::max(); // load_buffers() has checked the number of elements
   size_t bytes = 0;
   for (uint32_t i = program.layout.buffers_begin(); i < program.layout.temps_begin(); ++i) {
     bytes += bytes_of(program.meta(i));
@@ -174,13 +172,8 @@ void fill_buffers(const MlxProgram& program, const NamedDataMap* data, State& st
   }
 }
 
-void load_buffers(
-    const MlxProgram& program,
-    const NamedDataMap* data,
-    Session& session,
-    const Options& options,
-    State& state,
-    mx::Stream stream) {
+void load_buffers(const MlxProgram& program, const NamedDataMap* data, Session& session, const Options& options,
+    State& state, mx::Stream stream) {
   const auto& layout = program.layout;
   const bool has_init_chain = program.init_chain >= 0;
   std::set<std::string> keys;
@@ -209,9 +202,8 @@ void load_buffers(
       caches->windows = options.kv_windows;
       session.caches = caches;
     }
-    check_argument(
-        caches->windows == options.kv_windows, "kv_windows: got ", dims(options.kv_windows),
-        ", expected ", dims(caches->windows), " as for the other methods that share the KV caches");
+    check_argument(caches->windows == options.kv_windows, "kv_windows: got ", dims(options.kv_windows), ", expected ",
+        dims(caches->windows), " as for the other methods that share the KV caches");
     state.set_caches(std::move(caches));
   }
 }

@@ -26,13 +26,8 @@ void load_constants(
 // later discards these contents. Throws Failure if the slots that this function fills have more elements together than
 // `options.limits.operations`. If `stream` is on an NVIDIA GPU, uses it to copy large contents to the memory of the
 // GPU.
-void load_buffers(
-    const MlxProgram& program,
-    const NamedDataMap* data,
-    Session& session,
-    const Options& options,
-    State& state,
-    mx::Stream stream);
+void load_buffers(const MlxProgram& program, const NamedDataMap* data, Session& session, const Options& options,
+    State& state, mx::Stream stream);
 
 // Fills the buffer slots of `state` with the initial contents, as load_buffers() does. Throws Failure if they would
 // exceed the memory limit.

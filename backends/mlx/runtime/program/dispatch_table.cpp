@@ -26,10 +26,9 @@ constexpr OpRow kRetiredRows[] = {
     {fb::OpNode::AllSumNode, "AllSumNode", nullptr},
 };
 
-constexpr DispatchTable kTable = make_table<
-    kAttentionRows, kControlRows, kConvRows, kCreateRows, kElementwiseRows, kIndexRows, kLinalgRows, kNormRows,
-    kQuantRows, kQuantizedCacheRows, kRandomRows, kRecurrenceRows, kReduceRows, kRetiredRows, kScalarRows,
-    kShapeRows>();
+constexpr DispatchTable kTable = make_table<kAttentionRows, kControlRows, kConvRows, kCreateRows, kElementwiseRows,
+    kIndexRows, kLinalgRows, kNormRows, kQuantRows, kQuantizedCacheRows, kRandomRows, kRecurrenceRows, kReduceRows,
+    kRetiredRows, kScalarRows, kShapeRows>();
 
 } // namespace
 

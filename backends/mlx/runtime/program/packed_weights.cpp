@@ -26,22 +26,18 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 
-uintptr_t address_of(const mx::array& x) {
-  return reinterpret_cast<uintptr_t>(x.data<void>());
-}
+uintptr_t address_of(const mx::array& x) { return reinterpret_cast<uintptr_t>(x.data<void>()); }
 
 // The constant weights of a product, which a packed copy can replace.
 struct Weights {
   std::vector<mx::array> constants;
-  std::vector<uint32_t> slots;            // of the constants
-  std::string format;                     // equal for weights whose copies are equal
-  size_t size;                            // of the copy, a multiple of kCacheLine
-  std::function<void(mx::array&)> pack;   // writes the copy
+  std::vector<uint32_t> slots; // of the constants
+  std::string format; // equal for weights whose copies are equal
+  size_t size; // of the copy, a multiple of kCacheLine
+  std::function<void(mx::array&)> pack; // writes the copy
 };
 
-size_t whole_lines(size_t bytes) {
-  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-}
+size_t whole_lines(size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
 // Returns the weights of a node if they can be packed.
 template <typename Node>
@@ -61,22 +57,17 @@ std::optional<Weights> quantized_weights(
     if (!panels) {
       return std::nullopt;
     }
-    return Weights{
-        {matrix.w, matrix.scales, matrix.biases},
-        {n.w()->idx(), n.scales()->idx(), n.biases()->idx()},
-        str(group_size, " ", bits),
-        whole_lines(panels->size),
-        std::move(panels->pack)};
+    return Weights{{matrix.w, matrix.scales, matrix.biases}, {n.w()->idx(), n.scales()->idx(), n.biases()->idx()},
+        str(group_size, " ", bits), whole_lines(panels->size), std::move(panels->pack)};
   } catch (const Failure&) {
-    return std::nullopt;  // the instruction will fail
+    return std::nullopt; // the instruction will fail
   }
 }
 
 // The same for a matrix of floats. It is packed only if the copy can take its place: no other instruction reads the
 // matrix, and it is in a mapped file.
 std::optional<Weights> float_weights(
-    const fb::Tid* matrix, const MlxProgram& program, const State& state, const MappedFiles& files,
-    mx::Stream stream) {
+    const fb::Tid* matrix, const MlxProgram& program, const State& state, const MappedFiles& files, mx::Stream stream) {
   const auto& w = *state.tensors[matrix->idx()];
   auto panels = program.only_in_products[matrix->idx()] ? cpu::panels(w, stream) : std::nullopt;
   if (!panels || files.release(w.data<void>(), w.nbytes()) == 0) {
@@ -169,9 +160,8 @@ std::vector<uint32_t> reads_of_rows(const MlxProgram& program) {
 
 // Calls read_in_place() for all constants that instructions other than `nodes` use. Adds those to State::partly_read
 // that `nodes` use, too, and of which the other instructions read some rows only.
-void read_other_constants(
-    const std::vector<PackedNode>& nodes, const MlxProgram& program, const MappedFiles& files, SharedData& shared,
-    State& state) {
+void read_other_constants(const std::vector<PackedNode>& nodes, const MlxProgram& program, const MappedFiles& files,
+    SharedData& shared, State& state) {
   auto uses = program.constant_uses;
   for (const auto& node : nodes) {
     for (const uint32_t slot : node.weights.slots) {
@@ -221,7 +211,7 @@ mx::array allocate_block(size_t bytes) {
   const auto first = (begin + kPage - 1) / kPage * kPage;
   const auto last = (begin + block.nbytes()) / kPage * kPage;
   if (first < last) {
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // may be refused
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE); // may be refused
   }
 #endif
   return block;
@@ -257,7 +247,7 @@ void pack_weights(
     size_t offset;
     std::vector<std::shared_ptr<ReleasedConstant>> released;
   };
-  std::map<std::string, std::optional<NewWeights>> chosen;  // empty if there is no room for the copy
+  std::map<std::string, std::optional<NewWeights>> chosen; // empty if there is no room for the copy
   const size_t limit = limit_of_packing();
   size_t bytes = 0;
   for (const auto& node : nodes) {
@@ -270,7 +260,7 @@ void pack_weights(
     chosen[node.key] = has_room ? std::optional(NewWeights{&node.weights, bytes, std::move(released)}) : std::nullopt;
     bytes = has_room ? needed : bytes;
   }
-  std::map<std::string, std::shared_ptr<const PackedWeights>> packed;  // keeps new copies until `state` has them
+  std::map<std::string, std::shared_ptr<const PackedWeights>> packed; // keeps new copies until `state` has them
   if (bytes > 0) {
     const auto block = allocate_block(bytes);
     const auto begin = address_of(block);

@@ -14,10 +14,10 @@ namespace {
 // These limits are far above what any real program needs, and low enough to bound the memory and time of loading.
 constexpr uint64_t kMaxSlots = 1 << 20;
 constexpr uint64_t kMaxInstructions = 1 << 22;
-constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR node
+constexpr size_t kMaxListLength = 1 << 16; // elements of one list in an IR node
 // Elements of the lists of all instructions. A file can store a list once and use it in many instructions.
 constexpr uint64_t kMaxListElements = 1 << 24;
-constexpr int kMaxNestedChains = 64;  // a chain, a chain that it calls, a chain that the second one calls, and so on
+constexpr int kMaxNestedChains = 64; // a chain, a chain that it calls, a chain that the second one calls, and so on
 
 // Whether extensions run as replacements. On Apple systems they do not yet: the Metal kernels were never run on a GPU.
 #if defined(__APPLE__)
@@ -44,16 +44,10 @@ bool is_for_cpu(const fb::Replacement& replacement) {
 Layout read_layout(const fb::MLXGraph& graph) {
   const uint64_t total = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors() + graph.num_temp_tensors();
-  check_program(
-      total <= kMaxSlots && graph.num_values() <= kMaxSlots,
-      "program: got ", total, " tensor slots and ", graph.num_values(), " value slots, expected at most ", kMaxSlots);
-  return {
-      graph.num_constant_tensors(),
-      graph.num_input_tensors(),
-      graph.num_output_tensors(),
-      graph.num_mutable_buffer_tensors(),
-      graph.num_temp_tensors(),
-      graph.num_values()};
+  check_program(total <= kMaxSlots && graph.num_values() <= kMaxSlots, "program: got ", total, " tensor slots and ",
+      graph.num_values(), " value slots, expected at most ", kMaxSlots);
+  return {graph.num_constant_tensors(), graph.num_input_tensors(), graph.num_output_tensors(),
+      graph.num_mutable_buffer_tensors(), graph.num_temp_tensors(), graph.num_values()};
 }
 
 // Verifies the slots in the fields of one instruction.
@@ -65,9 +59,7 @@ class SlotVerifier {
       const Layout& layout, uint32_t first_writable, const std::string& where, std::vector<uint32_t>& constant_uses)
       : layout_(layout), first_writable_(first_writable), where_(where), constant_uses_(constant_uses) {}
 
-  uint32_t list_elements() const {
-    return list_elements_;
-  }
+  uint32_t list_elements() const { return list_elements_; }
 
   void operator()(const Field& field) {
     if (field.value == nullptr) {
@@ -90,9 +82,8 @@ class SlotVerifier {
         }
       });
     } else if (field.is(fb::VidOrTidTypeTable)) {
-      for_each_table<fb::VidOrTid>(field, [&](const auto& x) {
-        x.is_vid() ? check_value(field, x.vid()) : check_tensor(field, x.tid());
-      });
+      for_each_table<fb::VidOrTid>(
+          field, [&](const auto& x) { x.is_vid() ? check_value(field, x.vid()) : check_tensor(field, x.tid()); });
     } else if (field.is(fb::IntOrVidOrTidTypeTable)) {
       for_each_table<fb::IntOrVidOrTid>(field, [&](const auto& x) {
         check_program(x.kind() <= 2, where_, field.name, ": got kind ", int{x.kind()}, ", expected 0, 1 or 2");
@@ -146,13 +137,10 @@ class SlotVerifier {
   }
 
   void check_tensor(const Field& field, const fb::Tid& tid) {
-    check_program(
-        tid.idx() < layout_.num_tensors(),
-        where_, field.name, ": tensor slot ", tid.idx(), " is out of range [0, ", layout_.num_tensors(), ")");
-    check_program(
-        !is_output_field(field.name) || tid.idx() >= first_writable_,
-        where_, field.name, ": tensor slot ", tid.idx(), " is ",
-        tid.idx() < layout_.constants ? "a constant" : "an input", " and cannot be written");
+    check_program(tid.idx() < layout_.num_tensors(), where_, field.name, ": tensor slot ", tid.idx(),
+        " is out of range [0, ", layout_.num_tensors(), ")");
+    check_program(!is_output_field(field.name) || tid.idx() >= first_writable_, where_, field.name, ": tensor slot ",
+        tid.idx(), " is ", tid.idx() < layout_.constants ? "a constant" : "an input", " and cannot be written");
     if (tid.idx() < layout_.constants) {
       ++constant_uses_[tid.idx()];
     }
@@ -160,9 +148,8 @@ class SlotVerifier {
 
   void check_value(const Field& field, const fb::Vid* vid) const {
     check_program(vid != nullptr, where_, field.name, ": expected a value slot");
-    check_program(
-        vid->idx() < layout_.values,
-        where_, field.name, ": value slot ", vid->idx(), " is out of range [0, ", layout_.values, ")");
+    check_program(vid->idx() < layout_.values, where_, field.name, ": value slot ", vid->idx(), " is out of range [0, ",
+        layout_.values, ")");
   }
 
   const Layout& layout_;
@@ -187,13 +174,12 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
 }
 
 // Refuses three kinds of nodes: one of a tensor-parallel program, Metal source that may not run, and an
-// UpdateAndAttendNode without its required fields. `missing_for_metal` is the parameter of load_program(). `where` names
-// the instruction in messages.
+// UpdateAndAttendNode without its required fields. `missing_for_metal` is the parameter of load_program(). `where`
+// names the instruction in messages.
 void check_supported(
     const fb::Instruction& instruction, const OpRow& row, const std::string& where, const char* missing_for_metal) {
   if (row.function == nullptr) {
-    fail(
-        Error::NotSupported, where, "the program is a part of a model, exported in parts by an earlier version; ",
+    fail(Error::NotSupported, where, "the program is a part of a model, exported in parts by an earlier version; ",
         "export the model again");
   }
   if (instruction.op_type() == fb::OpNode::MetalKernelNode && missing_for_metal != nullptr) {
@@ -224,9 +210,8 @@ class ChainVerifier {
     const auto main = program_.graph->main_chain_idx();
     const auto init = program_.graph->init_chain_idx();
     check_program(main < chains.size(), "program: main chain ", main, " is out of range [0, ", chains.size(), ")");
-    check_program(
-        init >= -1 && init < int64_t{chains.size()},
-        "program: init chain ", init, " is out of range [-1, ", chains.size(), ")");
+    check_program(init >= -1 && init < int64_t{chains.size()}, "program: init chain ", init, " is out of range [-1, ",
+        chains.size(), ")");
     for (uint32_t i = 0; i < chains.size(); ++i) {
       measure_depth(i, 0);
     }
@@ -237,9 +222,8 @@ class ChainVerifier {
   // Whether a chain has no instructions but NoopNodes. Such is an init chain that sets buffers to initial values which
   // this runtime reads from the named data.
   static bool does_nothing(const Chain& chain) {
-    return std::all_of(chain.instructions.begin(), chain.instructions.end(), [](const auto& instruction) {
-      return instruction.source->op_type() == fb::OpNode::NoopNode;
-    });
+    return std::all_of(chain.instructions.begin(), chain.instructions.end(),
+        [](const auto& instruction) { return instruction.source->op_type() == fb::OpNode::NoopNode; });
   }
 
   static constexpr int kUnvisited = -1;
@@ -254,13 +238,11 @@ class ChainVerifier {
     const auto& chains = *program_.graph->instruction_chains();
     for (const auto* r : *replacements) {
       check_program(
-          r->chain() < chains.size(),
-          "replacement: chain ", r->chain(), " is out of range [0, ", chains.size(), ")");
+          r->chain() < chains.size(), "replacement: chain ", r->chain(), " is out of range [0, ", chains.size(), ")");
       const uint64_t last = uint64_t{r->first()} + r->count();
       const auto size = chains.Get(r->chain())->instructions()->size();
-      check_program(
-          r->count() > 0 && last <= size,
-          "replacement: got instructions ", r->first(), " to ", last, " of chain ", r->chain(), ", which has ", size);
+      check_program(r->count() > 0 && last <= size, "replacement: got instructions ", r->first(), " to ", last,
+          " of chain ", r->chain(), ", which has ", size);
       replacements_.push_back(r);
     }
     std::sort(replacements_.begin(), replacements_.end(), [](const auto* a, const auto* b) {
@@ -268,9 +250,8 @@ class ChainVerifier {
     });
     for (size_t i = 1; i < replacements_.size(); ++i) {
       const auto &a = *replacements_[i - 1], &b = *replacements_[i];
-      check_program(
-          a.chain() != b.chain() || a.first() + a.count() <= b.first(),
-          "replacement: instruction ", b.first(), " of chain ", b.chain(), " has two replacements");
+      check_program(a.chain() != b.chain() || a.first() + a.count() <= b.first(), "replacement: instruction ",
+          b.first(), " of chain ", b.chain(), " has two replacements");
     }
   }
 
@@ -278,9 +259,8 @@ class ChainVerifier {
     auto& chain = program_.chains[index];
     chain.instructions.reserve(source.instructions()->size());
     num_instructions_ += source.instructions()->size();
-    check_program(
-        num_instructions_ <= kMaxInstructions,
-        "program: got ", num_instructions_, " instructions, expected at most ", kMaxInstructions);
+    check_program(num_instructions_ <= kMaxInstructions, "program: got ", num_instructions_,
+        " instructions, expected at most ", kMaxInstructions);
     // Constants and inputs are the first slots. Only the init chain, which runs once at load, may write them.
     const auto& graph = *program_.graph;
     const bool is_init = int64_t{graph.init_chain_idx()} == index && graph.main_chain_idx() != index;
@@ -290,23 +270,20 @@ class ChainVerifier {
       const auto& instruction = replacement ? *replacement->instruction() : *source.instructions()->Get(i);
       const auto tag = static_cast<size_t>(instruction.op_type());
       const auto* row = find_row(tag);
-      check_program(
-          row != nullptr && instruction.op() != nullptr,
-          "chain ", index, ", instruction ", i, ": node ", tag, " is unknown to this runtime");
+      check_program(row != nullptr && instruction.op() != nullptr, "chain ", index, ", instruction ", i, ": node ", tag,
+          " is unknown to this runtime");
       const std::string where = str("chain ", index, ", instruction ", i, " (", row->name, "): ");
       SlotVerifier verifier(program_.layout, first_writable, where, program_.constant_uses);
       for_each_field(
           *static_cast<const flatbuffers::Table*>(instruction.op()), type_of(instruction.op_type()), verifier);
       num_list_elements_ += verifier.list_elements();
-      check_program(
-          num_list_elements_ <= kMaxListElements,
-          where, "got ", num_list_elements_, " list elements so far, expected at most ", kMaxListElements);
+      check_program(num_list_elements_ <= kMaxListElements, where, "got ", num_list_elements_,
+          " list elements so far, expected at most ", kMaxListElements);
       check_supported(instruction, *row, where, missing_for_metal_);
       program_.has_caches |= instruction.op_type() == fb::OpNode::UpdateAndAttendNode;
       for (const int64_t called : called_chains(instruction)) {
-        check_program(
-            called >= 0 && called < int64_t(program_.chains.size()),
-            where, "chain ", called, " is out of range [0, ", program_.chains.size(), ")");
+        check_program(called >= 0 && called < int64_t(program_.chains.size()), where, "chain ", called,
+            " is out of range [0, ", program_.chains.size(), ")");
         calls_[index].push_back(static_cast<uint32_t>(called));
       }
       chain.instructions.push_back({row->function, instruction.op(), &instruction, i, verifier.list_elements()});
@@ -358,33 +335,25 @@ class ChainVerifier {
   const char* missing_for_metal_;
   uint64_t num_instructions_ = 0;
   uint64_t num_list_elements_ = 0;
-  std::vector<const fb::Replacement*> replacements_;  // sorted
-  size_t next_replacement_ = 0;               // the first replacement that is not part of `program_` yet
-  std::vector<std::vector<uint32_t>> calls_;  // for each chain, the chains that it calls
-  std::vector<int> depth_;                    // for each chain, the result of measure_depth() or a constant above
+  std::vector<const fb::Replacement*> replacements_; // sorted
+  size_t next_replacement_ = 0; // the first replacement that is not part of `program_` yet
+  std::vector<std::vector<uint32_t>> calls_; // for each chain, the chains that it calls
+  std::vector<int> depth_; // for each chain, the result of measure_depth() or a constant above
 };
 
 // Checks `slot`, which is entry `i` of the list called `map_name`. The number of a tensor slot must be in
 // [first, last).
-void check_slot(
-    const Layout& layout,
-    const char* map_name,
-    uint32_t i,
-    const fb::SlotVariant& slot,
-    uint32_t first,
+void check_slot(const Layout& layout, const char* map_name, uint32_t i, const fb::SlotVariant& slot, uint32_t first,
     uint32_t last) {
   const bool is_tensor = slot.slot_type() == fb::SlotType::TensorSlot;
-  check_program(
-      slot.slot_type() >= fb::SlotType::MIN && slot.slot_type() <= fb::SlotType::MAX,
-      map_name, " ", i, ": unknown slot type ", int(slot.slot_type()));
+  check_program(slot.slot_type() >= fb::SlotType::MIN && slot.slot_type() <= fb::SlotType::MAX, map_name, " ", i,
+      ": unknown slot type ", int(slot.slot_type()));
   if (!is_tensor) {
     first = 0;
     last = layout.values;
   }
-  check_program(
-      slot.idx() >= first && slot.idx() < last,
-      map_name, " ", i, ": ", is_tensor ? "tensor" : "value", " slot ", slot.idx(),
-      " is out of range [", first, ", ", last, ")");
+  check_program(slot.idx() >= first && slot.idx() < last, map_name, " ", i, ": ", is_tensor ? "tensor" : "value",
+      " slot ", slot.idx(), " is out of range [", first, ", ", last, ")");
 }
 
 // Checks the lists of slots outside the chains: the inputs, outputs, mutable buffers and named slots.

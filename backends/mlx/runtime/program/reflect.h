@@ -14,18 +14,14 @@ namespace fb = mlx_delegate;
 
 struct Field {
   const char* name;
-  flatbuffers::ElementaryType base;  // if repeated, the type of an element; ET_SEQUENCE for tables and structs
-  bool repeated;                     // whether the field is a vector
-  flatbuffers::TypeFunction type;    // identifies the type of a table or struct; null for scalars and strings
-  const uint8_t* value;              // where the field is in the node's table; null if the field is absent
+  flatbuffers::ElementaryType base; // if repeated, the type of an element; ET_SEQUENCE for tables and structs
+  bool repeated; // whether the field is a vector
+  flatbuffers::TypeFunction type; // identifies the type of a table or struct; null for scalars and strings
+  const uint8_t* value; // where the field is in the node's table; null if the field is absent
 
-  bool is(flatbuffers::TypeFunction other) const {
-    return type == other;
-  }
+  bool is(flatbuffers::TypeFunction other) const { return type == other; }
   // The table or vector that `value` holds an offset to.
-  const uint8_t* target() const {
-    return value + flatbuffers::ReadScalar<flatbuffers::uoffset_t>(value);
-  }
+  const uint8_t* target() const { return value + flatbuffers::ReadScalar<flatbuffers::uoffset_t>(value); }
   // The field as a vector, a table or a struct. The caller must know which of them it is.
   template <typename T>
   const flatbuffers::Vector<T>& vector() const {
@@ -43,19 +39,12 @@ struct Field {
 
 // Calls `visit` with each field that `type` has, including fields that are absent from `table`.
 template <typename Visit>
-void for_each_field(
-    const flatbuffers::Table& table,
-    const flatbuffers::TypeTable& type,
-    Visit&& visit) {
+void for_each_field(const flatbuffers::Table& table, const flatbuffers::TypeTable& type, Visit&& visit) {
   for (size_t i = 0; i < type.num_elems; ++i) {
     const auto& code = type.type_codes[i];
     const auto field_offset = flatbuffers::FieldIndexToOffset(static_cast<flatbuffers::voffset_t>(i));
-    visit(Field{
-        type.names[i],
-        static_cast<flatbuffers::ElementaryType>(code.base_type),
-        code.is_repeating != 0,
-        code.sequence_ref >= 0 ? type.type_refs[code.sequence_ref] : nullptr,
-        table.GetAddressOf(field_offset)});
+    visit(Field{type.names[i], static_cast<flatbuffers::ElementaryType>(code.base_type), code.is_repeating != 0,
+        code.sequence_ref >= 0 ? type.type_refs[code.sequence_ref] : nullptr, table.GetAddressOf(field_offset)});
   }
 }
 

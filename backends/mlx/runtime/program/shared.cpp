@@ -88,8 +88,7 @@ void Session::check_defined() {
     make_undefined();
   }
   if (is_undefined) {
-    fail(
-        Error::InvalidState,
+    fail(Error::InvalidState,
         "the mutable buffers are undefined since a call failed: reset them with executorch_mlx_reset(), or load the "
         "program again");
   }
@@ -97,7 +96,7 @@ void Session::check_defined() {
 
 void Session::reset() {
   settle(*stream);
-  for (auto* member : members) {  // so that the memory is free
+  for (auto* member : members) { // so that the memory is free
     is_undefined = member->drop_contents() || is_undefined;
   }
   ++resets;

@@ -32,15 +32,15 @@ namespace executorch_mlx {
 // A mutable buffer. A call moves the contents into its slot and moves them back at its end, because MLX
 // updates an array in place only if there is no other reference to it.
 struct Buffer {
-  std::optional<mx::array> contents;  // empty while a call runs, and possibly if the session is undefined
-  std::optional<mx::array> written;   // an array without elements, available once the contents are written
+  std::optional<mx::array> contents; // empty while a call runs, and possibly if the session is undefined
+  std::optional<mx::array> written; // an array without elements, available once the contents are written
 };
 
 // The KV caches of UpdateAndAttendNode. A call moves the layers out and back, as it does with the contents
 // of a Buffer.
 struct Caches {
   std::map<int, KvLayer> layers;
-  std::vector<int> windows;  // Options::kv_windows
+  std::vector<int> windows; // Options::kv_windows
 };
 
 // Finds objects by name. It does not keep the objects alive: an object can be found only while another reference to it
@@ -53,9 +53,7 @@ class WeakMap {
     const auto found = objects_.find(name);
     return found == objects_.end() ? nullptr : found->second.lock();
   }
-  void put(const std::string& name, const std::shared_ptr<T>& object) {
-    objects_[name] = object;
-  }
+  void put(const std::string& name, const std::shared_ptr<T>& object) { objects_[name] = object; }
   // All objects that exist, sorted by name.
   std::vector<std::pair<std::string, std::shared_ptr<T>>> all() const {
     std::vector<std::pair<std::string, std::shared_ptr<T>>> result;
@@ -76,7 +74,7 @@ class WeakMap {
 struct ReleasedConstant {
   explicit ReleasedConstant(mx::array constant) : constant(std::move(constant)) {}
 
-  mx::array constant;  // declared first: it must outlive `bytes`
+  mx::array constant; // declared first: it must outlive `bytes`
   std::optional<ReleasedBytes> bytes;
 };
 
@@ -109,8 +107,8 @@ struct Session {
 
   // Whether a failed call has left the mutable buffers and KV caches undefined. Calls are refused until a reset.
   std::atomic<bool> is_undefined = false;
-  uint64_t resets = 0;           // so far
-  std::vector<Member*> members;  // in the order in which they were loaded
+  uint64_t resets = 0; // so far
+  std::vector<Member*> members; // in the order in which they were loaded
 
   // Marks the buffers and caches as undefined, logs it, and frees them. Does nothing if there are none.
   void make_undefined() noexcept;
@@ -124,7 +122,7 @@ struct Session {
   // Used only with SharedData::loading locked.
   WeakMap<Buffer> buffers;
   std::weak_ptr<Caches> caches;
-  WeakMap<void> methods;  // the memberships passed to SharedData::join()
+  WeakMap<void> methods; // the memberships passed to SharedData::join()
 };
 
 // The key of an entry in the named data of a `.pte` whose constants are in data files.
@@ -143,8 +141,8 @@ class SharedData {
   std::mutex loading;
   WeakMap<const mx::array> constants;
   WeakMap<const PackedWeights> packed_weights;
-  WeakMap<ReleasedConstant> released_constants;  // by address
-  std::set<const void*> read_in_place;           // the addresses of constants that instructions read as they are
+  WeakMap<ReleasedConstant> released_constants; // by address
+  std::set<const void*> read_in_place; // the addresses of constants that instructions read as they are
 
   // Adds a method to the first session that does not contain it yet, or else to a new session, and
   // returns the session. The method belongs to the session while `membership` exists.

@@ -21,8 +21,19 @@ log = logging.getLogger("executorch_mlx.serve")
 FORMATS: dict[str, type[AnswerFormat]] = {
     format.name: format
     for format in (
-        Hermes, Llama, Mistral, MistralNamed, Gemma, GemmaTags, Harmony, Glm, DeepSeek, DeepSeekV3, Lfm2, Cohere
-    )  # fmt: skip
+        Hermes,
+        Llama,
+        Mistral,
+        MistralNamed,
+        Gemma,
+        GemmaTags,
+        Harmony,
+        Glm,
+        DeepSeek,
+        DeepSeekV3,
+        Lfm2,
+        Cohere,
+    )
 }
 # The tags of reasoning, by a text that only the chat templates of models with these tags contain.
 THINK = {
@@ -46,7 +57,9 @@ def detect(template: str, has_token: Callable[[str], bool], name: str | None = N
     if name is None and "tools" in parsed.variables:
         log.warning("the format of calls in the chat template is unknown: calls are read as in the format hermes")
     format = FORMATS[name or Hermes.name](reasoning)
-    format.has_one_call = parsed.has_text("only supports single tool-calls")  # the error of Llama's templates for several
+    format.has_one_call = parsed.has_text(
+        "only supports single tool-calls"
+    )  # the error of Llama's templates for several
     return format
 
 

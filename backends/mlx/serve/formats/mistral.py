@@ -28,7 +28,7 @@ class Mistral(Hermes):
         return [*super().markers(), "[ARGS]", "[CALL_ID]"]
 
     def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
-        while (following := (yield from reader.peek())):
+        while following := (yield from reader.peek()):
             if (yield from reader.take(TAG)):
                 continue
             if following in "[{":

@@ -154,9 +154,12 @@ class Grammars:
 
         llm, special = self._model.llm, self._model.special_tokens
         tokens = SimpleNamespace(
-            is_tokenizer_wrapper=True, tokens=[self._model.token_bytes(id) for id in range(llm.program.vocab_size)],
-            special_token_ids=sorted({*special, *llm.eos_ids}), eos_token_id=min(llm.eos_ids), bos_token_id=None,
-        )  # fmt: skip
+            is_tokenizer_wrapper=True,
+            tokens=[self._model.token_bytes(id) for id in range(llm.program.vocab_size)],
+            special_token_ids=sorted({*special, *llm.eos_ids}),
+            eos_token_id=min(llm.eos_ids),
+            bos_token_id=None,
+        )
         return LLTokenizer(tokens, eos_token=sorted(llm.eos_ids))
 
     def _compile(self, grammar: LarkGrammar, param: str) -> Any:

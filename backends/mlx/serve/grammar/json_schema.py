@@ -18,8 +18,17 @@ WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength")
 # Formats of OpenAPI and pydantic, which only say how programs store a value.
 STORAGE_FORMATS = {
-    "int32", "int64", "float", "double", "password", "byte", "binary", "path", "file-path", "directory-path",
-}  # fmt: skip
+    "int32",
+    "int64",
+    "float",
+    "double",
+    "password",
+    "byte",
+    "binary",
+    "path",
+    "file-path",
+    "directory-path",
+}
 MAX_REFERENCES = 64  # that lead from one to the next
 
 

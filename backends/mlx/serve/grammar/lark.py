@@ -10,9 +10,12 @@ from typing import Any
 MAX_CHARACTERS = 64 * 1024  # of a schema, a pattern, a grammar, or the texts of a choice
 # JSON in one line. The clients' option `x-guidance` has no effect.
 JSON_OPTIONS = {
-    "whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "coerce_one_of": False,
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "coerce_one_of": False,
     "lenient": False,
-}  # fmt: skip
+}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 

@@ -123,23 +123,18 @@ class Model {
       bytes += token;
       offsets.push_back(static_cast<int64_t>(bytes.size()));
     }
-    check_status(
-        executorch_mlx_model_set_token_bytes(handle_.get(), bytes.data(), offsets.data(), tokens.size()));
+    check_status(executorch_mlx_model_set_token_bytes(handle_.get(), bytes.data(), offsets.data(), tokens.size()));
   }
 
   void write_profile(const std::string& path) {
     check_status(executorch_mlx_model_write_profile(handle_.get(), path.c_str()));
   }
 
-  executorch_mlx_model* handle() const {
-    return handle_.get();
-  }
+  executorch_mlx_model* handle() const { return handle_.get(); }
 
  private:
   struct Free {
-    void operator()(executorch_mlx_model* model) const {
-      executorch_mlx_model_free(model);
-    }
+    void operator()(executorch_mlx_model* model) const { executorch_mlx_model_free(model); }
   };
   std::unique_ptr<executorch_mlx_model, Free> handle_;
 };
@@ -197,9 +192,7 @@ class Request {
     return *this;
   }
 
-  void cancel() noexcept {
-    executorch_mlx_request_cancel(handle_.get());
-  }
+  void cancel() noexcept { executorch_mlx_request_cancel(handle_.get()); }
 
   // Waits for the end of the request, at most `seconds`; negative: without limit. Returns whether it has ended. If it
   // ended by an error or by an exception in a callback, throws that. In a callback of its engine, returns at once.
@@ -239,18 +232,15 @@ class Request {
     std::exception_ptr mask_error; // of allowed_tokens()
   };
   struct Free {
-    void operator()(executorch_mlx_request* request) const {
-      executorch_mlx_request_free(request);
-    }
+    void operator()(executorch_mlx_request* request) const { executorch_mlx_request_free(request); }
   };
 
   static bool call_on_event(void* user_data, const executorch_mlx_event* e) {
     auto& state = *static_cast<State*>(user_data);
     const auto count = static_cast<size_t>(e->top_count);
     try {
-      return state.on_event({
-          e->token, {e->text, e->text_length}, e->finish, e->stop_index, e->logprob, {e->top_tokens, count},
-          {e->top_logprobs, count}});
+      return state.on_event({e->token, {e->text, e->text_length}, e->finish, e->stop_index, e->logprob,
+          {e->top_tokens, count}, {e->top_logprobs, count}});
     } catch (...) {
       state.error = std::current_exception();
       return false;
@@ -340,9 +330,7 @@ class Engine {
   }
 
   // See executorch_mlx_engine_close().
-  void close() {
-    check_status(executorch_mlx_engine_close(handle_.get()));
-  }
+  void close() { check_status(executorch_mlx_engine_close(handle_.get())); }
 
   // Writes the cache of a prompt to a file, see executorch_mlx_engine_save_prefix().
   void save_prefix(std::span<const int64_t> prompt, const std::string& path) {
@@ -373,9 +361,8 @@ class Engine {
       std::span<const int64_t> prompt, std::span<const int64_t> targets, size_t count) {
     std::vector<int64_t> tokens(targets.size() * count);
     std::vector<float> logprobs(tokens.size());
-    check_status(executorch_mlx_engine_score_top(
-        handle_.get(), prompt.data(), prompt.size(), targets.data(), targets.size(), count, tokens.data(),
-        logprobs.data()));
+    check_status(executorch_mlx_engine_score_top(handle_.get(), prompt.data(), prompt.size(), targets.data(),
+        targets.size(), count, tokens.data(), logprobs.data()));
     std::vector<std::vector<std::pair<int64_t, float>>> result(targets.size());
     for (size_t i = 0; i < tokens.size(); ++i) {
       result[i / count].emplace_back(tokens[i], logprobs[i]);
@@ -390,15 +377,11 @@ class Engine {
     return stats;
   }
 
-  executorch_mlx_engine* handle() const {
-    return handle_.get();
-  }
+  executorch_mlx_engine* handle() const { return handle_.get(); }
 
  private:
   struct Free {
-    void operator()(executorch_mlx_engine* engine) const {
-      executorch_mlx_engine_free(engine);
-    }
+    void operator()(executorch_mlx_engine* engine) const { executorch_mlx_engine_free(engine); }
   };
   std::unique_ptr<executorch_mlx_engine, Free> handle_;
 };

@@ -36,12 +36,12 @@ typedef struct executorch_mlx_request executorch_mlx_request;
 typedef int32_t executorch_mlx_status;
 enum {
   EXECUTORCH_MLX_OK = 0,
-  EXECUTORCH_MLX_INVALID_ARGUMENT = 1,  // the request or the argument is invalid for this program
-  EXECUTORCH_MLX_OUT_OF_MEMORY = 2,     // the memory limit, or the machine's memory
-  EXECUTORCH_MLX_INVALID_PROGRAM = 3,   // the file is not a language model of this project
-  EXECUTORCH_MLX_FAILED = 4,            // a step of the model failed
-  EXECUTORCH_MLX_BUSY = 5,              // the queue of the engine is full
-  EXECUTORCH_MLX_NOT_FOUND = 6,         // the file does not exist, or the model has no such value
+  EXECUTORCH_MLX_INVALID_ARGUMENT = 1, // the request or the argument is invalid for this program
+  EXECUTORCH_MLX_OUT_OF_MEMORY = 2, // the memory limit, or the machine's memory
+  EXECUTORCH_MLX_INVALID_PROGRAM = 3, // the file is not a language model of this project
+  EXECUTORCH_MLX_FAILED = 4, // a step of the model failed
+  EXECUTORCH_MLX_BUSY = 5, // the queue of the engine is full
+  EXECUTORCH_MLX_NOT_FOUND = 6, // the file does not exist, or the model has no such value
 };
 
 // The message of the last failure on this thread, or "". It begins with the name of the argument and a colon if one
@@ -52,10 +52,10 @@ const char* executorch_mlx_last_error(void);
 
 typedef struct {
   size_t size;
-  const char* device;  // "cpu", "gpu", or NULL for the default
-  bool profile;        // time every instruction, for executorch_mlx_model_write_profile(); slower
-  const char* draft;   // path of a program with the same tokenizer that guesses tokens, or NULL; the tokens of answers
-                       // do not depend on it. INVALID_ARGUMENT if it does not fit, or if the model has no method verify
+  const char* device; // "cpu", "gpu", or NULL for the default
+  bool profile; // time every instruction, for executorch_mlx_model_write_profile(); slower
+  const char* draft; // path of a program with the same tokenizer that guesses tokens, or NULL; the tokens of answers
+                     // do not depend on it. INVALID_ARGUMENT if it does not fit, or if the model has no method verify
 } executorch_mlx_load_options;
 #define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL}
 
@@ -88,12 +88,12 @@ executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* m
 
 typedef struct {
   size_t size;
-  int64_t queue_limit;         // requests that may wait; submit() returns BUSY beyond; 0: no limit
-  int64_t chunk;               // largest prefill chunk in tokens; 0: the program's, but 512 on a CPU
-  double chunk_seconds;        // while answers run, a prefill chunk should take about this long; 0: 0.25 s
-                               // on a CPU, any time on a GPU; INFINITY: any time
-  bool reuse_prompts;          // keep the rows of finished requests for prompts that begin like them
-  int64_t overlap;             // submit a step before the previous one's tokens are read; 0: no, 1: yes, -1: on a GPU
+  int64_t queue_limit; // requests that may wait; submit() returns BUSY beyond; 0: no limit
+  int64_t chunk; // largest prefill chunk in tokens; 0: the program's, but 512 on a CPU
+  double chunk_seconds; // while answers run, a prefill chunk should take about this long; 0: 0.25 s
+                        // on a CPU, any time on a GPU; INFINITY: any time
+  bool reuse_prompts; // keep the rows of finished requests for prompts that begin like them
+  int64_t overlap; // submit a step before the previous one's tokens are read; 0: no, 1: yes, -1: on a GPU
 } executorch_mlx_engine_options;
 #define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true, -1}
 
@@ -111,18 +111,18 @@ void executorch_mlx_engine_free(executorch_mlx_engine* engine);
 
 typedef struct {
   size_t size;
-  int64_t running;             // requests that have a row
-  int64_t waiting;             // requests in the queue
-  int64_t rows;                // rows of the program
-  int64_t requests;            // requests that have ended; this and the counts below begin when the engine is created
-  int64_t failed;              // of these, by an error
-  int64_t prompt_tokens;       // tokens of prompts
-  int64_t reused_tokens;       // of these, already in the cache
+  int64_t running; // requests that have a row
+  int64_t waiting; // requests in the queue
+  int64_t rows; // rows of the program
+  int64_t requests; // requests that have ended; this and the counts below begin when the engine is created
+  int64_t failed; // of these, by an error
+  int64_t prompt_tokens; // tokens of prompts
+  int64_t reused_tokens; // of these, already in the cache
   int64_t generated_tokens;
-  int64_t steps;               // calls of the decode, verify and logits methods
-  int64_t drafted_tokens;      // by speculation
-  int64_t accepted_tokens;     // of these, equal to the drawn token
-  double busy_seconds;         // time in the model
+  int64_t steps; // calls of the decode, verify and logits methods
+  int64_t drafted_tokens; // by speculation
+  int64_t accepted_tokens; // of these, equal to the drawn token
+  double busy_seconds; // time in the model
 } executorch_mlx_engine_stats;
 
 // Fills `stats`, whose field `size` the caller has set.
@@ -142,24 +142,23 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
 // distribution (temperature 1, no filters). Writes `logprobs` [target_count] and, unless it is NULL, `is_greedy`
 // [target_count]: whether the target is the most likely token. Needs a program with the method verify and logprobs;
 // else INVALID_ARGUMENT.
-executorch_mlx_status executorch_mlx_engine_score(
-    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
-    size_t target_count, float* logprobs, bool* is_greedy);
+executorch_mlx_status executorch_mlx_engine_score(executorch_mlx_engine* engine, const int64_t* prompt,
+    size_t prompt_length, const int64_t* targets, size_t target_count, float* logprobs, bool* is_greedy);
 
 // Like score(), but writes the `top_count` most likely tokens in the place of each target and their log probabilities,
 // in descending order: `top_tokens` and `top_logprobs` [target_count, top_count]. `top_count` is at most the number of
 // most likely tokens that the program was exported with.
-executorch_mlx_status executorch_mlx_engine_score_top(
-    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
-    size_t target_count, size_t top_count, int64_t* top_tokens, float* top_logprobs);
+executorch_mlx_status executorch_mlx_engine_score_top(executorch_mlx_engine* engine, const int64_t* prompt,
+    size_t prompt_length, const int64_t* targets, size_t target_count, size_t top_count, int64_t* top_tokens,
+    float* top_logprobs);
 
 // Requests ------------------------------------------------------------------------------------------------------
 
 typedef enum {
   EXECUTORCH_MLX_RUNNING = 0,
-  EXECUTORCH_MLX_STOP = 1,       // a stop id was drawn, or a stop string occurred
-  EXECUTORCH_MLX_LENGTH = 2,     // max_new_tokens
-  EXECUTORCH_MLX_CONTEXT = 3,    // the row is full
+  EXECUTORCH_MLX_STOP = 1, // a stop id was drawn, or a stop string occurred
+  EXECUTORCH_MLX_LENGTH = 2, // max_new_tokens
+  EXECUTORCH_MLX_CONTEXT = 3, // the row is full
   EXECUTORCH_MLX_CANCELLED = 4,
   EXECUTORCH_MLX_FINISH_ERROR = 5, // see executorch_mlx_request_get_info() and executorch_mlx_request_error()
 } executorch_mlx_finish;
@@ -170,12 +169,12 @@ typedef struct {
   // -1 if the answer ends without a new token. A stop id has finish STOP and stop_index -1: it is not part of the
   // answer.
   int64_t token;
-  const char* text;              // UTF-8, whole characters; a possible beginning of a stop string is held back
+  const char* text; // UTF-8, whole characters; a possible beginning of a stop string is held back
   size_t text_length;
-  int32_t finish;                // executorch_mlx_finish; RUNNING in every event of a request but the last
-  int32_t stop_index;            // the stop string that ended the answer, or -1
-  float logprob;                 // of the token; only if options.logprobs >= 0
-  int64_t top_count;             // the most likely tokens: options.logprobs, at most the size of the vocabulary
+  int32_t finish; // executorch_mlx_finish; RUNNING in every event of a request but the last
+  int32_t stop_index; // the stop string that ended the answer, or -1
+  float logprob; // of the token; only if options.logprobs >= 0
+  int64_t top_count; // the most likely tokens: options.logprobs, at most the size of the vocabulary
   const int64_t* top_tokens;
   const float* top_logprobs;
 } executorch_mlx_event;
@@ -198,47 +197,47 @@ typedef struct {
   const int64_t* prompt;
   size_t prompt_length;
 
-  float temperature;             // 0 or less: greedy
-  float top_p;                   // 1: all
-  int64_t top_k;                 // 0: all
-  float min_p;                   // 0: all
-  bool has_seed;                 // false: a random seed
-  int64_t seed;                  // step i draws with seed + i
-  float repetition_penalty;      // 1: off
-  float presence_penalty;        // 0: off
-  float frequency_penalty;       // 0: off
+  float temperature; // 0 or less: greedy
+  float top_p; // 1: all
+  int64_t top_k; // 0: all
+  float min_p; // 0: all
+  bool has_seed; // false: a random seed
+  int64_t seed; // step i draws with seed + i
+  float repetition_penalty; // 1: off
+  float presence_penalty; // 0: off
+  float frequency_penalty; // 0: off
   const int64_t* bias_tokens;
   const float* bias_values;
   size_t bias_count;
-  executorch_mlx_allowed_tokens allowed_tokens;  // NULL: all
+  executorch_mlx_allowed_tokens allowed_tokens; // NULL: all
 
-  int64_t max_new_tokens;        // 0: until the row is full
-  const int64_t* stop_ids;       // in addition to the model's
+  int64_t max_new_tokens; // 0: until the row is full
+  const int64_t* stop_ids; // in addition to the model's
   size_t stop_id_count;
-  bool ignore_eos;               // do not stop at the model's stop ids
-  const char* const* stop;       // stop strings, UTF-8, terminated by 0
+  bool ignore_eos; // do not stop at the model's stop ids
+  const char* const* stop; // stop strings, UTF-8, terminated by 0
   size_t stop_count;
 
-  int32_t logprobs;              // -1: none; k: the log probability of the token, and the k most likely tokens
-  int32_t priority;              // requests with a higher priority start first
-  int32_t draft;                 // tokens to draft per step; -1: the engine chooses, 0: none
+  int32_t logprobs; // -1: none; k: the log probability of the token, and the k most likely tokens
+  int32_t priority; // requests with a higher priority start first
+  int32_t draft; // tokens to draft per step; -1: the engine chooses, 0: none
   executorch_mlx_on_event on_event;
-  void* user_data;               // for both callbacks
+  void* user_data; // for both callbacks
 
   // For speech models. A request must have samples: sound from one channel, at most "speech_max_samples" values at
   // "speech_sample_rate". Requests with equal samples share the encoder's work.
   const float* samples;
   size_t sample_count;
-  bool timestamps;               // draw timestamp tokens, by Whisper's rules
-  bool allow_suppressed;         // no rules for the tokens: tokens that the model suppresses may be drawn too
+  bool timestamps; // draw timestamp tokens, by Whisper's rules
+  bool allow_suppressed; // no rules for the tokens: tokens that the model suppresses may be drawn too
 
   // The answer has at least so many tokens. Until then, no stop id is drawn, and stop strings are ordinary text. If
   // there are stop ids, the program must take allowed_tokens or return logits. 0: no minimum.
   int64_t min_new_tokens;
 } executorch_mlx_request_options;
-#define EXECUTORCH_MLX_REQUEST_OPTIONS \
+#define EXECUTORCH_MLX_REQUEST_OPTIONS                                                                              \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
-   false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0}
+      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0}
 
 // Checks a request and queues it. Copies everything that `options` points to. Free the request with
 // executorch_mlx_request_free().
@@ -255,20 +254,20 @@ bool executorch_mlx_request_wait(executorch_mlx_request* request, double seconds
 
 typedef struct {
   size_t size;
-  int32_t finish;                // executorch_mlx_finish
-  int32_t status;                // executorch_mlx_status; not OK if finish is ERROR
-  bool has_seed;                 // false if the program takes no seed
-  int64_t seed;                  // of the first draw
-  int64_t stop_id;               // the stop id that ended the answer, or -1
+  int32_t finish; // executorch_mlx_finish
+  int32_t status; // executorch_mlx_status; not OK if finish is ERROR
+  bool has_seed; // false if the program takes no seed
+  int64_t seed; // of the first draw
+  int64_t stop_id; // the stop id that ended the answer, or -1
   int64_t prompt_tokens;
-  int64_t reused_tokens;         // of the prompt, already in the cache
-  int64_t generated_tokens;      // including a stop id
+  int64_t reused_tokens; // of the prompt, already in the cache
+  int64_t generated_tokens; // including a stop id
   int64_t drafted_tokens;
   int64_t accepted_tokens;
-  double queue_seconds;          // from submit to the first chunk
-  double prompt_seconds;         // from the first chunk to the first token
-  double generation_seconds;     // from the first token to the last
-  int64_t calls;                 // calls that drew its tokens: without speculation, one for each token
+  double queue_seconds; // from submit to the first chunk
+  double prompt_seconds; // from the first chunk to the first token
+  double generation_seconds; // from the first token to the last
+  int64_t calls; // calls that drew its tokens: without speculation, one for each token
 } executorch_mlx_request_info;
 
 // Fills `info`, whose field `size` the caller has set. Complete from the last event on, also within its callback.

@@ -228,7 +228,11 @@ class _Layer(_NoCache):
         if states.shape[0] > 1:  # a batch of tokens of several rows
             states = states.transpose(0, 2)
         updated = torch.ops.mlx.cache_update(
-            buffer, states.to(buffer.dtype), self.cache.position, self.window is not None, self.cache.row,
+            buffer,
+            states.to(buffer.dtype),
+            self.cache.position,
+            self.window is not None,
+            self.cache.row,
             self.cache.rows,
         )
         buffer.copy_(updated)

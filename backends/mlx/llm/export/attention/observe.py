@@ -48,8 +48,14 @@ def observe(
         with torch.no_grad(), arbitrary_products(model):
             call(tokens, torch.arange(length)[None], cache)
     except (
-        AttributeError, AssertionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
-    ) as error:  # fmt: skip
+        AttributeError,
+        AssertionError,
+        IndexError,
+        KeyError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+    ) as error:
         raise ValueError(
             f"export_llm: model: {type(model).__name__}: {_innermost_module(model)} cannot run over the KV caches of a "
             f"program: {error!r}"

@@ -17,14 +17,38 @@ from .masks import Mask, function_of_tensor
 
 # Functions of cached states that keep the values.
 _LAYOUT_FUNCTIONS = (
-    "reshape", "view", "transpose", "permute", "contiguous", "to", "float", "type", "type_as", "flatten", "expand",
-    "unsqueeze", "squeeze", "swapaxes", "mT",
-)  # fmt: skip
+    "reshape",
+    "view",
+    "transpose",
+    "permute",
+    "contiguous",
+    "to",
+    "float",
+    "type",
+    "type_as",
+    "flatten",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "swapaxes",
+    "mT",
+)
 # Functions that leave `Scores` as they are, and softmax.
 _ACCEPTED_FUNCTIONS = ("dropout", "contiguous", "clone", "float", "type", "type_as", "softmax")
 # Other names of a function → the name under which `apply` gets it.
-_NAMES = {"__matmul__": "matmul", "bmm": "matmul", "__truediv__": "div", "true_divide": "div", "divide": "div",
-          "multiply": "mul", "__mul__": "mul", "__rmul__": "mul", "__add__": "add", "__radd__": "add", "__get__": "mT"}
+_NAMES = {
+    "__matmul__": "matmul",
+    "bmm": "matmul",
+    "__truediv__": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "__mul__": "mul",
+    "__rmul__": "mul",
+    "__add__": "add",
+    "__radd__": "add",
+    "__get__": "mT",
+}
 
 
 class _TorchArgument:
@@ -51,8 +75,11 @@ class _TorchArgument:
         return torch.matmul(self, other)
 
     def __add__(self, other):
-        return torch.add(self, other) if isinstance(other, (torch.Tensor, float, int)) else self.apply(
-            "add", torch.add, (self, other), {})  # fmt: skip
+        return (
+            torch.add(self, other)
+            if isinstance(other, (torch.Tensor, float, int))
+            else self.apply("add", torch.add, (self, other), {})
+        )
 
     __radd__ = __add__
 

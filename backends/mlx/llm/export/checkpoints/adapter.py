@@ -61,8 +61,9 @@ def _merge_peft(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrai
     result = set_peft_model_state_dict(adapted, {f"{_PREFIX}{name}": tensor for name, tensor in tensors.items()})
     own = adapted.base_model.prefix  # part of the names of all its tensors
     for problem, names in (
-        ("missing", [name for name in result.missing_keys if own in name]), ("unexpected", result.unexpected_keys)
-    ):  # fmt: skip
+        ("missing", [name for name in result.missing_keys if own in name]),
+        ("unexpected", result.unexpected_keys),
+    ):
         if names:
             raise ValueError(f"{problem} tensors: {shortened(names)}")
     _untie_adapted_layers(adapted)

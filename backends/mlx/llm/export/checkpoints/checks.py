@@ -21,15 +21,30 @@ from transformers import PreTrainedModel, TorchAoConfig
 _LOADED_BY_TRANSFORMERS = ("torchao", "fp8", "mxfp8")
 # What tells the layout of a quantization, in the settings of all kinds.
 _LAYOUT = (
-    "quant_method", "format", "version", "packing_format", "data_type", "act_bits", "quantization_mode", "use_rms_norm"
-)  # fmt: skip
+    "quant_method",
+    "format",
+    "version",
+    "packing_format",
+    "data_type",
+    "act_bits",
+    "quantization_mode",
+    "use_rms_norm",
+)
 
 # What transformers, torch, safetensors and gguf raise, besides OSError and ValueError, for a damaged checkpoint. A
 # value of the wrong type or size fails where it is first used.
 CHECKPOINT_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, RuntimeError,
-    SafetensorError, StrictDataclassError, TypeError,
-)  # fmt: skip
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+    TypeError,
+)
 
 
 @contextmanager

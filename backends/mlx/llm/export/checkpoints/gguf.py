@@ -29,9 +29,19 @@ from .install import finish, join_experts
 _MARKED = (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED)
 # Texts of tokens that end an answer.
 _END_TEXTS = {
-    "<end_of_turn>", "<turn|>", "<EOT>", "[EOT]", "<|call|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>",
-    "<|eom_id|>", "<|eot_id|>", "<|im_end|>", "<|return|>",
-}  # fmt: skip
+    "<end_of_turn>",
+    "<turn|>",
+    "<EOT>",
+    "[EOT]",
+    "<|call|>",
+    "<|end|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|return|>",
+}
 _GATE_UP = "ffn_gate_up_exps"  # gate and `up` projections of experts in one tensor
 
 

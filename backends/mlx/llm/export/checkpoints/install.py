@@ -14,9 +14,7 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.pytorch_utils import Conv1D
 
 from ....custom_ops.packing import FLOAT_MODES, dequantize
-from ..packed import (
-    OPERANDS, MLXLinear, Packed, install, is_experts, is_linear, packable_weights, use_linear_layer,
-)  # fmt: skip
+from ..packed import OPERANDS, MLXLinear, Packed, install, is_experts, is_linear, packable_weights, use_linear_layer
 from .checks import shortened
 from .language_part import is_tied
 
@@ -78,8 +76,11 @@ def _load_unpacked(model: PreTrainedModel, tensors: Tensors) -> None:
     Raises ValueError if the tensors do not match the model.
     """
     expected = {name: t.shape for name, t in model.state_dict().items()}
-    wrong = [f"{name}: got {[*t.shape]}, expected {[*expected[name]]}" for name, t in tensors.items()
-             if expected.get(name, t.shape) != t.shape]  # fmt: skip
+    wrong = [
+        f"{name}: got {[*t.shape]}, expected {[*expected[name]]}"
+        for name, t in tensors.items()
+        if expected.get(name, t.shape) != t.shape
+    ]
     if wrong:
         raise ValueError(f"load_causal_lm: wrong shapes for {type(model).__name__}: {shortened(wrong)}")
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)

@@ -124,9 +124,10 @@ def names_in_language_model(whole: PretrainedConfig, config: PretrainedConfig) -
     conversions = () if config is whole else get_checkpoint_conversion_mapping(whole.model_type) or ()
     renamings = {
         source: conversion.target_patterns[0]
-        for conversion in conversions if type(conversion) is WeightRenaming
+        for conversion in conversions
+        if type(conversion) is WeightRenaming
         for source in conversion.source_patterns
-    }  # fmt: skip
+    }
     return renamings | LANGUAGE_MODEL_NAMES
 
 

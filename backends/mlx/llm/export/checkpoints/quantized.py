@@ -33,10 +33,16 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FP8_SCALES = ("_scale_inv", "_scale", "_weight_scale")
 # Tensors for activations and KV caches in 8 bits, which the program keeps in floats.
 _UNUSED = (
-    "input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "kv_scale",
-    "input_activation_scale", "output_activation_scale",
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "activation_scale",
+    "output_scale",
+    "kv_scale",
+    "input_activation_scale",
+    "output_activation_scale",
     *(f"{name}_{part}" for name in "qkv" for part in ("scale", "zero_point", "cache_scale")),
-)  # fmt: skip
+)
 # The names of an embedding's tensors in Gemma's quantization → the names of a linear layer's.
 _OF_EMBEDDING = {"embedding_quantized": "weight", "embedding_scale": "weight_scale"}
 
@@ -88,9 +94,13 @@ class QuantizedFolder(HFFolder):
         transformers converts the names and layouts of the tensors.
         """
         model, info = type(model).from_pretrained(
-            None, config=model.config, state_dict=tensors, dtype=dtype, output_loading_info=True,
+            None,
+            config=model.config,
+            state_dict=tensors,
+            dtype=dtype,
+            output_loading_info=True,
             ignore_mismatched_sizes=True,
-        )  # fmt: skip
+        )
         check_loaded(model, info, f"load_causal_lm: {self.path}")
         set_generation_config(model, self.path)
         return model
@@ -125,11 +135,17 @@ def _has_experts_without_conversion(model: PreTrainedModel) -> bool:
 
 # The tensors of a weight that is kept, in all formats.
 _PARTS = (
-    "qweight", "qzeros", "scales", "g_idx", "weight", "qbiases",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight",
+    "qbiases",
     *(f"weight_{n}" for n in ("packed", "scale", "zero_point", "shape", "g_idx", "scale_2", "global_scale", "format")),
-    "SCB", *(f"weight.{n}" for n in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")),
+    "SCB",
+    *(f"weight.{n}" for n in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")),
     *(f"weight.quant_state.bitsandbytes__{n}" for n in ("nf4", "fp4")),
-)  # fmt: skip
+)
 
 
 def _block_size(settings: dict) -> tuple[int, int] | None:
@@ -325,12 +341,21 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
     "bitnet": ("weight_scale", _bitnet),
     "gemma": ("weight_scale", _gemma),
     "metal": ("qbiases", _metal),
-    **{kind: ("weight_scale", _compressed) for kind in (
-        "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "float-quantized", "int-quantized",
-        "naive-quantized", "mixed-precision", "dense",
-    )},
+    **{
+        kind: ("weight_scale", _compressed)
+        for kind in (
+            "pack-quantized",
+            "nvfp4-pack-quantized",
+            "mxfp4-pack-quantized",
+            "float-quantized",
+            "int-quantized",
+            "naive-quantized",
+            "mixed-precision",
+            "dense",
+        )
+    },
     **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt", "quark")},
-}  # fmt: skip
+}
 
 
 def _reader(settings: dict) -> tuple[str, Callable[[Tensors, dict], Tensors]] | None:

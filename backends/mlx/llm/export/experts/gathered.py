@@ -27,10 +27,7 @@ def use_gathered_experts(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def gathered_experts(
-    experts: torch.nn.Module,
-    hidden_states: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
+    experts: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """The function that the experts interface of `transformers` calls.
 

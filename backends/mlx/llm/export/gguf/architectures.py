@@ -224,10 +224,13 @@ ARCHITECTURES = {
     "dots1": Architecture("dots1", keys=_SHARED_EXPERTS, names=_CORRECTION, settings=_normalized_experts),
     "ernie4_5": Architecture("ernie4_5", biases={"use_bias": "blk.0.attn_q.bias"}),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe", biases={"use_bias": "blk.0.attn_q.bias"},
+        "ernie4_5_moe",
+        biases={"use_bias": "blk.0.attn_q.bias"},
         keys={
-            "expert_count": "moe_num_experts", "expert_used_count": "moe_k",
-            "expert_shared_count": "moe_num_shared_experts", "leading_dense_block_count": "moe_layer_start_index",
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_shared_count": "moe_num_shared_experts",
+            "leading_dense_block_count": "moe_layer_start_index",
             "interleave_moe_layer_step": "moe_layer_interval",
         },
         names={"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction.bias"},
@@ -237,42 +240,63 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", has_offset_norms=True),
     "gemma3": Architecture("gemma3_text", has_offset_norms=True),
     "gemma3n": Architecture(
-        "gemma3n_text", recipes=GEMMA3N, settings=_gemma3n,
+        "gemma3n_text",
+        recipes=GEMMA3N,
+        settings=_gemma3n,
         keys=_LAYER_INPUTS | {f"altup.{name}": f"altup_{name}" for name in ("active_idx", "num_inputs")},
     ),
     "gemma4": Architecture("gemma4_text", keys=_LAYER_INPUTS, recipes=GEMMA4, settings=_gemma4),
     "glm4": Architecture("glm4", rotates_part=True, biases=_ATTENTION_BIAS),
     "glm4moe": Architecture(
-        "glm4_moe", rotates_part=True, keys=_SHARED_EXPERTS, names=_CORRECTION, settings=_normalized_experts,
+        "glm4_moe",
+        rotates_part=True,
+        keys=_SHARED_EXPERTS,
+        names=_CORRECTION,
+        settings=_normalized_experts,
         biases=_ATTENTION_BIAS | {"use_qk_norm": "blk.0.attn_q_norm.weight"},
     ),
     "gpt-oss": Architecture("gpt_oss", names={"mlp.router": "mlp.gate"}),
     "granite": Architecture("granite", is_permuted=True, keys=_SCALES, biases=_ATTENTION_BIAS),
     "granitehybrid": Architecture(
-        "granitemoehybrid", is_permuted=True, keys=_SCALES | _MAMBA, biases=_ATTENTION_BIAS, names=_GRANITE_EXPERTS,
-        recipes=GRANITE_HYBRID, settings=_granite_hybrid,
+        "granitemoehybrid",
+        is_permuted=True,
+        keys=_SCALES | _MAMBA,
+        biases=_ATTENTION_BIAS,
+        names=_GRANITE_EXPERTS,
+        recipes=GRANITE_HYBRID,
+        settings=_granite_hybrid,
     ),
     "granitemoe": Architecture(
-        "granitemoe", is_permuted=True, keys=_SCALES | {"expert_count": "num_local_experts"}, biases=_ATTENTION_BIAS,
+        "granitemoe",
+        is_permuted=True,
+        keys=_SCALES | {"expert_count": "num_local_experts"},
+        biases=_ATTENTION_BIAS,
         names=_GRANITE_EXPERTS,
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", biases=_ATTENTION_BIAS),
     "hunyuan-moe": Architecture(
-        "hunyuan_v1_moe", biases=_ATTENTION_BIAS,
+        "hunyuan_v1_moe",
+        biases=_ATTENTION_BIAS,
         keys={"expert_used_count": "moe_topk", "expert_shared_count": "num_shared_expert"},
     ),
     "lfm2": Architecture(
         "lfm2", keys=_SHORT_CONVOLUTIONS, values={"block_auto_adjust_ff_dim": False}, settings=_short_convolutions
     ),
     "lfm2moe": Architecture(
-        "lfm2_moe", keys=_SHORT_CONVOLUTIONS | {"leading_dense_block_count": "num_dense_layers"},
-        names={"expert_bias": "expert_bias.bias"}, settings=_short_convolutions,
+        "lfm2_moe",
+        keys=_SHORT_CONVOLUTIONS | {"leading_dense_block_count": "num_dense_layers"},
+        names={"expert_bias": "expert_bias.bias"},
+        settings=_short_convolutions,
     ),
     "llama": Architecture("llama", is_permuted=True, biases=_ATTENTION_BIAS | {"mlp_bias": "blk.0.ffn_up.bias"}),
     "minimax-m2": Architecture(
-        "minimax_m2", rotates_part=True, keys={"expert_count": "num_local_experts"},
-        names={"mlp.gate": "block_sparse_moe.gate",
-               "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction.bias"},
+        "minimax_m2",
+        rotates_part=True,
+        keys={"expert_count": "num_local_experts"},
+        names={
+            "mlp.gate": "block_sparse_moe.gate",
+            "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction.bias",
+        },
     ),
     "mistral3": Architecture("ministral3", is_permuted=True),
     "nemotron": Architecture(
@@ -289,15 +313,27 @@ ARCHITECTURES = {
     "qwen3": Architecture("qwen3", biases=_ATTENTION_BIAS),
     "qwen3moe": Architecture("qwen3_moe", values={"norm_topk_prob": True}),
     "qwen35": Architecture(
-        "qwen3_5_text", has_offset_norms=True, rotates_part=True, keys=_LINEAR_ATTENTION, recipes=QWEN3_5,
+        "qwen3_5_text",
+        has_offset_norms=True,
+        rotates_part=True,
+        keys=_LINEAR_ATTENTION,
+        recipes=QWEN3_5,
         settings=_linear_attention,
     ),
     "qwen35moe": Architecture(
-        "qwen3_5_moe_text", has_offset_norms=True, rotates_part=True, keys=_LINEAR_ATTENTION, recipes=QWEN3_5,
+        "qwen3_5_moe_text",
+        has_offset_norms=True,
+        rotates_part=True,
+        keys=_LINEAR_ATTENTION,
+        recipes=QWEN3_5,
         settings=_linear_attention,
     ),
     "qwen3next": Architecture(
-        "qwen3_next", has_offset_norms=True, rotates_part=True, keys=_LINEAR_ATTENTION, recipes=QWEN3_NEXT,
+        "qwen3_next",
+        has_offset_norms=True,
+        rotates_part=True,
+        keys=_LINEAR_ATTENTION,
+        recipes=QWEN3_NEXT,
         settings=_linear_attention,
     ),
     "qwen3vl": Architecture("qwen3"),  # for text alone
@@ -305,15 +341,33 @@ ARCHITECTURES = {
     "seed_oss": Architecture("seed_oss", biases=_ATTENTION_BIAS | {"attention_out_bias": "blk.0.attn_output.bias"}),
     "smollm3": Architecture("smollm3", is_permuted=True),
     "stablelm": Architecture(
-        "stablelm", rotates_part=True, biases={"use_qkv_bias": "blk.0.attn_q.bias"},
+        "stablelm",
+        rotates_part=True,
+        biases={"use_qkv_bias": "blk.0.attn_q.bias"},
         keys={_EPSILON: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
     ),
     "starcoder2": Architecture("starcoder2", keys={_EPSILON: "norm_epsilon"}, biases={"use_bias": "blk.0.attn_q.bias"}),
-}  # fmt: skip
+}
 # Architectures that may have experts → how transformers stores them then.
 WITH_EXPERTS = {"llama": Architecture("mixtral", is_permuted=True)} | {
-    name: ARCHITECTURES[name] for name in (
-        "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "granitehybrid", "granitemoe",
-        "hunyuan-moe", "lfm2moe", "minimax-m2", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe",
+    name: ARCHITECTURES[name]
+    for name in (
+        "deepseek2",
+        "dots1",
+        "ernie4_5-moe",
+        "gemma4",
+        "glm4moe",
+        "gpt-oss",
+        "granitehybrid",
+        "granitemoe",
+        "hunyuan-moe",
+        "lfm2moe",
+        "minimax-m2",
+        "olmoe",
+        "qwen2moe",
+        "qwen35moe",
+        "qwen3moe",
+        "qwen3next",
+        "qwen3vlmoe",
     )
-}  # fmt: skip
+}

@@ -65,9 +65,11 @@ def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
     bits, group_size = FLOAT_MODES[mode] if is_float else (_bits(type_), GROUP_SIZE)
     operands = (
         torch.empty(count, columns * bits // 32, dtype=torch.uint32),
-        *(torch.empty(count, columns // group_size, dtype=dtype)
-          for dtype in ([torch.uint8] if is_float else [torch.float16] * 2)),
-    )  # fmt: skip
+        *(
+            torch.empty(count, columns // group_size, dtype=dtype)
+            for dtype in ([torch.uint8] if is_float else [torch.float16] * 2)
+        ),
+    )
     packing = Packing(tuple(t.unflatten(0, shape[:-1]) for t in operands), bits, group_size, mode)
     step = max(1, _STEP_ELEMENTS // columns)
     for first in range(0, count, step):

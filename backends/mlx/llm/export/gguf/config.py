@@ -81,8 +81,10 @@ def _set_rope(file: GGUFFile, config: PretrainedConfig) -> None:
     factors = {name: t for name, t in file.tensors.items() if name.startswith("rope_factors")}
     if factors:
         kind = "longrope"
-        scaling = {f"{name}_factor": float_tensor(factors[f"rope_factors_{name}.weight"]).tolist()
-                   for name in ("short", "long")}
+        scaling = {
+            f"{name}_factor": float_tensor(factors[f"rope_factors_{name}.weight"]).tolist()
+            for name in ("short", "long")
+        }
         scaling["attention_factor"] = file.get("rope.scaling.attn_factor", 1.0)
     elif kind == "yarn":
         scaling |= {name: file.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}

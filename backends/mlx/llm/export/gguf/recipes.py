@@ -131,9 +131,7 @@ def _matrix(index: int) -> Callable[[list[torch.Tensor]], torch.Tensor]:
 # The files have one tensor for the matrices of all inputs but the first. llama.cpp knows models with 4 inputs only.
 GEMMA3N = tuple(
     Recipe(f"model.altup_{name}projections.{i}.weight", [f"altup_{part}proj.weight"], values=_matrix(i))
-    for name, part in (("", ""), ("unembed_", "unembd_")) for i in range(3)
-)  # fmt: skip
-GEMMA4 = (
-    Recipe("router.scale", ["ffn_gate_inp.scale"]),
-    Recipe("router.per_expert_scale", ["ffn_down_exps.scale"]),
+    for name, part in (("", ""), ("unembed_", "unembd_"))
+    for i in range(3)
 )
+GEMMA4 = (Recipe("router.scale", ["ffn_gate_inp.scale"]), Recipe("router.per_expert_scale", ["ffn_down_exps.scale"]))

@@ -30,8 +30,13 @@ _CASED = (
 )
 _CJK = r"[\u0800-\u9fa5\uac00-\ud7ff]+"
 _DEEPSEEK_LLM = (
-    r"[\r\n]", rf"\s?{_CASED}+", r"\s?[!-/:-~！-／：-～\u2018-\u201f\u3000-\u3002]+", r"\s+$", _CJK, r"\p{N}",
-)  # fmt: skip
+    r"[\r\n]",
+    rf"\s?{_CASED}+",
+    r"\s?[!-/:-~！-／：-～\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _CJK,
+    r"\p{N}",
+)
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
 # Like GPT-4o, but Chinese characters are pieces of their own.
 _UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
@@ -53,12 +58,10 @@ _SPLITS = {name: (expression,) for name, expression in GGUF_PRE_TOKENIZER_SPLITS
     "deepseek-llm": _DEEPSEEK_LLM,
     "kimi-k2": _KIMI,
     "seed-coder": _SEED,
-}  # fmt: skip
+}
 # Rules with which a piece of text that is a token is not divided further, also if no merges lead to this token. Unless
 # the file says otherwise, texts then begin with the bos token.
-_WHOLE_TOKENS = (
-    "falcon-h1", "falcon3", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral", "tekken",
-)  # fmt: skip
+_WHOLE_TOKENS = ("falcon-h1", "falcon3", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral", "tekken")
 # Architectures whose vocabulary is that of another one, which transformers knows.
 _VOCABULARIES = {"gemma3n": "gemma3"}
 
@@ -66,9 +69,11 @@ _VOCABULARIES = {"gemma3n": "gemma3"}
 def _steps(rule: str) -> list[pre_tokenizers.PreTokenizer]:
     if rule == "falcon":  # splits digits among the characters that stand for bytes, some of which are digits too
         return [
-            pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False),
-            pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Split(Regex("[0-9]{3}"), "isolated"),
-        ]  # fmt: skip
+            pre_tokenizers.Punctuation("contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9]{3}"), "isolated"),
+        ]
     splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS.get(rule, _GPT2)]
     return [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 

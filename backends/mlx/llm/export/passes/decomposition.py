@@ -111,9 +111,11 @@ class _Decomposition:
         operands = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
         numbers = {operand: index for index, operand in enumerate(operands)}
         key = (
-            target, spec, tuple(_key(operand.meta["val"]) for operand in operands),
+            target,
+            spec,
+            tuple(_key(operand.meta["val"]) for operand in operands),
             tuple((Node, numbers[leaf]) if isinstance(leaf, Node) else _key(leaf) for leaf in leaves),
-        )  # fmt: skip
+        )
         if key not in self.traces:
             self.traces[key] = self._trace(target, leaves, spec, operands)
         values: dict[Node, Any] = {}

@@ -75,9 +75,10 @@ class _Region:
     def _add(self, node: Node, axis: int) -> None:
         """Add `node` to the region if all its users need only the last element, and there is a rule."""
         needs_all = (
-            user for user in node.users
+            user
+            for user in node.users
             if user is not self.selection and user.target not in _ASSERTIONS and node not in self.operands.get(user, ())
-        )  # fmt: skip
+        )
         operands = None if any(needs_all) else _operands(node, axis)
         if operands is not None and all(self.axes.get(x, axis) == axis for x, axis in operands.items()):
             self.operands[node] = operands
@@ -248,12 +249,16 @@ def _experts(node: Node, axis: int) -> Axes | None:
 
 _RESHAPES = (_aten.reshape.default, _aten.view.default, _aten._unsafe_view.default)
 _COPIES = (
-    _aten.to.dtype, _aten.to.dtype_layout, _aten._to_copy.default, _aten.contiguous.default, _aten.clone.default,
-    _aten.detach.default, _aten.alias.default, _aten.dropout.default,
-)  # fmt: skip
-_PRODUCTS = (
-    _aten.linear.default, quantized_matmul, int8_quantized_matmul, gathered_matmul, gathered_quantized_matmul,
-)  # fmt: skip
+    _aten.to.dtype,
+    _aten.to.dtype_layout,
+    _aten._to_copy.default,
+    _aten.contiguous.default,
+    _aten.clone.default,
+    _aten.detach.default,
+    _aten.alias.default,
+    _aten.dropout.default,
+)
+_PRODUCTS = (_aten.linear.default, quantized_matmul, int8_quantized_matmul, gathered_matmul, gathered_quantized_matmul)
 _RULES: dict[Any, Rule] = {
     _aten.linear.default: _rows,
     quantized_matmul: _rows,

@@ -103,9 +103,7 @@ def convert_mtp(
     with without_ends(mtp):
         if quantize != "none":
             common = _common_format(quantize, group_size or DEFAULT_GROUP_SIZE)
-            quantize_model(
-                mtp, common.bits, common.group_size, mode=common.mode, dtype=_scales_dtype(computed)
-            )
+            quantize_model(mtp, common.bits, common.group_size, mode=common.mode, dtype=_scales_dtype(computed))
         if dtype is not None:
             cast_parameters(mtp, dtype)
 
@@ -141,9 +139,15 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
             importances = importance(model, text.calibration)
     progress(f"quantize to {quantize}")
     return quantize_model(
-        model, common.bits, group_size, mode=common.mode, ends_bits=_ENDS_BITS, dtype=scales_dtype, formats=formats,
+        model,
+        common.bits,
+        group_size,
+        mode=common.mode,
+        ends_bits=_ENDS_BITS,
+        dtype=scales_dtype,
+        formats=formats,
         importance=importances,
-    )  # fmt: skip
+    )
 
 
 def _int8_perplexity(model: PreTrainedModel, text: Text, progress: Callable[[str], Any]) -> float:

@@ -99,6 +99,7 @@ def _moments(path: str, decoder_layer: torch.nn.Module, args: tuple, kwargs: dic
     moments, handles = {}, []
     for name, layer in decoder_layer.named_modules():
         if is_linear(layer):
+
             def record(_, inputs, key=f"{path}.{name}"):
                 x = inputs[0].flatten(0, -2).float()
                 moments[key] = x.mT @ x / len(x)

@@ -100,9 +100,21 @@ def gated_delta_rule(cache, query, key, value, g, beta, use_qk_l2norm_in_kernel=
 
 
 def mamba2_chunk_scan(
-    cache, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=None, dt_softplus=False,
-    dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **kwargs,
-):  # fmt: skip
+    cache,
+    hidden_states,
+    dt,
+    A,
+    B,
+    C,
+    chunk_size=None,
+    D=None,
+    dt_bias=None,
+    dt_softplus=False,
+    dt_limit=(0.0, float("inf")),
+    return_final_states=False,
+    z=None,
+    **kwargs,
+):
     """Take `hidden_states` `[B, S, H, P]`, `dt` `[B, S, H]`, `A` `[H]`, `B` and `C` `[B, S, G, N]`."""
     dt = _time_step(dt, dt_bias, dt_softplus)
     if tuple(dt_limit) != (0.0, float("inf")) or not dt_softplus:
@@ -118,9 +130,19 @@ def mamba2_chunk_scan(
 
 
 def mamba_selective_scan(
-    cache, hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
+    cache,
+    hidden_states,
+    dt,
+    A,
+    B,
+    C,
+    D=None,
+    z=None,
+    delta_bias=None,
+    delta_softplus=False,
+    return_last_state=False,
     **kwargs,
-):  # fmt: skip
+):
     """Take `hidden_states` and `dt` `[B, D, S]`, `A` `[D, N]`, `B` and `C` `[B, N, S]`.
 
     If the initial state has an axis for heads, the layer calls this function for one head after the other.

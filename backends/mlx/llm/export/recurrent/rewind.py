@@ -13,8 +13,12 @@ from typing import Any
 import torch
 
 from ....custom_kernel_ops.recurrence import (
-    MIN_TOKENS_FOR_BLOCKS, RULES, diagonal_recurrence, gated_delta_rule, gated_linear_attention,
-)  # fmt: skip
+    MIN_TOKENS_FOR_BLOCKS,
+    RULES,
+    diagonal_recurrence,
+    gated_delta_rule,
+    gated_linear_attention,
+)
 
 # The largest number of tokens of a call that can be rewound. Recurrences process so few tokens one by one, with the
 # same rounding as in decoding.

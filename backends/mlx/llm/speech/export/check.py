@@ -51,11 +51,18 @@ def check_program(path: Path, program_model: ProgramModel, head: HeadConfig, sta
             position, steps = position + tokens.shape[1], steps + 1
             tokens = logits.argmax(-1, keepdim=True)
     return ProgramCheck(
-        tokens=steps, agreeing=agreeing, difference=comparison.difference, tolerance=comparison.tolerance,
-        compared="encoder states", values_ok=comparison.ok, note=None,
+        tokens=steps,
+        agreeing=agreeing,
+        difference=comparison.difference,
+        tolerance=comparison.tolerance,
+        compared="encoder states",
+        values_ok=comparison.ok,
+        note=None,
         departure=None if comparison.ok and agreeing == steps else _DEPARTURE,
-        seconds=cost.seconds, added_memory=cost.added_memory, peak_before=cost.peak_before,
-    )  # fmt: skip
+        seconds=cost.seconds,
+        added_memory=cost.added_memory,
+        peak_before=cost.peak_before,
+    )
 
 
 def _logits(program_model: ProgramModel, tokens: torch.Tensor, position: int) -> torch.Tensor:

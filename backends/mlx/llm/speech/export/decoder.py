@@ -33,9 +33,15 @@ class ProgramModel(torch.nn.Module):
     """
 
     def __init__(
-        self, model: PreTrainedModel, family: Family, *, max_context_len: int, chunk: int, dtype: torch.dtype,
+        self,
+        model: PreTrainedModel,
+        family: Family,
+        *,
+        max_context_len: int,
+        chunk: int,
+        dtype: torch.dtype,
         timestamp_begin: int | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.model, self.family, self.dtype, self.timestamp_begin = model, family, dtype, timestamp_begin
         self.max_context_len, self.chunk = max_context_len, min(chunk, max_context_len)
@@ -174,9 +180,15 @@ def _key_heads(attention: torch.nn.Module) -> tuple[int, int]:
 
 
 def attend(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor | None, *, scaling: float | None = None, **kwargs,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
     """An attention function for the attention interface of `transformers`: `[1, H, S, D]` → `[1, S, H, D]`."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     program_model = module.speech_program_model[0]

@@ -88,9 +88,15 @@ def export_speech(
     if settings.verify:
         checker = functools.partial(check_program, program_model=program_model, head=head, start_token=prompt["start"])
     return ExportedLLM(
-        program, report, constants, tuple(methods), program_model.cache_bytes, tuple(conversion.unquantized),
-        notes=tuple(notes), _checker=checker,
-    )  # fmt: skip
+        program,
+        report,
+        constants,
+        tuple(methods),
+        program_model.cache_bytes,
+        tuple(conversion.unquantized),
+        notes=tuple(notes),
+        _checker=checker,
+    )
 
 
 def _load(

@@ -18,11 +18,11 @@ namespace {
 using kernel::Attention;
 using Tile = AttentionTile;
 
-constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of rows
-constexpr int64_t kMaxTileRows = kMaxTileValueRows;  // more would multiply more scores that a causal mask hides
+constexpr int64_t kScoresPerTile = 128 << 10; // approximate, and subject to the limits on the number of rows
+constexpr int64_t kMaxTileRows = kMaxTileValueRows; // more would multiply more scores that a causal mask hides
 constexpr int64_t kMinTileRows = 16;
-constexpr int64_t kTransposedKeys = 64;  // keys that are transposed at a time: few, so that they stay in the cache
-constexpr int64_t kValuesPerPass = kMaxTileValues;  // that stay in the cache while all rows of the tile use them
+constexpr int64_t kTransposedKeys = 64; // keys that are transposed at a time: few, so that they stay in the cache
+constexpr int64_t kValuesPerPass = kMaxTileValues; // that stay in the cache while all rows of the tile use them
 
 // A matrix as the products read it. The elements of a row are contiguous, and each row begins `stride` elements after
 // the previous one.
@@ -35,8 +35,7 @@ struct Matrix {
 // Returns the first `count` rows of one attention head of x. Each row has `width` elements. If the products cannot read
 // the rows in place, they are copied to `buffer`.
 Matrix rows_of(
-    const kernel::Heads& x, int64_t batch, int64_t head, int64_t count, int64_t width,
-    std::vector<float>& buffer) {
+    const kernel::Heads& x, int64_t batch, int64_t head, int64_t count, int64_t width, std::vector<float>& buffer) {
   const void* data = at(x.data, x.type, batch * x.strides[0] + head * x.strides[1]);
   const bool has_contiguous_rows = width == 1 || x.strides[3] == 1;
   // Products of bfloat16 pairs need an even stride. The stride of a copy is `width`. Rows with an odd stride are
@@ -115,9 +114,9 @@ void multiply_by_keys(
     const int64_t row = first_row_beyond(a, tile, first);
     kernels().transpose(
         at(k.data, k.type, first * k.stride), k.type, k.stride, count, width, transposed.data(), kTransposedKeys);
-    kernels().multiply_columns(
-        static_cast<const float*>(q.data) + row * q.stride, q.stride, tile.count - row, transposed.data(),
-        k.type == FloatType::bfloat16_pair ? k.type : FloatType::float32, kTransposedKeys, count, width,
+    kernels().multiply_columns(static_cast<const float*>(q.data) + row * q.stride, q.stride, tile.count - row,
+        transposed.data(), k.type == FloatType::bfloat16_pair ? k.type : FloatType::float32, kTransposedKeys, count,
+        width,
         /*accumulate=*/false, nullptr, 0, scores + row * stride + first, stride);
   }
 }
@@ -148,32 +147,29 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
 
 // Whether the product of weights with values of this type uses the tiles of AMX.
 bool multiplies_values_in_tiles(const Attention& a, FloatType type) {
-  return kernels().multiply_value_tiles != nullptr && a.q.type == FloatType::bfloat16 &&
-      type == FloatType::bfloat16 && a.v_width % kTileRows == 0;
+  return kernels().multiply_value_tiles != nullptr && a.q.type == FloatType::bfloat16 && type == FloatType::bfloat16 &&
+      a.v_width % kTileRows == 0;
 }
 
 // y [rows, v_width] = weights [rows, count] @ the values first ... first + count - 1 of v, or += if first > 0. In
 // tiles, count is at most kValuesPerPass, and more than kTileRows rows may be followed by kTileRows - 1 rows of any
 // values.
-void multiply_by_some_values(
-    const Attention& a, const float* weights, int64_t stride, int64_t rows, const Matrix& v, int64_t first,
-    int64_t count, bool in_tiles, float* y) {
+void multiply_by_some_values(const Attention& a, const float* weights, int64_t stride, int64_t rows, const Matrix& v,
+    int64_t first, int64_t count, bool in_tiles, float* y) {
   const void* const values = at(v.data, v.type, first * v.stride);
   const bool accumulate = first > 0;
   if (in_tiles) {
-    return kernels().multiply_value_tiles(
-        weights, stride, rows, static_cast<const uint16_t*>(values), v.stride, a.v_width, count, accumulate, y,
-        a.v_width);
+    return kernels().multiply_value_tiles(weights, stride, rows, static_cast<const uint16_t*>(values), v.stride,
+        a.v_width, count, accumulate, y, a.v_width);
   }
   kernels().multiply_columns(
       weights, stride, rows, values, v.type, v.stride, a.v_width, count, accumulate, nullptr, 0, y, a.v_width);
 }
 
 // y [rows, v_width] = weights @ v, perhaps followed by kTileRows - 1 rows of any values.
-void multiply_by_values(
-    const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, const Matrix& v,
-    float* y) {
-  const bool all = visible_keys(a, tile, 0) <= 0;  // a row that sees no key gives all keys the same weight
+void multiply_by_values(const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys,
+    const Matrix& v, float* y) {
+  const bool all = visible_keys(a, tile, 0) <= 0; // a row that sees no key gives all keys the same weight
   const bool in_tiles = multiplies_values_in_tiles(a, v.type);
   // Few rows read each value once, so the values need not stay in the cache. But if multiply_columns needs more than
   // two passes for all columns, each pass would read a small part of every row of the values, from many pages of
@@ -183,9 +179,8 @@ void multiply_by_values(
   const int64_t step = reads_in_order ? keys : kValuesPerPass;
   for (int64_t first = 0; first < keys; first += step) {
     const int64_t row = all ? 0 : first_row_beyond(a, tile, first);
-    multiply_by_some_values(
-        a, weights + row * stride + first, stride, tile.count - row, v, first, std::min(step, keys - first), in_tiles,
-        y + row * a.v_width);
+    multiply_by_some_values(a, weights + row * stride + first, stride, tile.count - row, v, first,
+        std::min(step, keys - first), in_tiles, y + row * a.v_width);
   }
 }
 
@@ -224,8 +219,7 @@ void attend(const Attention& a, const Tile& tile) {
   const auto read_value = [&](int64_t key, void* to) {
     copy_row(at(v.data, v.type, key * v.stride), v.type, 1, a.v_width, to);
   };
-  leave_out_unseen_keys(
-      tile.count, keys, scores.data(), stride, v.type, a.v_width, y.data(), read_value,
+  leave_out_unseen_keys(tile.count, keys, scores.data(), stride, v.type, a.v_width, y.data(), read_value,
       [&](const float* weights, const float* values, float* row) {
         multiply_by_seen_values(a, weights, keys, {values, v.type, a.v_width}, row);
       });
@@ -237,10 +231,10 @@ void attend(const Attention& a, const Tile& tile) {
 // One of several attentions, divided into tiles.
 struct Tiles {
   const Attention& attention;
-  int64_t group;  // heads of q that share a head of the keys
-  int64_t rows;   // of a tile
-  int64_t count;  // of the tiles of a head of the keys
-  int begin;      // the number of the first tile, counted over all attentions
+  int64_t group; // heads of q that share a head of the keys
+  int64_t rows; // of a tile
+  int64_t count; // of the tiles of a head of the keys
+  int begin; // the number of the first tile, counted over all attentions
 
   Tile operator[](int number) const {
     const int64_t first = (number - begin) % count * rows;

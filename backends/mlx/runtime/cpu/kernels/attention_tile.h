@@ -17,14 +17,10 @@ struct AttentionTile {
   int64_t kv_head;
   int64_t first;
   int64_t count;
-  int64_t group;  // heads of q that share the head of the keys
+  int64_t group; // heads of q that share the head of the keys
 
-  int64_t query(int64_t row) const {
-    return (first + row) / group;
-  }
-  int64_t head(int64_t row) const {
-    return kv_head * group + (first + row) % group;
-  }
+  int64_t query(int64_t row) const { return (first + row) / group; }
+  int64_t head(int64_t row) const { return kv_head * group + (first + row) % group; }
 };
 
 // The number of keys that a row sees, without regard to a mask.
@@ -48,9 +44,8 @@ inline void read_as_float32(const void* from, FloatType type, int64_t stride, in
 // product of 0 and an infinite value is NaN. weights [rows, keys] has the distance `stride` between rows.
 // read_value(key, to) writes the `width` elements of a value, of `type`. multiply(weights, values, y) computes a row.
 template <typename ReadValue, typename Multiply>
-void leave_out_unseen_keys(
-    int64_t rows, int64_t keys, const float* weights, int64_t stride, FloatType type, int64_t width, float* y,
-    ReadValue&& read_value, Multiply&& multiply) {
+void leave_out_unseen_keys(int64_t rows, int64_t keys, const float* weights, int64_t stride, FloatType type,
+    int64_t width, float* y, ReadValue&& read_value, Multiply&& multiply) {
   static thread_local std::vector<float> values;
   for (int64_t row = 0; row < rows; ++row, weights += stride, y += width) {
     if (!kernels().has_nan(y, width)) {

@@ -73,20 +73,16 @@ const Blas& blas() {
 
 extern "C" {
 
-void cblas_dgemm(
-    int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double* a, int lda,
+void cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double* a, int lda,
     const double* b, int ldb, double beta, double* c, int ldc) {
   blas().dgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-void cblas_cgemm(
-    int order, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a, int lda,
+void cblas_cgemm(int order, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a, int lda,
     const void* b, int ldb, const void* beta, void* c, int ldc) {
   blas().cgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 } // extern "C"
 
-const char* executorch_mlx::kernel::blas_name() {
-  return blas().name;
-}
+const char* executorch_mlx::kernel::blas_name() { return blas().name; }

@@ -7,15 +7,12 @@
 
 extern "C" {
 
-EXECUTORCH_MLX_KERNEL_API void cblas_sgemm(
-    int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a, int lda,
-    const float* b, int ldb, float beta, float* c, int ldc);
-EXECUTORCH_MLX_KERNEL_API void cblas_dgemm(
-    int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double* a, int lda,
-    const double* b, int ldb, double beta, double* c, int ldc);
-EXECUTORCH_MLX_KERNEL_API void cblas_cgemm(
-    int order, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a, int lda,
-    const void* b, int ldb, const void* beta, void* c, int ldc);
+EXECUTORCH_MLX_KERNEL_API void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+    const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc);
+EXECUTORCH_MLX_KERNEL_API void cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha,
+    const double* a, int lda, const double* b, int ldb, double beta, double* c, int ldc);
+EXECUTORCH_MLX_KERNEL_API void cblas_cgemm(int order, int trans_a, int trans_b, int m, int n, int k, const void* alpha,
+    const void* a, int lda, const void* b, int ldb, const void* beta, void* c, int ldc);
 
 } // extern "C"
 

@@ -12,9 +12,7 @@
 
 namespace executorch_mlx {
 
-constexpr size_t size_of(FloatType type) {
-  return type == FloatType::float16 || type == FloatType::bfloat16 ? 2 : 4;
-}
+constexpr size_t size_of(FloatType type) { return type == FloatType::float16 || type == FloatType::bfloat16 ? 2 : 4; }
 
 // The address of element `index`.
 inline const void* at(const void* x, FloatType type, int64_t index) {
@@ -32,15 +30,11 @@ class AlignedFloats {
   explicit AlignedFloats(size_t count)
       : data_(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{64}))) {}
 
-  float* get() const {
-    return data_.get();
-  }
+  float* get() const { return data_.get(); }
 
  private:
   struct Delete {
-    void operator()(float* data) const {
-      ::operator delete(data, std::align_val_t{64});
-    }
+    void operator()(float* data) const { ::operator delete(data, std::align_val_t{64}); }
   };
   std::unique_ptr<float, Delete> data_;
 };
@@ -58,9 +52,7 @@ class AsFloats {
     }
   }
 
-  const float* get() const {
-    return data_;
-  }
+  const float* get() const { return data_; }
 
  private:
   const float* data_;

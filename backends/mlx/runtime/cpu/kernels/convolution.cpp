@@ -12,21 +12,13 @@ namespace executorch_mlx {
 namespace {
 
 // Rounds down. `divisor` is positive.
-int64_t floor_divide(int64_t x, int64_t divisor) {
-  return x >= 0 ? x / divisor : -((divisor - 1 - x) / divisor);
-}
+int64_t floor_divide(int64_t x, int64_t divisor) { return x >= 0 ? x / divisor : -((divisor - 1 - x) / divisor); }
 
-int64_t channels_of_x(const kernel::Convolution& c) {
-  return int64_t{c.groups} * c.inputs;
-}
+int64_t channels_of_x(const kernel::Convolution& c) { return int64_t{c.groups} * c.inputs; }
 
-int64_t channels_of_y(const kernel::Convolution& c) {
-  return int64_t{c.groups} * c.outputs;
-}
+int64_t channels_of_y(const kernel::Convolution& c) { return int64_t{c.groups} * c.outputs; }
 
-int64_t window_elements(const kernel::Convolution& c) {
-  return c.axes[0].window * c.axes[1].window * c.axes[2].window;
-}
+int64_t window_elements(const kernel::Convolution& c) { return c.axes[0].window * c.axes[1].window * c.axes[2].window; }
 
 // The floats of an example of the batch x.
 int64_t example_size(const kernel::Convolution& c) {
@@ -59,7 +51,7 @@ Range positions_inside(const kernel::WindowAxis& axis) {
   return {first, std::clamp(last, first, axis.result)};
 }
 
-constexpr int64_t kBlock = 64;  // positions of a row that a thread computes at once
+constexpr int64_t kBlock = 64; // positions of a row that a thread computes at once
 
 // A row of the result: its positions on the last axis.
 class Row {
@@ -117,8 +109,8 @@ class Row {
   const kernel::Convolution& c_;
   const float* weights_;
   float* y_;
-  std::vector<const float*> rows_;   // of x, under the window
-  std::vector<int64_t> elements_;    // the first element of the window in each of these rows
+  std::vector<const float*> rows_; // of x, under the window
+  std::vector<int64_t> elements_; // the first element of the window in each of these rows
   std::vector<const float*> sources_, weights_of_sources_;
 };
 
@@ -159,16 +151,16 @@ void convolve_small_groups(const kernel::Convolution& c, const float* x, const f
 
 // -- products of windows --------------------------------------------------------------------------------------------
 
-constexpr int kPanelColumns = 64;     // channels of y that a panel of weights computes; only the last one has fewer
-constexpr int kWindowPositions = 96;  // whose windows are copied to rows at once
-constexpr int kWindowSteps = 512;     // elements of a row that are copied at once; the copy stays in the cache
+constexpr int kPanelColumns = 64; // channels of y that a panel of weights computes; only the last one has fewer
+constexpr int kWindowPositions = 96; // whose windows are copied to rows at once
+constexpr int kWindowSteps = 512; // elements of a row that are copied at once; the copy stays in the cache
 
 inline void copy_floats(const float* from, int64_t count, float* to) {
   if (count > kPanelColumns) {
     std::copy_n(from, count, to);
     return;
   }
-  for (int64_t i = 0; i < count; ++i) {  // a call would take longer
+  for (int64_t i = 0; i < count; ++i) { // a call would take longer
     to[i] = from[i];
   }
 }
@@ -177,7 +169,9 @@ inline void copy_floats(const float* from, int64_t count, float* to) {
 class Windows {
  public:
   Windows(const kernel::Convolution& c, const float* x)
-      : c_(c), x_(x), is_joined_(c.groups == 1 && c.axes[2].dilation == 1),
+      : c_(c),
+        x_(x),
+        is_joined_(c.groups == 1 && c.axes[2].dilation == 1),
         run_(is_joined_ ? c.axes[2].window * c.inputs : c.inputs) {}
 
   // Whether the windows are rows of x themselves.
@@ -204,7 +198,7 @@ class Windows {
 
   float* copy_window(const float* example, const Position& position, int64_t first, int64_t last, float* to) const {
     const auto& axes = c_.axes;
-    const int64_t steps = is_joined_ ? 1 : axes[2].window;  // runs on the last axis
+    const int64_t steps = is_joined_ ? 1 : axes[2].window; // runs on the last axis
     for (int64_t run = first / run_; run * run_ < last; ++run) {
       const int64_t begin = std::max<int64_t>(0, first - run * run_), end = std::min(run_, last - run * run_);
       const int64_t outer = place_in_x(axes[0], position.axes[0], run / steps / axes[1].window);
@@ -227,27 +221,24 @@ class Windows {
 
   const kernel::Convolution& c_;
   const float* x_;
-  bool is_joined_;  // whether the elements of a window on the last axis follow each other in x
-  int64_t run_;     // elements of a window that follow each other in x
+  bool is_joined_; // whether the elements of a window on the last axis follow each other in x
+  int64_t run_; // elements of a window that follow each other in x
 };
 
 // The weights of all groups in panels of columns: of channels of y.
 class WeightPanels {
  public:
   explicit WeightPanels(const kernel::Convolution& c)
-      : length_(window_elements(c) * c.inputs), outputs_(c.outputs),
+      : length_(window_elements(c) * c.inputs),
+        outputs_(c.outputs),
         panels_((c.outputs + kPanelColumns - 1) / kPanelColumns),
         width_((c.outputs + kMaxLanes - 1) / kMaxLanes * kMaxLanes) {}
 
   // The panels of a group.
-  int64_t count() const {
-    return panels_;
-  }
+  int64_t count() const { return panels_; }
 
   // The floats of a group.
-  int64_t size() const {
-    return length_ * width_;
-  }
+  int64_t size() const { return length_ * width_; }
 
   // The number of columns of a panel, and the distance between its rows.
   int columns(int64_t panel) const {
@@ -258,17 +249,13 @@ class WeightPanels {
   }
 
   // Where panel `panel` of a group begins: [length, width].
-  int64_t offset(int64_t group, int64_t panel) const {
-    return length_ * (group * width_ + panel * kPanelColumns);
-  }
+  int64_t offset(int64_t group, int64_t panel) const { return length_ * (group * width_ + panel * kPanelColumns); }
 
   // Where the rows of w begin that panel `panel` of a group holds.
-  int64_t source(int64_t group, int64_t panel) const {
-    return length_ * (group * outputs_ + panel * kPanelColumns);
-  }
+  int64_t source(int64_t group, int64_t panel) const { return length_ * (group * outputs_ + panel * kPanelColumns); }
 
  private:
-  static constexpr int kMaxLanes = 16;  // a multiple of those of all instruction sets
+  static constexpr int kMaxLanes = 16; // a multiple of those of all instruction sets
 
   int64_t length_;
   int64_t outputs_;
@@ -282,8 +269,7 @@ void pack_large_groups(const kernel::Convolution& c, const float* w, float* pack
   parallel_ranges(c.groups * panels.count(), int64_t{length} * kPanelColumns, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t group = i / panels.count(), panel = i % panels.count();
-      kernels().transpose(
-          w + panels.source(group, panel), FloatType::float32, length, panels.columns(panel), length,
+      kernels().transpose(w + panels.source(group, panel), FloatType::float32, length, panels.columns(panel), length,
           packed + panels.offset(group, panel), panels.width(panel));
     }
   });
@@ -322,9 +308,9 @@ void multiply_windows(const kernel::Convolution& c, const float* x, const float*
         const int width = weights.width(i), columns = weights.columns(i);
         const bool is_whole = columns == width;
         float* const to = is_whole ? results + i * kPanelColumns : whole_vectors.get();
-        kernels().multiply_columns(
-            rows, distance, count, packed + weights.offset(group, i) + first * width, FloatType::float32, width, width,
-            static_cast<int>(last - first), first > 0, nullptr, 0, to, is_whole ? channels_of_y(c) : width);
+        kernels().multiply_columns(rows, distance, count, packed + weights.offset(group, i) + first * width,
+            FloatType::float32, width, width, static_cast<int>(last - first), first > 0, nullptr, 0, to,
+            is_whole ? channels_of_y(c) : width);
         for (int row = 0; !is_whole && last == length && row < count; ++row) {
           std::copy_n(to + row * width, columns, results + row * channels_of_y(c) + i * kPanelColumns);
         }

@@ -9,11 +9,11 @@ namespace executorch_mlx::kernel {
 
 // A spatial axis of a convolution.
 struct WindowAxis {
-  int64_t size;    // of x
-  int64_t result;  // the number of positions of the window
-  int64_t window;  // the number of elements of the window
+  int64_t size; // of x
+  int64_t result; // the number of positions of the window
+  int64_t window; // the number of elements of the window
   int64_t stride;
-  int64_t padding;  // zeros before x
+  int64_t padding; // zeros before x
   int64_t dilation;
 };
 
@@ -24,14 +24,12 @@ struct WindowAxis {
 struct Convolution {
   int64_t batch;
   int32_t groups;
-  int32_t inputs;   // channels of x in a group
-  int32_t outputs;  // channels of y in a group
+  int32_t inputs; // channels of x in a group
+  int32_t outputs; // channels of y in a group
   WindowAxis axes[3];
 };
 EXECUTORCH_MLX_KERNEL_API int64_t convolution_weights(const Convolution& c);
-EXECUTORCH_MLX_KERNEL_API void pack_convolution(
-    const Convolution& c, const float* w, float* packed);
-EXECUTORCH_MLX_KERNEL_API void convolution(
-    const Convolution& c, const float* x, const float* packed, float* y);
+EXECUTORCH_MLX_KERNEL_API void pack_convolution(const Convolution& c, const float* w, float* packed);
+EXECUTORCH_MLX_KERNEL_API void convolution(const Convolution& c, const float* x, const float* packed, float* y);
 
 } // namespace executorch_mlx::kernel

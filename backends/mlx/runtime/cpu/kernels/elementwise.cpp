@@ -68,7 +68,7 @@ void kernel::binary(
     Elementwise operation, const void* a, const void* b, FloatType type, void* y, int64_t count, int64_t period) {
   const Binary function = binary_kernel(operation);
   constexpr int64_t kCopies = 2048;
-  alignas(64) char number[kCopies * sizeof(float)];  // copies of b, if it is a single number
+  alignas(64) char number[kCopies * sizeof(float)]; // copies of b, if it is a single number
   if (period == 1) {
     for (int64_t i = 0; i < kCopies; ++i) {
       std::memcpy(number + i * size_of(type), b, size_of(type));
@@ -86,9 +86,8 @@ void kernel::binary(
 
 void kernel::unary(Elementwise operation, const void* x, FloatType type, void* y, int64_t count) {
   const Unary function = unary_kernel(operation);
-  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
-    function(at(x, type, first), type, at(y, type, first), last - first);
-  });
+  parallel_ranges(count, 1,
+      [&](int64_t first, int64_t last) { function(at(x, type, first), type, at(y, type, first), last - first); });
 }
 
 void kernel::convert(const void* x, FloatType x_type, void* y, FloatType y_type, int64_t count) {

@@ -19,8 +19,8 @@ EXECUTORCH_MLX_KERNEL_API void binary(
 // y = operation(x). x and y have elements of `type`.
 EXECUTORCH_MLX_KERNEL_API void unary(Elementwise operation, const void* x, FloatType type, void* y, int64_t count);
 
-// Computes the steps in order, for `rows` rows of elements of `type`, in the calling thread. A step may read the results
-// of earlier steps.
+// Computes the steps in order, for `rows` rows of elements of `type`, in the calling thread. A step may read the
+// results of earlier steps.
 EXECUTORCH_MLX_KERNEL_API void elementwise_steps(const ElementwiseStep* steps, int count, int64_t rows, FloatType type);
 
 } // namespace executorch_mlx::kernel

@@ -7,21 +7,19 @@ namespace executorch_mlx {
 
 enum class Elementwise : uint8_t { add, subtract, multiply, maximum, sigmoid, silu, tanh, copy, exp };
 
-constexpr bool is_binary(Elementwise operation) {
-  return operation <= Elementwise::maximum;
-}
+constexpr bool is_binary(Elementwise operation) { return operation <= Elementwise::maximum; }
 
 // Rows of numbers. The numbers of a row lie in memory without gaps.
 struct Rows {
   const void* data;
-  int64_t stride;  // the distance between rows in elements; 0 if all rows are the same
+  int64_t stride; // the distance between rows in elements; 0 if all rows are the same
 };
 
 struct ElementwiseStep {
   Elementwise operation;
   Rows a;
-  Rows b;  // only for binary operations
-  void* y;   // [rows, width], contiguous
+  Rows b; // only for binary operations
+  void* y; // [rows, width], contiguous
   int64_t width;
 };
 

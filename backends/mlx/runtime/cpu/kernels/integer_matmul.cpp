@@ -10,15 +10,14 @@ namespace {
 
 using Product = kernel::QuantizedMatmul;
 
-constexpr int kIntegerPadding = 64;  // bytes between two rows, so that the rows do not compete for the same cache lines
+constexpr int kIntegerPadding = 64; // bytes between two rows, so that the rows do not compete for the same cache lines
 
 // Describes the panels of the matrix of p, at `data`.
 IntegerPanels panels_of(const Product& p, const void* data) {
   const int words = p.group_size * p.bits / 32;
   const int groups = p.k / p.group_size;
   const ptrdiff_t group_bytes = kIntegerPanelRows * (words * sizeof(uint32_t) + 2 * size_of(p.scale_type));
-  return {
-      .data = static_cast<const char*>(data),
+  return {.data = static_cast<const char*>(data),
       .panel_bytes = groups * group_bytes,
       .group_bytes = group_bytes,
       .words = words,
@@ -27,9 +26,7 @@ IntegerPanels panels_of(const Product& p, const void* data) {
       .scale_type = p.scale_type};
 }
 
-int number_of_panels(int rows) {
-  return (rows + kIntegerPanelRows - 1) / kIntegerPanelRows;
-}
+int number_of_panels(int rows) { return (rows + kIntegerPanelRows - 1) / kIntegerPanelRows; }
 
 // Writes the scales or biases of `count` rows to their places in a panel. `to` is the place of the first one.
 template <typename T>
@@ -50,8 +47,7 @@ void pack_panel(const Product& p, int first, const IntegerPanels& panels, char* 
   }
   const ptrdiff_t row_words = ptrdiff_t{panels.groups} * panels.words;
   for (int g = 0; g < panels.groups; ++g) {
-    kernels().transpose(
-        p.w + first * row_words + g * panels.words, FloatType::float32, row_words, rows, panels.words,
+    kernels().transpose(p.w + first * row_words + g * panels.words, FloatType::float32, row_words, rows, panels.words,
         reinterpret_cast<float*>(to + g * panels.group_bytes), kIntegerPanelRows);
   }
   char* scales = to + int64_t{panels.words} * kIntegerPanelRows * sizeof(uint32_t);
@@ -84,12 +80,11 @@ class RoundedRows {
   // Rounds the rows x [m, k] of a product.
   RoundedRows(const Product& p, int digits, const float* x)
       : stride_(int64_t{p.k} * kernels().bytes_of_integer(p.bits) + kIntegerPadding),
-        integers_(stride_ * digits * p.m / sizeof(float)),  // k is a multiple of 4
+        integers_(stride_ * digits * p.m / sizeof(float)), // k is a multiple of 4
         scales_(int64_t{2} * (p.k / p.group_size) * p.m),
         fits_(p.m) {
     const int groups = p.k / p.group_size;
-    rows_ = {
-        .integers = reinterpret_cast<int8_t*>(integers_.get()),
+    rows_ = {.integers = reinterpret_cast<int8_t*>(integers_.get()),
         .stride = stride_,
         .scales = scales_.get(),
         .sums = scales_.get() + int64_t{groups} * p.m,
@@ -102,17 +97,13 @@ class RoundedRows {
     });
   }
 
-  const IntegerRows& get() const {
-    return rows_;
-  }
+  const IntegerRows& get() const { return rows_; }
 
   // Whether the integers represent all groups of a row.
-  bool fits(int row) const {
-    return fits_[row];
-  }
+  bool fits(int row) const { return fits_[row]; }
 
  private:
-  int64_t stride_;  // in bytes
+  int64_t stride_; // in bytes
   AlignedFloats integers_;
   AlignedFloats scales_;
   std::vector<char> fits_;
@@ -127,14 +118,12 @@ void multiply_rounded(const Product* products, int count, int digits) {
   const RoundedRows rows(p, digits, x.get());
   const Results y(products, count, [](const auto& product) { return product.type; });
   const int columns = quantized_rows_per_task(p.m, total_columns(products, count));
-  for_columns(products, count, columns, [&](int i, int first, int last) {
-    multiply(products[i], rows.get(), first, last, y[i]);
-  });
+  for_columns(products, count, columns,
+      [&](int i, int first, int last) { multiply(products[i], rows.get(), first, last, y[i]); });
   for (int r = 0; digits > 1 && r < p.m; ++r) {
     if (!rows.fits(r)) {
-      multiply_few_rows(products, count, 1, x.get() + int64_t{r} * p.k, [&](int i) {
-        return y[i] + int64_t{r} * products[i].n;
-      });
+      multiply_few_rows(
+          products, count, 1, x.get() + int64_t{r} * p.k, [&](int i) { return y[i] + int64_t{r} * products[i].n; });
     }
   }
   y.store();
@@ -157,9 +146,7 @@ void kernel::pack_integer_panels(const QuantizedMatmul& matrix, void* to) {
   });
 }
 
-void kernel::int8_matmul(const QuantizedMatmul* products, int count) {
-  multiply_rounded(products, count, 1);
-}
+void kernel::int8_matmul(const QuantizedMatmul* products, int count) { multiply_rounded(products, count, 1); }
 
 bool kernel::has_fast_integers(int bits, int group_size, int k) {
   return kernels().has_fast_integers && supports_int8(bits, group_size, k);

@@ -15,8 +15,7 @@ std::atomic<uint64_t> calls{0};
 } // namespace
 
 void multiply_few_rows(
-    const kernel::QuantizedMatmul* products, int count, int m, const float* x,
-    const std::function<float*(int)>& y) {
+    const kernel::QuantizedMatmul* products, int count, int m, const float* x, const std::function<float*(int)>& y) {
   const auto& simd = kernels();
   const int k = products[0].k;
   const int64_t stride = k + kPadding;
@@ -63,8 +62,8 @@ void multiply_strided_halves(const kernel::HalfMatmul& p) {
 void multiply_in_tiles(const std::vector<RowProduct>& products) {
   const auto& p = products[0];
   const PairTiles x(p.x, p.ldx, p.m, p.k);
-  constexpr int kSmallest = 64;   // columns of a task
-  constexpr int kRowBlock = 128;  // rows of x whose results stay in the cache
+  constexpr int kSmallest = 64; // columns of a task
+  constexpr int kRowBlock = 128; // rows of x whose results stay in the cache
   const int count = static_cast<int>(products.size());
   const int share = total_columns(products.data(), count) / (4 * kernel::threads()) / kSmallest * kSmallest;
   const int most = p.m > kTileRows ? 2 * kSmallest : 16 * kSmallest;
@@ -82,13 +81,9 @@ void multiply_in_tiles(const std::vector<RowProduct>& products) {
 
 } // namespace
 
-void count_product_call() {
-  calls.fetch_add(1, std::memory_order_relaxed);
-}
+void count_product_call() { calls.fetch_add(1, std::memory_order_relaxed); }
 
-uint64_t kernel::product_calls() {
-  return calls.load(std::memory_order_relaxed);
-}
+uint64_t kernel::product_calls() { return calls.load(std::memory_order_relaxed); }
 
 bool kernel::supports_quantized(int bits, int group_size, int k) {
   return (bits == 2 || bits == 4 || bits == 8) && (group_size == 32 || group_size == 64 || group_size == 128) &&
@@ -123,17 +118,22 @@ void kernel::half_matmul(const HalfMatmul* products, int count) {
   if (p.column_stride != 1) {
     return multiply_strided_halves(p);
   }
-  const bool in_pairs =
-      p.x_type == FloatType::bfloat16 && multiplies_in_pairs(p.type, p.k) && p.row_stride % 2 == 0;
+  const bool in_pairs = p.x_type == FloatType::bfloat16 && multiplies_in_pairs(p.type, p.k) && p.row_stride % 2 == 0;
   const AsFloats x(p.x, in_pairs ? FloatType::float32 : p.x_type, int64_t{p.m} * p.k);
   const int width = in_pairs ? 2 : 1;
   std::vector<RowProduct> rows;
   for (int i = 0; i < count; ++i) {
     const auto& product = products[i];
-    rows.push_back(
-        {{.x = x.get(), .ldx = p.k / width, .y = product.y, .ldy = product.n, .m = p.m, .n = product.n, .k = p.k / width,
-          .y_type = product.y_type, .panels = in_pairs ? product.panels : nullptr},
-         product.w, product.row_stride / width});
+    rows.push_back({{.x = x.get(),
+                        .ldx = p.k / width,
+                        .y = product.y,
+                        .ldy = product.n,
+                        .m = p.m,
+                        .n = product.n,
+                        .k = p.k / width,
+                        .y_type = product.y_type,
+                        .panels = in_pairs ? product.panels : nullptr},
+        product.w, product.row_stride / width});
   }
   if (in_pairs && kernels().multiply_tiles != nullptr) {
     return multiply_in_tiles(rows);

@@ -16,9 +16,9 @@ struct Matmul {
   const float* b;
   int64_t b_row_stride;
   int64_t b_column_stride;
-  const float* packed_b;  // b from pack_columns() for m rows, or null; alpha and beta are then 1
-  const float* c;    // null if there is none; beta is then not used
-  int64_t c_stride;  // the distance between the rows of c; 0 if c is a single row, which is added to all rows
+  const float* packed_b; // b from pack_columns() for m rows, or null; alpha and beta are then 1
+  const float* c; // null if there is none; beta is then not used
+  int64_t c_stride; // the distance between the rows of c; 0 if c is a single row, which is added to all rows
   int m;
   int n;
   int k;
@@ -30,17 +30,17 @@ struct Matmul {
 };
 EXECUTORCH_MLX_KERNEL_API void matmul(const Matmul& matmul);
 
-// `count` products at once, which differ only in b, panels, c, c_stride, n and y. b is column-major, packed_b is null, and
-// alpha and beta are 1. Each result has the same bits as that of matmul.
+// `count` products at once, which differ only in b, panels, c, c_stride, n and y. b is column-major, packed_b is null,
+// and alpha and beta are 1. Each result has the same bits as that of matmul.
 EXECUTORCH_MLX_KERNEL_API void matmuls(const Matmul* matmuls, int count);
 
 // Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep
 // their bits. Writes k * n numbers.
-EXECUTORCH_MLX_KERNEL_API void pack_columns(
-    const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
+EXECUTORCH_MLX_KERNEL_API void pack_columns(const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
 
-// Packs the rows of w [n, k], of float32 or bfloat16, for all products with w.T. The products get faster, and keep their
-// bits. Writes panels_size() bytes, which should begin at a cache line. This size is 0 if no product uses the panels.
+// Packs the rows of w [n, k], of float32 or bfloat16, for all products with w.T. The products get faster, and keep
+// their bits. Writes panels_size() bytes, which should begin at a cache line. This size is 0 if no product uses the
+// panels.
 EXECUTORCH_MLX_KERNEL_API size_t panels_size(FloatType type, int n, int k);
 EXECUTORCH_MLX_KERNEL_API void pack_panels(const void* w, FloatType type, int n, int k, float* panels);
 
@@ -51,14 +51,14 @@ struct QuantizedMatmul {
   const uint32_t* w;
   const void* scales;
   const void* biases;
-  FloatType scale_type;  // of scales and biases
+  FloatType scale_type; // of scales and biases
   int bits;
   int group_size;
   int m = 0;
   int n;
   int k;
   void* y = nullptr;
-  FloatType type = FloatType::float32;  // of x and y
+  FloatType type = FloatType::float32; // of x and y
   // From pack_integer_panels, or null. quantized_matmul ignores it.
   const void* integer_panels = nullptr;
 };
@@ -99,16 +99,16 @@ EXECUTORCH_MLX_KERNEL_API bool supports_int8(int bits, int group_size, int k);
 struct HalfMatmul {
   const void* x;
   const uint16_t* w;
-  FloatType type;         // of w
-  int64_t row_stride;     // of w
-  int64_t column_stride;  // of w
+  FloatType type; // of w
+  int64_t row_stride; // of w
+  int64_t column_stride; // of w
   int m;
   int n;
   int k;
   void* y;
   FloatType x_type;
   FloatType y_type;
-  const float* panels;  // from pack_panels(), or null. w then has no gaps.
+  const float* panels; // from pack_panels(), or null. w then has no gaps.
 };
 
 // `count` products at once, which differ only in w, panels, n, y and y_type. If there are several, column_stride is 1.

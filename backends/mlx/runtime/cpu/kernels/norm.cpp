@@ -5,9 +5,8 @@
 
 namespace executorch_mlx {
 
-void kernel::rms_norm(
-    const void* x, FloatType type, const void* weight, FloatType weight_type, void* y, int64_t rows, int64_t width,
-    float eps) {
+void kernel::rms_norm(const void* x, FloatType type, const void* weight, FloatType weight_type, void* y, int64_t rows,
+    int64_t width, float eps) {
   const AsFloats weights(weight, weight_type, width);
   parallel_ranges(rows, width, [&](int64_t first, int64_t last) {
     kernels().rms_norm(

@@ -10,8 +10,7 @@ namespace executorch_mlx::kernel {
 
 // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. x and y have elements of `type`.
 // weight [width] may be null.
-EXECUTORCH_MLX_KERNEL_API void rms_norm(
-    const void* x, FloatType type, const void* weight, FloatType weight_type, void* y, int64_t rows, int64_t width,
-    float eps);
+EXECUTORCH_MLX_KERNEL_API void rms_norm(const void* x, FloatType type, const void* weight, FloatType weight_type,
+    void* y, int64_t rows, int64_t width, float eps);
 
 } // namespace executorch_mlx::kernel

@@ -31,7 +31,7 @@ class Pool {
 
   void run(int count, void (*item)(void*, int), void* context) {
     std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock) {  // the pool is busy with another call: run all items on this thread
+    if (!lock) { // the pool is busy with another call: run all items on this thread
       for (int i = 0; i < count; ++i) {
         item(context, i);
       }
@@ -76,7 +76,7 @@ class Pool {
 
   // The loop of a thread of the pool: waits for the next call and runs items of it.
   void work() {
-    for (uint32_t seen = 0;;) {  // `seen` is the number of calls that this thread knows of
+    for (uint32_t seen = 0;;) { // `seen` is the number of calls that this thread knows of
       for (int spins = 0; spins < kSpins && calls_.load(std::memory_order_acquire) == seen; ++spins) {
         pause_briefly();
       }
@@ -86,10 +86,10 @@ class Pool {
     }
   }
 
-  std::mutex mutex_;  // locked during a call
+  std::mutex mutex_; // locked during a call
   std::atomic<uint64_t> ticket_{0};
-  std::atomic<int> done_{0};        // items of the present call that are done
-  std::atomic<uint32_t> calls_{0};  // calls so far
+  std::atomic<int> done_{0}; // items of the present call that are done
+  std::atomic<uint32_t> calls_{0}; // calls so far
   std::atomic<void (*)(void*, int)> item_{nullptr};
   std::atomic<void*> context_{nullptr};
 };
@@ -104,7 +104,7 @@ void kernel::run_items(int count, void (*item)(void*, int), void* context) {
     }
     return;
   }
-  static Pool* const pool = new Pool(threads);  // never deleted: its threads run until the process ends
+  static Pool* const pool = new Pool(threads); // never deleted: its threads run until the process ends
   pool->run(count, item, context);
 }
 

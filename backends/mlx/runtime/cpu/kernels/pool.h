@@ -66,7 +66,7 @@ void parallel(int count, Item&& item) {
 // `size` is the number of floats to process for each index, which tells how much work there is.
 template <typename Run>
 void parallel_ranges(int64_t count, int64_t size, Run&& run) {
-  constexpr int64_t kFloatsPerRange = 16 << 10;  // enough work to be worth handing over to another thread
+  constexpr int64_t kFloatsPerRange = 16 << 10; // enough work to be worth handing over to another thread
   const int64_t step = std::max<int64_t>(1, kFloatsPerRange / std::max<int64_t>(1, size));
   const int ranges = static_cast<int>((count + step - 1) / step);
   if (ranges <= 1) {

@@ -28,11 +28,9 @@ struct Operands {
   const float* addend = nullptr;
   int64_t ld_addend = 0;
   FloatType y_type = FloatType::float32;
-  const float* panels = nullptr;  // the rows of w in consecutive panels, or null
+  const float* panels = nullptr; // the rows of w in consecutive panels, or null
 
-  float* float_y() const {
-    return static_cast<float*>(y);
-  }
+  float* float_y() const { return static_cast<float*>(y); }
 };
 
 // Calls compute(y, ldy), which writes `rows` rows of `columns` float32 results with the distance ldy between rows, and
@@ -46,8 +44,7 @@ void compute_block(const Operands& p, int row, int rows, int column, int columns
   const AlignedFloats results(int64_t{rows} * columns);
   compute(results.get(), columns);
   for (int64_t r = 0; r < rows; ++r) {
-    kernels().narrow(
-        results.get() + r * columns, p.y_type, static_cast<uint16_t*>(p.y) + offset + r * p.ldy, columns);
+    kernels().narrow(results.get() + r * columns, p.y_type, static_cast<uint16_t*>(p.y) + offset + r * p.ldy, columns);
   }
 }
 
@@ -88,9 +85,7 @@ struct ColumnPart {
 };
 
 // The number of panels of this many rows.
-inline int panels_of(int rows) {
-  return (rows + kernels().panel_rows - 1) / kernels().panel_rows;
-}
+inline int panels_of(int rows) { return (rows + kernels().panel_rows - 1) / kernels().panel_rows; }
 
 // Divides the columns of all products into parts of at most `size` columns.
 template <typename Product>
@@ -125,9 +120,7 @@ std::vector<ColumnPart> panel_parts(const Product* products, int count) {
 template <typename Product, typename Run>
 void for_columns(const Product* products, int count, int size, Run&& run) {
   const auto parts = column_parts(products, count, size);
-  parallel(static_cast<int>(parts.size()), [&](int i) {
-    run(parts[i].product, parts[i].first, parts[i].last);
-  });
+  parallel(static_cast<int>(parts.size()), [&](int i) { run(parts[i].product, parts[i].first, parts[i].last); });
 }
 
 // The columns of all products together.
@@ -172,13 +165,12 @@ class Results {
  private:
   const Product* products_;
   TypeOf type_of_;
-  std::vector<AlignedFloats> converted_;  // empty for a result in float32
+  std::vector<AlignedFloats> converted_; // empty for a result in float32
 };
 
 // Computes the first m rows of products of the same few rows x, given in float32. Product i writes to y(i).
 void multiply_few_rows(
-    const kernel::QuantizedMatmul* products, int count, int m, const float* x,
-    const std::function<float*(int)>& y);
+    const kernel::QuantizedMatmul* products, int count, int m, const float* x, const std::function<float*(int)>& y);
 
 // Memory to prefetch.
 struct Bytes {
@@ -203,11 +195,9 @@ inline void pack_halves(
   kernels().pack_panel(converted.data(), k, rows, k, panel);
 }
 
-// The number of floats in the panels of `rows` rows of k elements: for a multiple of panel_rows, also where the panel of
-// the next row begins.
-inline size_t panels_size(int rows, int k) {
-  return panels_of(rows) * kernels().panel_size(k);
-}
+// The number of floats in the panels of `rows` rows of k elements: for a multiple of panel_rows, also where the panel
+// of the next row begins.
+inline size_t panels_size(int rows, int k) { return panels_of(rows) * kernels().panel_size(k); }
 
 // The panels of a part of a product: its own ones, or else those that `pack` writes to memory of this thread, which are
 // valid until the next call. A part has at most kPanelsTogether panels.
@@ -250,17 +240,16 @@ Bytes weights_of_part(const Product* products, const ColumnPart& part, Source&& 
 template <typename Product, typename Pack, typename Source>
 void multiply_many_rows(const Product* products, int count, FloatType type, Pack&& pack, Source&& source) {
   const auto& simd = kernels();
-  const auto& all = products[0];  // x, m and k are those of all products
+  const auto& all = products[0]; // x, m and k are those of all products
   const int panel_rows = simd.panel_rows;
   const AlignedFloats x(panels_size(all.m, all.k));
   parallel(panels_of(all.m), [&](int i) {
     const int first = i * panel_rows;
-    simd.pack_panel(
-        all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k,
+    simd.pack_panel(all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k,
         x.get() + panels_size(first, all.k));
   });
-  constexpr int kRowBlock = 64;          // rows of x that are multiplied between prefetches of the next w
-  constexpr int kPrefetchingBlocks = 2;  // the last ones, because x displaces what is prefetched earlier
+  constexpr int kRowBlock = 64; // rows of x that are multiplied between prefetches of the next w
+  constexpr int kPrefetchingBlocks = 2; // the last ones, because x displaces what is prefetched earlier
   // Floats in the panels of w, up to which the next rows of w are prefetched. Longer rows are read fast without: the
   // processor itself then prefetches them, and other prefetches delay the multiplications.
   constexpr size_t kMaxPrefetched = 32 << 10;
@@ -290,9 +279,8 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
       const int last_blocks = b - (blocks - prefetching);
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
       void* y = at(p.y, p.y_type, row * p.ldy + part.first);
-      simd.multiply_panels(
-          type, x.get() + panels_size(row, p.k), rows, w, part.last - part.first, p.k, p.alpha, p.beta, y, p.y_type,
-          p.ldy, ahead.begin, ahead.count);
+      simd.multiply_panels(type, x.get() + panels_size(row, p.k), rows, w, part.last - part.first, p.k, p.alpha, p.beta,
+          y, p.y_type, p.ldy, ahead.begin, ahead.count);
     }
   });
 }
@@ -313,16 +301,12 @@ class PairTiles {
   }
 
   // The tiles from this row on, a multiple of kTileRows.
-  const float* from_row(int64_t row) const {
-    return tiles_.get() + row * pairs_;
-  }
+  const float* from_row(int64_t row) const { return tiles_.get() + row * pairs_; }
 
  private:
-  static int64_t whole_tiles(int rows) {
-    return (int64_t{rows} + kTileRows - 1) / kTileRows;
-  }
+  static int64_t whole_tiles(int rows) { return (int64_t{rows} + kTileRows - 1) / kTileRows; }
 
-  int64_t pairs_;  // of a row, with zeros at the end
+  int64_t pairs_; // of a row, with zeros at the end
   AlignedFloats tiles_;
 };
 

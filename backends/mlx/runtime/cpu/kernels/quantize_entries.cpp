@@ -43,7 +43,7 @@ void quantize_group(const float* x, const kernel::Entries& to, int64_t index, ui
   const float scale = stored == 0 ? 1 : stored;
   const auto level = [&](int i) {
     const float q = std::nearbyint((x[i] - bias) / scale);
-    return static_cast<uint8_t>(q > 0 ? std::min(q, levels) : 0);  // 0 for NaN
+    return static_cast<uint8_t>(q > 0 ? std::min(q, levels) : 0); // 0 for NaN
   };
   for (int i = 0; to.bits == 8 && i < to.group_size; ++i) {
     bytes[i] = level(i);

@@ -23,13 +23,9 @@ constexpr int64_t kTileRows = 64;
 
 // The number of keys that are dequantized at a time, so that they stay in the cache of a core: in the first-level cache
 // if few rows read them.
-constexpr int64_t block_keys(int64_t rows) {
-  return rows <= 16 ? 32 : 64;
-}
+constexpr int64_t block_keys(int64_t rows) { return rows <= 16 ? 32 : 64; }
 
-int64_t groups_of(int64_t width, int group_size) {
-  return (width + group_size - 1) / group_size;
-}
+int64_t groups_of(int64_t width, int group_size) { return (width + group_size - 1) / group_size; }
 
 // The sizes of an attention, with keys and values in whole groups.
 struct Sizes {
@@ -41,18 +37,21 @@ struct Sizes {
         width(groups_of(a.width, a.cache.group_size) * a.cache.group_size),
         values(groups_of(a.value_size, a.cache.group_size) * a.cache.group_size) {}
 
-  int64_t group;   // query heads that share a key head
-  int64_t rows;    // queries of these heads
-  int64_t tiles;   // of rows
-  int64_t parts;   // of keys
-  int64_t width;   // of a padded key
-  int64_t values;  // of a padded value
+  int64_t group; // query heads that share a key head
+  int64_t rows; // queries of these heads
+  int64_t tiles; // of rows
+  int64_t parts; // of keys
+  int64_t width; // of a padded key
+  int64_t values; // of a padded value
 };
 
 Tile tile_of(const Sizes& s, int64_t index) {
   const int64_t first = index % s.tiles * kTileRows;
-  return {.batch = 0, .kv_head = index / s.tiles, .first = first, .count = std::min(kTileRows, s.rows - first),
-          .group = s.group};
+  return {.batch = 0,
+      .kv_head = index / s.tiles,
+      .first = first,
+      .count = std::min(kTileRows, s.rows - first),
+      .group = s.group};
 }
 
 // Unnormalized results of rows: y is the sum of the values with weights exp(score - maximum), whose sum is `sum`.
@@ -82,13 +81,11 @@ void read_queries(const Attention& a, const Sizes& s, const Tile& tile, std::vec
 // Dequantizes the groups [first_group, first_group + groups) of `count` entries from `key` on. If `prefetches`,
 // prefetches whole entries that follow, so that the second pass over the entries of a part finds the values in the
 // cache.
-void dequantize(
-    const kernel::Entries& cache, int64_t head, int64_t key, int64_t count, int64_t first_group, int64_t groups,
-    bool prefetches, float* out) {
+void dequantize(const kernel::Entries& cache, int64_t head, int64_t key, int64_t count, int64_t first_group,
+    int64_t groups, bool prefetches, float* out) {
   const int64_t scale = head * cache.scale_strides[0] + key * cache.scale_strides[1] + first_group;
-  const QuantizedEntries entries{
-      .entries = cache.entries + head * cache.entry_strides[0] + key * cache.entry_strides[1] +
-          first_group * cache.group_size * cache.bits / 8,
+  const QuantizedEntries entries{.entries = cache.entries + head * cache.entry_strides[0] +
+          key * cache.entry_strides[1] + first_group * cache.group_size * cache.bits / 8,
       .entry_stride = cache.entry_strides[1],
       .scales = at(cache.scales, cache.scale_type, scale),
       .scale_type = cache.scale_type,
@@ -102,7 +99,7 @@ void dequantize(
 }
 
 float maximum_of(const float* x, int64_t count) {
-  constexpr int kWidth = 16;  // so that the compiler can use vectors
+  constexpr int kWidth = 16; // so that the compiler can use vectors
   float lanes[kWidth];
   std::fill_n(lanes, kWidth, -__builtin_inff());
   int64_t i = 0;
@@ -155,8 +152,7 @@ void attend_part(
   for (int64_t i = 0; i < count; i += block_size) {
     const int64_t n = std::min(block_size, count - i);
     dequantize(a.cache, tile.kv_head, first + i, n, 0, s.width / group_size, /*prefetches=*/true, block.data());
-    const Operands operands{
-        .x = q.data(),
+    const Operands operands{.x = q.data(),
         .ldx = s.width,
         .y = &scores[i],
         .ldy = kPartKeys,
@@ -173,21 +169,17 @@ void attend_part(
     const int64_t n = std::min(block_size, count - i);
     dequantize(
         a.cache, tile.kv_head, first + i, n, a.value_group, s.values / group_size, /*prefetches=*/false, block.data());
-    kernels().multiply_columns(
-        &scores[i], kPartKeys, static_cast<int>(m), block.data(), FloatType::float32, s.values,
+    kernels().multiply_columns(&scores[i], kPartKeys, static_cast<int>(m), block.data(), FloatType::float32, s.values,
         static_cast<int>(s.values), static_cast<int>(n), i > 0, nullptr, 0, to.y.data(), s.values);
   }
   const auto read_value = [&](int64_t key, void* value) {
-    dequantize(
-        a.cache, tile.kv_head, first + key, 1, a.value_group, s.values / group_size, /*prefetches=*/false,
+    dequantize(a.cache, tile.kv_head, first + key, 1, a.value_group, s.values / group_size, /*prefetches=*/false,
         static_cast<float*>(value));
   };
-  leave_out_unseen_keys(
-      m, count, scores.data(), kPartKeys, FloatType::float32, s.values, to.y.data(), read_value,
+  leave_out_unseen_keys(m, count, scores.data(), kPartKeys, FloatType::float32, s.values, to.y.data(), read_value,
       [&](const float* weights, const float* values, float* y) {
-        kernels().multiply_columns(
-            weights, kPartKeys, 1, values, FloatType::float32, s.values, static_cast<int>(s.values),
-            static_cast<int>(count), /*accumulate=*/false, nullptr, 0, y, s.values);
+        kernels().multiply_columns(weights, kPartKeys, 1, values, FloatType::float32, s.values,
+            static_cast<int>(s.values), static_cast<int>(count), /*accumulate=*/false, nullptr, 0, y, s.values);
       });
 }
 

@@ -12,13 +12,13 @@ namespace executorch_mlx::kernel {
 // entry has `groups` groups; its biases follow its scales.
 struct Entries {
   uint8_t* entries;
-  int64_t entry_strides[2];  // between heads, and between entries
+  int64_t entry_strides[2]; // between heads, and between entries
   void* scales;
   FloatType scale_type;
   int64_t scale_strides[2];
   int64_t groups;
-  int bits;        // 4 or 8
-  int group_size;  // 32, 64 or 128
+  int bits; // 4 or 8
+  int group_size; // 32, 64 or 128
   bool rotate;
 };
 

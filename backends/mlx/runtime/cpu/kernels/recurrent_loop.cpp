@@ -16,9 +16,9 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int kLine = 16;  // floats of a cache line
-constexpr int kTileUnits = kRecurrentPanel;  // the columns of a gate then fill a panel
-constexpr int64_t kMinParallelWork = 1 << 15;  // weights, from which on several threads share a time step
+constexpr int kLine = 16; // floats of a cache line
+constexpr int kTileUnits = kRecurrentPanel; // the columns of a gate then fill a panel
+constexpr int64_t kMinParallelWork = 1 << 15; // weights, from which on several threads share a time step
 
 int parts_of(int units, int gates) {
   const bool is_small = int64_t{units} * units * gates < kMinParallelWork;
@@ -46,9 +46,7 @@ class Hidden {
   Hidden(int rows, int units)
       : stride((units + kLine - 1) / kLine * kLine + kLine), size_(rows * stride), memory_(2 * size_) {}
 
-  float* at(int step) const {
-    return memory_.get() + step % 2 * size_;
-  }
+  float* at(int step) const { return memory_.get() + step % 2 * size_; }
 
   const int64_t stride;
 
@@ -93,15 +91,12 @@ class Tile {
         read(r_.inputs[i], step, inputs_begin() + i);
       }
     }
-    kernel::elementwise_steps(
-        steps_.data(), static_cast<int>(steps_.size()), r_.rows, FloatType::float32);
+    kernel::elementwise_steps(steps_.data(), static_cast<int>(steps_.size()), r_.rows, FloatType::float32);
     write(step);
   }
 
  private:
-  int inputs_begin() const {
-    return 1 + r_.num_carries;
-  }
+  int inputs_begin() const { return 1 + r_.num_carries; }
 
   // An upper bound of the floats of all values, each of which begins anywhere in a cache line.
   size_t size() const {
@@ -126,9 +121,11 @@ class Tile {
     }
     add_value();
     const Value b = is_binary(step.operation) ? values_[step.b] : Value{};
-    steps_.push_back(
-        {.operation = step.operation, .a = {a.data, a.stride}, .b = {b.data, b.stride}, .y = values_.back().data,
-         .width = int64_t{step.blocks} * units_});
+    steps_.push_back({.operation = step.operation,
+        .a = {a.data, a.stride},
+        .b = {b.data, b.stride},
+        .y = values_.back().data,
+        .width = int64_t{step.blocks} * units_});
   }
 
   // Reads the blocks of the units of this tile.
@@ -151,8 +148,8 @@ class Tile {
   void multiply(int step) const {
     const auto& [addend, step_stride, row_stride, blocks] = r_.addend;
     for (int gate = 0; gate < r_.gates; ++gate) {
-      kernels().multiply_recurrent_panel(
-          hidden_.at(step), hidden_.stride, r_.rows, packed_ + int64_t{gate} * units_ * r_.units, units_, r_.units,
+      kernels().multiply_recurrent_panel(hidden_.at(step), hidden_.stride, r_.rows,
+          packed_ + int64_t{gate} * units_ * r_.units, units_, r_.units,
           addend == nullptr ? nullptr : addend + step * step_stride + int64_t{gate} * r_.units + first_, row_stride,
           values_[0].data + gate * units_, r_.gates * units_);
     }
@@ -222,11 +219,11 @@ class TimeSteps {
   }
 
  private:
-  static constexpr int kPatience = 2000;  // checks before a thread takes over the work of another one
-  static constexpr int kSpins = 20000;    // checks before a thread lets others have its processor
+  static constexpr int kPatience = 2000; // checks before a thread takes over the work of another one
+  static constexpr int kSpins = 20000; // checks before a thread lets others have its processor
 
-  struct alignas(128) Progress {  // the processor fetches pairs of cache lines
-    std::atomic<int> begun{0};     // time steps that a thread has begun
+  struct alignas(128) Progress { // the processor fetches pairs of cache lines
+    std::atomic<int> begun{0}; // time steps that a thread has begun
     std::atomic<int> finished{0};
     std::atomic<bool> has_thread{false};
   };

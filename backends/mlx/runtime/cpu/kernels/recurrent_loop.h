@@ -18,16 +18,16 @@ struct CellInput {
   const float* data;
   int64_t step_stride;
   int64_t row_stride;
-  int blocks;  // 0: one number
+  int blocks; // 0: one number
 };
 
 // One elementwise operation. Elementwise::copy takes the blocks [first_block, first_block + blocks) of a.
 struct CellStep {
   Elementwise operation;
   int a;
-  int b;  // only for binary operations
+  int b; // only for binary operations
   int first_block;
-  int blocks;  // of the result
+  int blocks; // of the result
 };
 
 // A value that is written to memory: in each time step, or only in the last one if `step_stride` is 0.
@@ -41,7 +41,7 @@ struct CellOutput {
 // A value of one block that a time step hands to the next one.
 struct CellCarry {
   CellInput initial;
-  int next;  // the value for the next time step
+  int next; // the value for the next time step
 };
 
 namespace kernel {
@@ -54,11 +54,11 @@ struct RecurrentLoop {
   int rows;
   int units;
   int gates;
-  int max_blocks;       // of all values
-  const float* packed;  // the weights from pack_recurrent()
-  CellInput addend;     // data is null if there is none
-  int hidden;           // the carry that is multiplied
-  const CellCarry* carries;  // the next values are results of steps that are not copies
+  int max_blocks; // of all values
+  const float* packed; // the weights from pack_recurrent()
+  CellInput addend; // data is null if there is none
+  int hidden; // the carry that is multiplied
+  const CellCarry* carries; // the next values are results of steps that are not copies
   int num_carries;
   const CellInput* inputs;
   int num_inputs;
@@ -70,8 +70,7 @@ struct RecurrentLoop {
 EXECUTORCH_MLX_KERNEL_API void recurrent_loop(const RecurrentLoop& loop);
 
 // Packs the weights b [units, gates * units] for recurrent_loop(), in the order in which it reads them.
-EXECUTORCH_MLX_KERNEL_API void pack_recurrent(
-    const float* b, int64_t row_stride, int units, int gates, float* packed);
+EXECUTORCH_MLX_KERNEL_API void pack_recurrent(const float* b, int64_t row_stride, int units, int gates, float* packed);
 
 } // namespace kernel
 

@@ -16,7 +16,7 @@ namespace {
 // What the angles of a call depend on.
 struct Rotation {
   std::vector<float> frequencies;
-  std::vector<int32_t> offsets;  // of each sequence, or one number
+  std::vector<int32_t> offsets; // of each sequence, or one number
   int64_t tokens;
   float scale;
 
@@ -28,8 +28,7 @@ Rotation rotation_of(const kernel::Rope& p) {
   for (int64_t i = 0; i < p.half; ++i) {
     frequencies[i] = p.periods ? 1 / p.periods[i] : std::exp(-static_cast<float>(i) * (std::log(p.base) / p.half));
   }
-  return {
-      std::move(frequencies), std::vector(p.offsets, p.offsets + (p.offset_per_sequence ? p.batch : 1)), p.tokens,
+  return {std::move(frequencies), std::vector(p.offsets, p.offsets + (p.offset_per_sequence ? p.batch : 1)), p.tokens,
       p.scale};
 }
 
@@ -38,7 +37,7 @@ class Angles {
  public:
   explicit Angles(const Rotation& r)
       : half_(r.frequencies.size()), cosines_(r.offsets.size() * r.tokens * half_), sines_(cosines_.size()) {
-    constexpr int64_t kWork = 16;  // of an angle, in floats that another kernel would process meanwhile
+    constexpr int64_t kWork = 16; // of an angle, in floats that another kernel would process meanwhile
     parallel_ranges(r.offsets.size() * r.tokens, half_ * kWork, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         const float position = static_cast<float>(r.offsets[i / r.tokens] + i % r.tokens) * r.scale;
@@ -50,12 +49,8 @@ class Angles {
     });
   }
 
-  const float* cosines(int64_t token) const {
-    return &cosines_[token * half_];
-  }
-  const float* sines(int64_t token) const {
-    return &sines_[token * half_];
-  }
+  const float* cosines(int64_t token) const { return &cosines_[token * half_]; }
+  const float* sines(int64_t token) const { return &sines_[token * half_]; }
 
  private:
   int64_t half_;
@@ -66,7 +61,7 @@ class Angles {
 std::shared_ptr<const Angles> angles_of(Rotation rotation) {
   constexpr size_t kKept = 2;
   static std::mutex mutex;
-  static std::vector<std::pair<Rotation, std::shared_ptr<const Angles>>> kept;  // the last one first
+  static std::vector<std::pair<Rotation, std::shared_ptr<const Angles>>> kept; // the last one first
   {
     std::lock_guard lock(mutex);
     for (const auto& [r, angles] : kept) {
@@ -91,7 +86,7 @@ void kernel::rope(const Rope& p) {
   const auto angles = angles_of(rotation_of(p));
   const FloatType type = p.x.type;
   parallel_ranges(p.batch * p.tokens, p.heads * p.width, [&](int64_t first, int64_t last) {
-    std::vector<float> copy(strides[3] == 1 ? 0 : p.width);  // of a row whose elements are not contiguous
+    std::vector<float> copy(strides[3] == 1 ? 0 : p.width); // of a row whose elements are not contiguous
     for (int64_t i = first; i < last; ++i) {
       const int64_t b = i / p.tokens;
       const int64_t t = i % p.tokens;

@@ -17,9 +17,9 @@ struct Rope {
   int64_t tokens;
   int64_t width;
   int64_t half;
-  const int32_t* offsets;    // one number, or one for each sequence of the batch
+  const int32_t* offsets; // one number, or one for each sequence of the batch
   bool offset_per_sequence;
-  const float* periods;      // [half], or null for base^(i / half)
+  const float* periods; // [half], or null for base^(i / half)
   float base;
   float scale;
   void* y;

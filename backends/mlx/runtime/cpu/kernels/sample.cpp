@@ -23,9 +23,9 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kBelowOne = 1 - 0x1p-24f;
-constexpr double kLargestNoise = 16.7;  // -log(-log(kBelowOne)), rounded up
-// NOISE_KEY and NOISE_PARTS of sampling/noise.py. With filters, the noise of the ranks has three parts: the second begins
-// at rank 256, the third at 2048. The key makes the seeds of the parts differ.
+constexpr double kLargestNoise = 16.7; // -log(-log(kBelowOne)), rounded up
+// NOISE_KEY and NOISE_PARTS of sampling/noise.py. With filters, the noise of the ranks has three parts: the second
+// begins at rank 256, the third at 2048. The key makes the seeds of the parts differ.
 constexpr uint64_t kNoiseKey = 0x278DDE6D;
 constexpr int64_t kNoiseParts[] = {256, 2048};
 
@@ -93,18 +93,10 @@ class Logits {
     maximum_ = std::clamp(maximum_, -kLargest, kLargest);
   }
 
-  int64_t count() const {
-    return count_;
-  }
-  float drop_of(int64_t token) const {
-    return maximum_ - y_[token];
-  }
-  float maximum() const {
-    return maximum_;
-  }
-  const float* data() const {
-    return y_.data();
-  }
+  int64_t count() const { return count_; }
+  float drop_of(int64_t token) const { return maximum_ - y_[token]; }
+  float maximum() const { return maximum_; }
+  const float* data() const { return y_.data(); }
 
   // A lower bound of the drops of the tokens [begin, end): the smallest drop in the blocks that contain them.
   float smallest_drop(int64_t begin, int64_t end) const {
@@ -137,16 +129,12 @@ class Logits {
   }
 
  private:
-  int64_t num_blocks() const {
-    return (count_ + kLogitBlock - 1) / kLogitBlock;
-  }
-  int64_t end_of(int64_t block) const {
-    return std::min<int64_t>((block + 1) * kLogitBlock, count_);
-  }
+  int64_t num_blocks() const { return (count_ + kLogitBlock - 1) / kLogitBlock; }
+  int64_t end_of(int64_t block) const { return std::min<int64_t>((block + 1) * kLogitBlock, count_); }
 
   int64_t count_;
   std::vector<float> y_;
-  std::vector<float> maxima_;  // of blocks of kLogitBlock tokens
+  std::vector<float> maxima_; // of blocks of kLogitBlock tokens
   float maximum_;
 };
 
@@ -166,7 +154,7 @@ struct Winner {
 
 // A lower bound of the random words that give a noise of `gumbel` or more.
 uint32_t lowest_word(double gumbel) {
-  const double below_one = -std::expm1(-std::exp(-gumbel));  // 1 - exp(-exp(-gumbel))
+  const double below_one = -std::expm1(-std::exp(-gumbel)); // 1 - exp(-exp(-gumbel))
   const double uniform = 1 - below_one * (1 + 1e-4) - 0x1p-22;
   return uniform > 0 ? static_cast<uint32_t>(uniform * 0x1p32) : 0;
 }
@@ -219,10 +207,9 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
     if (!is_needed(begin) && !is_needed(half + begin)) {
       continue;
     }
-    kernels().random_words(
-        key.high, key.low, static_cast<uint32_t>(begin), static_cast<uint32_t>(half + begin),
+    kernels().random_words(key.high, key.low, static_cast<uint32_t>(begin), static_cast<uint32_t>(half + begin),
         static_cast<ptrdiff_t>(size), low, high);
-    if (half + begin + size > total) {  // `total` is odd: the second range is one word shorter
+    if (half + begin + size > total) { // `total` is odd: the second range is one word shorter
       low[size - 1] = key.word(half - 1, total);
     }
     consider_part(begin, size, low);
@@ -320,7 +307,7 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
   // The candidates are the tokens whose drop is at most `guess`. If the filters may keep another token, the guess is
   // doubled.
   constexpr double kMargin = 1 + 1e-5;
-  constexpr double kFirstGuess = 6;  // of drop / temperature: the tokens up to it often have 90% of the probability
+  constexpr double kFirstGuess = 6; // of drop / temperature: the tokens up to it often have 90% of the probability
   double guess = p.top_p < 1 ? kFirstGuess * temperature : kInfinity;
   if (p.min_p > 0) {
     guess = std::min(guess, largest_scaled_drop * kMargin * temperature);
@@ -330,18 +317,17 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
     const double margin = (std::abs(reached) + std::abs(logits.maximum())) * 1e-6;
     guess = std::min(guess, logits.maximum() - reached + margin);
   }
-  guess = std::max(guess, std::abs(logits.maximum()) * 1e-6 + 1e-30);  // more than the rounding of a difference
+  guess = std::max(guess, std::abs(logits.maximum()) * 1e-6 + 1e-30); // more than the rounding of a difference
   std::vector<Candidate> candidates;
   float limit = 0;
   for (bool is_sure = false; !is_sure; guess *= 2) {
     const auto lowest = static_cast<float>(logits.maximum() - guess);
     candidates.clear();
-    logits.for_each_above(lowest, [&](int64_t token) {
-      candidates.push_back({logits.drop_of(token), static_cast<int32_t>(token)});
-    });
+    logits.for_each_above(
+        lowest, [&](int64_t token) { candidates.push_back({logits.drop_of(token), static_cast<int32_t>(token)}); });
     sort_by_drop(candidates);
     limit = largest_kept_drop(candidates, nucleus_weight, scale, p, count);
-    const float other_drop = logits.maximum() - lowest;  // no other token has a smaller drop
+    const float other_drop = logits.maximum() - lowest; // no other token has a smaller drop
     is_sure = static_cast<int64_t>(candidates.size()) == count || limit < other_drop ||
         other_drop / temperature > largest_scaled_drop;
   }
@@ -378,8 +364,7 @@ void kernel::sample(const Sample& s) {
     // If a parameter has a value for each row, each row has its own random words, as if it were the only row.
     const bool draws_alone =
         s.temperature.per_row || s.top_p.per_row || s.seed.per_row || s.top_k.per_row || s.min_p.per_row;
-    const Parameters parameters = {
-        .temperature = at(s.temperature, row),
+    const Parameters parameters = {.temperature = at(s.temperature, row),
         .top_p = at(s.top_p, row),
         .top_k = s.top_k.data ? at(s.top_k, row) : 0,
         .min_p = s.min_p.data ? at(s.min_p, row) : 0,

@@ -22,7 +22,7 @@ struct Integers {
 // data of top_k and min_p may be null.
 struct Sample {
   const void* logits;
-  FloatType type;  // of logits
+  FloatType type; // of logits
   int64_t rows;
   int64_t vocabulary;
   Floats temperature;
@@ -30,7 +30,7 @@ struct Sample {
   Integers seed;
   Integers top_k;
   Floats min_p;
-  int64_t* tokens;  // [rows]
+  int64_t* tokens; // [rows]
 };
 EXECUTORCH_MLX_KERNEL_API void sample(const Sample& sample);
 

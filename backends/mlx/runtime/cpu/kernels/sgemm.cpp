@@ -11,10 +11,10 @@ namespace {
 
 std::atomic<uint64_t> calls{0};
 
-constexpr int64_t kMinParallelWork = 1 << 17;  // multiplications
-constexpr int kMinPartLength = 64;             // rows or columns
-constexpr int kFewColumns = 256;               // up to which packing w does not pay
-constexpr int kStepsPerPass = 256;             // rows of b that stay in the cache while all rows of x use them
+constexpr int64_t kMinParallelWork = 1 << 17; // multiplications
+constexpr int kMinPartLength = 64; // rows or columns
+constexpr int kFewColumns = 256; // up to which packing w does not pay
+constexpr int kStepsPerPass = 256; // rows of b that stay in the cache while all rows of x use them
 
 // Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. All parts but the
 // last consist of whole groups of `multiple` rows or columns. A large product gets more parts than there are threads,
@@ -60,9 +60,8 @@ void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t 
     const int row = by_columns ? 0 : first;
     const int column = by_columns ? first : 0;
     for (int i = 0; i == 0 || i < p.k; i += kStepsPerPass) {
-      kernels().multiply_columns(
-          p.x + row * p.ldx + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + column), type, ldb,
-          by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0,
+      kernels().multiply_columns(p.x + row * p.ldx + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + column),
+          type, ldb, by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0,
           addend_at(row, column, i + kStepsPerPass), p.ld_addend, p.float_y() + row * p.ldy + column, p.ldy);
     }
   });
@@ -71,9 +70,8 @@ void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t 
 void multiply_packed_columns(const Operands& p, const float* packed) {
   const int width = kernels().column_panel_width(p.m);
   const auto multiply_panel = [&](int column, int columns) {
-    kernels().multiply_columns(
-        p.x, p.ldx, p.m, packed + int64_t{column} * p.k, FloatType::float32, columns, columns, p.k, false,
-        p.addend == nullptr ? nullptr : p.addend + column, p.ld_addend, p.float_y() + column, p.ldy);
+    kernels().multiply_columns(p.x, p.ldx, p.m, packed + int64_t{column} * p.k, FloatType::float32, columns, columns,
+        p.k, false, p.addend == nullptr ? nullptr : p.addend + column, p.ld_addend, p.float_y() + column, p.ldy);
   };
   for_parts(
       int64_t{p.m} * p.n * p.k, p.n,
@@ -154,7 +152,7 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
     std::fill(std::copy_n(all.x + r * all.ldx, all.k, x.get() + r * stride), x.get() + (r + 1) * stride, 0.0f);
   }
   const int count = static_cast<int>(products.size());
-  const int multiple = kPanelsTogether * simd.panel_rows;  // of the columns of a part
+  const int multiple = kPanelsTogether * simd.panel_rows; // of the columns of a part
   const int share = total_columns(products.data(), count) / (4 * kernel::threads());
   const int size = std::max(1, share / multiple) * multiple;
   for_columns(products.data(), count, size, [&](int i, int first, int last) {
@@ -196,18 +194,16 @@ void multiply_rows_together(const std::vector<RowProduct>& products, FloatType t
   const int threads = kernel::threads();
   const bool is_small = threads == 1 || int64_t{p.m} * columns * p.k < kMinParallelWork;
   const int size = is_small ? columns : std::max(kMinPartLength, columns / (4 * threads) / 16 * 16);
-  for_columns(products.data(), count, size, [&](int i, int first, int last) {
-    dot_rows(x, products[i], type, first, last);
-  });
+  for_columns(
+      products.data(), count, size, [&](int i, int first, int last) { dot_rows(x, products[i], type, first, last); });
 }
 
 } // namespace executorch_mlx
 
-extern "C" void cblas_sgemm(
-    int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a, int lda,
-    const float* b, int ldb, float beta, float* c, int ldc) {
+extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,
+    int lda, const float* b, int ldb, float beta, float* c, int ldc) {
   using namespace executorch_mlx;
-  if (order != kRowMajor) {  // c.T = b.T @ a.T in row-major order
+  if (order != kRowMajor) { // c.T = b.T @ a.T in row-major order
     return cblas_sgemm(kRowMajor, trans_b, trans_a, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc);
   }
   calls.fetch_add(1, std::memory_order_relaxed);
@@ -245,8 +241,7 @@ void kernel::matmul(const Matmul& p) {
   count_product_call();
   const bool in_rows = p.b_column_stride == 1;
   const Operands operands{
-      .x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .addend = p.c,
-      .ld_addend = p.c_stride};
+      .x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .addend = p.c, .ld_addend = p.c_stride};
   if (p.packed_b != nullptr) {
     return multiply_packed_columns(operands, p.packed_b);
   }
@@ -256,8 +251,7 @@ void kernel::matmul(const Matmul& p) {
   for (int row = 0; p.c != nullptr && row < p.m; ++row) {
     std::copy_n(p.c + row * p.c_stride, p.n, p.y + int64_t{row} * p.n);
   }
-  cblas_sgemm(
-      kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p.m, p.n, p.k, p.alpha, p.x, p.k, p.b,
+  cblas_sgemm(kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p.m, p.n, p.k, p.alpha, p.x, p.k, p.b,
       static_cast<int>(in_rows ? p.b_row_stride : p.b_column_stride), p.c != nullptr ? p.beta : 0.0f, p.y, p.n);
 }
 
@@ -271,9 +265,8 @@ void kernel::matmuls(const Matmul* matmuls, int count) {
     }
     const float beta = p.c != nullptr ? 1 : 0;
     products.push_back(
-        {{.x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .beta = beta,
-          .panels = p.panels}, p.b,
-         p.b_column_stride});
+        {{.x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .beta = beta, .panels = p.panels},
+            p.b, p.b_column_stride});
   }
   multiply_rows_together(products, FloatType::float32);
 }
@@ -298,8 +291,6 @@ void kernel::pack_panels(const void* w, FloatType type, int n, int k, float* pan
   });
 }
 
-uint64_t kernel::blas_calls() {
-  return calls.load(std::memory_order_relaxed);
-}
+uint64_t kernel::blas_calls() { return calls.load(std::memory_order_relaxed); }
 
 } // namespace executorch_mlx

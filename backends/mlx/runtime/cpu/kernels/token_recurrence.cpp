@@ -10,7 +10,7 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int64_t kManyTokens = 64;  // from this number on, the width of a tile does not change
+constexpr int64_t kManyTokens = 64; // from this number on, the width of a tile does not change
 
 // The vectors of a head, from element `first` on.
 TokenVectors vectors_of(const kernel::Tokens& x, int64_t batch, int64_t head, int64_t first = 0) {
@@ -35,35 +35,32 @@ float* scratch(size_t count) {
 void recur(const kernel::GatedRecurrence& p, int64_t batch, int64_t head, int64_t first, int64_t columns) {
   const int64_t group = head / (p.heads / p.groups);
   const int64_t state = (batch * p.heads + head) * p.size * p.columns + first * (p.is_transposed ? p.size : 1);
-  const int64_t tile_stride = (columns + 15) / 16 * 16;  // as Kernels::transpose expects
+  const int64_t tile_stride = (columns + 15) / 16 * 16; // as Kernels::transpose expects
   float* memory = scratch(8 * p.size + (p.is_transposed ? p.size * tile_stride : 0));
   float* tile = memory + 8 * p.size;
   if (p.is_transposed) {
-    kernels().transpose(
-        p.state + state, FloatType::float32, p.size, static_cast<int>(columns), static_cast<int>(p.size), tile,
-        tile_stride);
+    kernels().transpose(p.state + state, FloatType::float32, p.size, static_cast<int>(columns),
+        static_cast<int>(p.size), tile, tile_stride);
   }
-  kernels().gated_recurrence(
-      {.query = vectors_of(p.query, batch, group),
-       .key = vectors_of(p.key, batch, group),
-       .value = vectors_of(p.value, batch, head, first),
-       .decay = vectors_of(p.decay, batch, head),
-       .beta = vectors_of(p.beta, batch, head),
-       .decays_by_channel = p.decays_by_channel,
-       .state = p.is_transposed ? tile : p.state + state,
-       .state_stride = p.is_transposed ? tile_stride : p.columns,
-       .next = p.is_transposed ? tile : p.next + state,
-       .next_stride = p.is_transposed ? tile_stride : p.columns,
-       .y = p.y + (batch * p.tokens * p.heads + head) * p.columns + first,
-       .y_stride = p.heads * p.columns,
-       .tokens = static_cast<int>(p.tokens),
-       .size = static_cast<int>(p.size),
-       .columns = static_cast<int>(columns),
-       .scratch = memory});
+  kernels().gated_recurrence({.query = vectors_of(p.query, batch, group),
+      .key = vectors_of(p.key, batch, group),
+      .value = vectors_of(p.value, batch, head, first),
+      .decay = vectors_of(p.decay, batch, head),
+      .beta = vectors_of(p.beta, batch, head),
+      .decays_by_channel = p.decays_by_channel,
+      .state = p.is_transposed ? tile : p.state + state,
+      .state_stride = p.is_transposed ? tile_stride : p.columns,
+      .next = p.is_transposed ? tile : p.next + state,
+      .next_stride = p.is_transposed ? tile_stride : p.columns,
+      .y = p.y + (batch * p.tokens * p.heads + head) * p.columns + first,
+      .y_stride = p.heads * p.columns,
+      .tokens = static_cast<int>(p.tokens),
+      .size = static_cast<int>(p.size),
+      .columns = static_cast<int>(columns),
+      .scratch = memory});
   if (p.is_transposed) {
-    kernels().transpose(
-        tile, FloatType::float32, tile_stride, static_cast<int>(p.size), static_cast<int>(columns), p.next + state,
-        p.size);
+    kernels().transpose(tile, FloatType::float32, tile_stride, static_cast<int>(p.size), static_cast<int>(columns),
+        p.next + state, p.size);
   }
 }
 
@@ -87,26 +84,25 @@ void kernel::gated_recurrence(const GatedRecurrence& p) {
 void kernel::selective_scan(const SelectiveScan& p) {
   const int64_t width = kernels().scan_channels();
   const int64_t tiles = (p.channels + width - 1) / width;
-  constexpr int64_t kCost = 8;  // of an exponential, relative to the other operations
+  constexpr int64_t kCost = 8; // of an exponential, relative to the other operations
   parallel_ranges(p.batch * tiles, p.tokens * p.size * width * kCost, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t batch = i / tiles;
       const int64_t first = i % tiles * width;
       const int64_t state = (batch * p.channels + first) * p.size;
-      kernels().selective_scan(
-          {.x = vectors_of(p.x, batch, 0, first),
-           .step = vectors_of(p.step, batch, 0, first),
-           .key = vectors_of(p.key, batch, 0),
-           .query = vectors_of(p.query, batch, 0),
-           .rates = p.rates + first * p.size,
-           .state = p.state + state,
-           .next = p.next + state,
-           .y = p.y + batch * p.tokens * p.channels + first,
-           .y_stride = p.channels,
-           .tokens = static_cast<int>(p.tokens),
-           .channels = static_cast<int>(std::min(width, p.channels - first)),
-           .size = static_cast<int>(p.size),
-           .scratch = scratch(2 * (p.size + 16))});
+      kernels().selective_scan({.x = vectors_of(p.x, batch, 0, first),
+          .step = vectors_of(p.step, batch, 0, first),
+          .key = vectors_of(p.key, batch, 0),
+          .query = vectors_of(p.query, batch, 0),
+          .rates = p.rates + first * p.size,
+          .state = p.state + state,
+          .next = p.next + state,
+          .y = p.y + batch * p.tokens * p.channels + first,
+          .y_stride = p.channels,
+          .tokens = static_cast<int>(p.tokens),
+          .channels = static_cast<int>(std::min(width, p.channels - first)),
+          .size = static_cast<int>(p.size),
+          .scratch = scratch(2 * (p.size + 16))});
     }
   });
 }

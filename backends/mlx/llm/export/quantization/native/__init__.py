@@ -40,10 +40,20 @@ def quantize(
         weight = importance.detach().float().contiguous()
         groups = weight.numel() // group_size
     is_quantized = function(
-        w.data_ptr(), _DTYPES[w.dtype], scales.numel(), group_size, bits, searches,
-        None if weight is None else weight.data_ptr(), groups, packed.data_ptr(), _DTYPES[dtype], scales.data_ptr(),
-        biases.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+        w.data_ptr(),
+        _DTYPES[w.dtype],
+        scales.numel(),
+        group_size,
+        bits,
+        searches,
+        None if weight is None else weight.data_ptr(),
+        groups,
+        packed.data_ptr(),
+        _DTYPES[dtype],
+        scales.data_ptr(),
+        biases.data_ptr(),
+        torch.get_num_threads(),
+    )
     return (packed, scales, biases) if is_quantized else None
 
 
@@ -56,6 +66,18 @@ def _function() -> Callable | None:
     function = library.executorch_mlx_quantize
     function.restype = integer
     function.argtypes = [
-        pointer, integer, size, integer, integer, integer, pointer, size, pointer, integer, pointer, pointer, integer,
-    ]  # fmt: skip
+        pointer,
+        integer,
+        size,
+        integer,
+        integer,
+        integer,
+        pointer,
+        size,
+        pointer,
+        integer,
+        pointer,
+        pointer,
+        integer,
+    ]
     return function

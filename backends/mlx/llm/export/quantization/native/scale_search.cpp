@@ -11,13 +11,13 @@
 
 namespace {
 
-constexpr int kLanes = 16;      // the groups that are computed at a time: one in each lane of a vector
+constexpr int kLanes = 16; // the groups that are computed at a time: one in each lane of a vector
 constexpr int kRounds = 2;
 constexpr double kShrinks[] = {1.0, 0.95, 0.9, 0.85, 0.8, 0.75};
 constexpr float kSmallestScale = 1e-7f;
-constexpr float kLargestWeight = 1e18f;         // sums of squares stay finite
-constexpr float kToInteger = 1.5f * (1 << 23);  // adding and subtracting it rounds a small float, ties to even
-constexpr float kLargestFraction = 1 << 23;     // floats from here on are integers
+constexpr float kLargestWeight = 1e18f; // sums of squares stay finite
+constexpr float kToInteger = 1.5f * (1 << 23); // adding and subtracting it rounds a small float, ties to even
+constexpr float kLargestFraction = 1 << 23; // floats from here on are integers
 
 // A value of each of 16 groups. The compiler splits these vectors if the instruction set has shorter ones.
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -26,25 +26,25 @@ typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 enum Dtype { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 struct Weight {
-  const void* x;  // [groups, group_size], of dtype `x_dtype`
+  const void* x; // [groups, group_size], of dtype `x_dtype`
   int x_dtype;
   int64_t groups;
   int group_size;
   int bits;
-  bool searches;            // whether the scales are searched, as by `fit`; else they are those of `fit_range`
-  const float* importance;  // [importance_groups, group_size], repeated for the groups of `x`, or null
+  bool searches; // whether the scales are searched, as by `fit`; else they are those of `fit_range`
+  const float* importance; // [importance_groups, group_size], repeated for the groups of `x`, or null
   int64_t importance_groups;
-  uint8_t* packed;  // [groups, group_size * bits / 8]
-  int dtype;        // of scales and biases
-  void* scales;     // [groups]
-  void* biases;     // [groups]
+  uint8_t* packed; // [groups, group_size * bits / 8]
+  int dtype; // of scales and biases
+  void* scales; // [groups]
+  void* biases; // [groups]
 };
 
 // 16 groups, and their quantization. The first index is that of the element in its group.
 template <int size>
 struct Lanes {
-  Floats x[size], q[size];  // q: integers from 0 to 2^bits - 1
-  Floats scale, bias;       // the values are representable in the dtype of the scales
+  Floats x[size], q[size]; // q: integers from 0 to 2^bits - 1
+  Floats scale, bias; // the values are representable in the dtype of the scales
 };
 
 // The functions below are inlined into `quantize_groups`, which is compiled for several instruction sets.
@@ -56,14 +56,14 @@ INLINE void round_to(Floats& values, int dtype) {
     return;
   }
   const Words bits = std::bit_cast<Words>(values), sign = bits & 0x80000000u, magnitude = bits ^ sign;
-  const int dropped = dtype == kFloat16 ? 13 : 16;  // bits of the mantissa
+  const int dropped = dtype == kFloat16 ? 13 : 16; // bits of the mantissa
   Words rounded = magnitude + ((1u << (dropped - 1)) - 1) + (magnitude >> dropped & 1);
   rounded &= ~((1u << dropped) - 1);
   if (dtype == kFloat16) {
     // Below 2^-14, the values of float16 are the multiples of 2^-24.
     const Floats subnormal = (std::bit_cast<Floats>(magnitude) + 0.5f) - 0.5f;
     rounded = magnitude < 0x38800000u ? std::bit_cast<Words>(subnormal) : rounded;
-    rounded = rounded > 0x477fe000u ? Words{} + 0x7f800000u : rounded;  // above 65504: infinity
+    rounded = rounded > 0x477fe000u ? Words{} + 0x7f800000u : rounded; // above 65504: infinity
   }
   values = std::bit_cast<Floats>(rounded | sign);
 }
@@ -73,7 +73,7 @@ INLINE void round_to(Floats& values, int dtype) {
 template <int size, typename Value>
 INLINE Floats sum(Value value) {
   Floats result{};
-#pragma GCC unroll 1  // without it, this file takes twice as long to compile
+#pragma GCC unroll 1 // without it, this file takes twice as long to compile
   for (int i = 0; i < 8; ++i) {
     Floats total{};
     for (int first = i; first < i + 32; first += 8) {
@@ -174,9 +174,8 @@ INLINE void search(const Weight& w, int64_t first, const Floats& minimum, const 
     }
     round_to(scale, w.dtype);
     round_to(bias, w.dtype);
-    const Floats error = sum<size>([&](int e) {
-      return weighted(squared_error(x[e], integers(x[e], scale, bias, largest), scale, bias), e);
-    });
+    const Floats error = sum<size>(
+        [&](int e) { return weighted(squared_error(x[e], integers(x[e], scale, bias, largest), scale, bias), e); });
     const auto is_better = shrink == kShrinks[0] ? best_error == best_error : error < best_error;
     best_error = is_better ? error : best_error;
     best_scale = is_better ? scale : best_scale;
@@ -210,7 +209,7 @@ INLINE bool fit_range(const Weight& w, const Floats& minimum, const Floats& maxi
   Floats origin = even_step * -half;
   round_to(origin, w.dtype);
   if (!all(std::bit_cast<Words>((absolute(scale) < kLargestWeight) & (absolute(bias) < kLargestWeight) &
-                                (absolute(origin) < kLargestWeight)))) {
+          (absolute(origin) < kLargestWeight)))) {
     return false;
   }
   const auto error_of = [&](const Floats& s, const Floats& b) {
@@ -335,23 +334,21 @@ bool quantize_groups(const Weight& w, int64_t first, int64_t end) {
   }
 }
 
-}  // namespace
+} // namespace
 
 // Quantizes the groups of `x`, see `Weight`, with `threads` threads. Returns 1, or 0 if a weight is too large or not
 // finite, or a scale or bias is too large for its dtype; the results are then undefined. `group_size` is 32, 64 or 128,
 // and `bits` at most 8.
-extern "C" __attribute__((visibility("default"))) int executorch_mlx_quantize(
-    const void* x, int x_dtype, int64_t groups, int group_size, int bits, int searches, const float* importance,
-    int64_t importance_groups, uint8_t* packed, int dtype, void* scales, void* biases, int threads) {
-  const Weight weight{
-      x, x_dtype, groups, group_size, bits, searches != 0, importance, importance_groups, packed, dtype, scales,
-      biases};
+extern "C" __attribute__((visibility("default"))) int executorch_mlx_quantize(const void* x, int x_dtype,
+    int64_t groups, int group_size, int bits, int searches, const float* importance, int64_t importance_groups,
+    uint8_t* packed, int dtype, void* scales, void* biases, int threads) {
+  const Weight weight{x, x_dtype, groups, group_size, bits, searches != 0, importance, importance_groups, packed, dtype,
+      scales, biases};
   const int64_t share = ((groups + threads - 1) / threads + kLanes - 1) / kLanes * kLanes;
   std::vector<char> is_done(threads, 1);
   std::vector<std::thread> others;
   for (int i = 1; i < threads && i * share < groups; ++i) {
-    others.emplace_back(
-        [&, i] { is_done[i] = quantize_groups(weight, i * share, std::min((i + 1) * share, groups)); });
+    others.emplace_back([&, i] { is_done[i] = quantize_groups(weight, i * share, std::min((i + 1) * share, groups)); });
   }
   is_done[0] = quantize_groups(weight, 0, std::min(share, groups));
   for (std::thread& other : others) {

@@ -14,33 +14,26 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kColumnTileRows = 6;
 constexpr int kMaxColumnTileRows = 8;
-constexpr int column_vectors(int rows) {
-  return rows == 1 ? 16 : rows == 2 ? 8 : rows <= 6 ? 4 : 3;
-}
+constexpr int column_vectors(int rows) { return rows == 1 ? 16 : rows == 2 ? 8 : rows <= 6 ? 4 : 3; }
 #else
 constexpr int kColumnTileRows = 4;
 constexpr int kMaxColumnTileRows = 4;
-constexpr int column_vectors(int rows) {
-  return rows == 1 ? 8 : rows == 2 ? 4 : 3;
-}
+constexpr int column_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 3; }
 #endif
 
 // The rows of a tile if x has m rows. Up to kMaxColumnTileRows rows make a single tile, which reads the matrix once.
-constexpr int column_tile_rows(int m) {
-  return m <= kMaxColumnTileRows ? m : kColumnTileRows;
-}
+constexpr int column_tile_rows(int m) { return m <= kMaxColumnTileRows ? m : kColumnTileRows; }
 
 // From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory,
 // as float32. The copy stays in the cache, and its rows do not compete for the same cache lines.
 constexpr int kManyColumnTiles = 4;
-constexpr int kMaxCopiedDepth = 256;  // rows of the matrix that the copy has room for
+constexpr int kMaxCopiedDepth = 256; // rows of the matrix that the copy has room for
 
 // Computes M rows and V vectors of columns. If `columns` is less than kLanes, V is 1, and these columns are computed.
 // `IsCached` says that the matrix is in the second-level cache already.
 template <FloatType Type, int M, int V, bool IsCached>
-void column_tile(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns, int k,
-    bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+void column_tile(const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns,
+    int k, bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto load_vector = [&](const float* from) {
     return V > 1 || columns >= kLanes ? load<Floats>(from) : load_partial<Floats>(from, columns);
   };
@@ -88,8 +81,7 @@ void column_tile(
 
 // Computes all columns of M rows, in tiles of V vectors and then in narrower ones.
 template <FloatType Type, int M, int V = column_vectors(M), bool IsCached = false>
-void column_tiles(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k,
+void column_tiles(const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k,
     bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto addend_at = [&](int j) { return addend == nullptr ? nullptr : addend + j; };
   constexpr int width = V * kLanes;
@@ -107,14 +99,12 @@ void column_tiles(
 }
 
 template <FloatType Type, bool IsCached = false>
-void column_tiles_of_rows(
-    const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k,
-    bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+void column_tiles_of_rows(const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* b,
+    ptrdiff_t ldb, int n, int k, bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto compute_tile = [&](auto rows, int first) {
     constexpr int m = decltype(rows)::value;
-    column_tiles<Type, m, column_vectors(m), IsCached>(
-        x + first * ldx, ldx, b, ldb, n, k, accumulate, addend == nullptr ? nullptr : addend + first * lda, lda,
-        y + first * ldy, ldy);
+    column_tiles<Type, m, column_vectors(m), IsCached>(x + first * ldx, ldx, b, ldb, n, k, accumulate,
+        addend == nullptr ? nullptr : addend + first * lda, lda, y + first * ldy, ldy);
   };
   if (m <= kMaxColumnTileRows) {
     return for_row_tiles<kMaxColumnTileRows>(m, compute_tile);
@@ -123,9 +113,8 @@ void column_tiles_of_rows(
 }
 
 template <FloatType Type>
-void multiply_columns_of(
-    const float* x, ptrdiff_t ldx, int m, const void* matrix, ptrdiff_t ldb, int n, int k, bool accumulate,
-    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+void multiply_columns_of(const float* x, ptrdiff_t ldx, int m, const void* matrix, ptrdiff_t ldb, int n, int k,
+    bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto* b = static_cast<const typename Elements<Type>::Element*>(matrix);
   constexpr bool is_half = sizeof(*b) == 2;
   if (m < kManyColumnTiles * kColumnTileRows || k > kMaxCopiedDepth || (n == ldb && !is_half)) {
@@ -150,25 +139,20 @@ void multiply_columns_of(
   }
 }
 
-int column_panel_width(int rows) {
-  return column_vectors(column_tile_rows(rows)) * kLanes;
-}
+int column_panel_width(int rows) { return column_vectors(column_tile_rows(rows)) * kLanes; }
 
 // Computes three vectors of columns together, for any number of rows, because a panel is packed once for all of them.
 // With a single row, the second-level cache is the limit, and eight rows fill the registers.
-void multiply_recurrent_panel(
-    const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend, ptrdiff_t lda, float* y,
-    ptrdiff_t ldy) {
+void multiply_recurrent_panel(const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend,
+    ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   for_row_tiles<kMaxColumnTileRows>(m, [&](auto rows, int first) {
-    column_tiles<FloatType::float32, decltype(rows)::value, 3, /*IsCached=*/true>(
-        x + first * ldx, ldx, b, n, n, k, false, addend == nullptr ? nullptr : addend + first * lda, lda,
-        y + first * ldy, ldy);
+    column_tiles<FloatType::float32, decltype(rows)::value, 3, /*IsCached=*/true>(x + first * ldx, ldx, b, n, n, k,
+        false, addend == nullptr ? nullptr : addend + first * lda, lda, y + first * ldy, ldy);
   });
 }
 
-void multiply_columns(
-    const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k, bool accumulate,
-    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+void multiply_columns(const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k,
+    bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   with_type<FloatType::float16, FloatType::bfloat16, FloatType::bfloat16_pair, FloatType::float32>(
       type, [&](auto constant) {
         multiply_columns_of<decltype(constant)::value>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);

@@ -7,7 +7,7 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-constexpr int kPositions = 8;  // whose sums stay in registers, so that a weight is loaded once for all of them
+constexpr int kPositions = 8; // whose sums stay in registers, so that a weight is loaded once for all of them
 
 // The lanes of x with these indices.
 inline Floats permute(Floats x, Ints indices) {
@@ -28,9 +28,8 @@ inline Floats permute(Floats x, Ints indices) {
 // Constant, with which the compiler leaves out the loads of partial vectors. first_inputs[l] is the lane with the first
 // input of the group of lane l, if a vector of x begins with the group of lane 0.
 template <int Count, bool IsDepthwise, typename Lanes>
-void sum_window(
-    const WindowElements& window, ptrdiff_t step, Ints first_inputs, float* y, int channels, int position, int channel,
-    Lanes lanes) {
+void sum_window(const WindowElements& window, ptrdiff_t step, Ints first_inputs, float* y, int channels, int position,
+    int channel, Lanes lanes) {
   Floats sums[Count] = {};
   for (int e = 0; e < window.count; ++e) {
     if constexpr (IsDepthwise) {
@@ -41,7 +40,7 @@ void sum_window(
       });
     } else {
       const float* const from = window.sources[e] + position * step + channel / window.outputs * window.inputs;
-      const int inputs = lanes / window.outputs * window.inputs;  // of all groups
+      const int inputs = lanes / window.outputs * window.inputs; // of all groups
       for (int i = 0; i < window.inputs; ++i) {
         const Floats weight = load_lanes(window.weights[e] + ptrdiff_t{i} * channels + channel, lanes);
         repeat<Count>([&](auto p) {

@@ -56,11 +56,10 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
 // Writes to columns of y with the same distance. x has float32 elements, or pairs if w has. Not inlined, because GCC
 // would then keep sums in memory.
 template <FloatType Type, int M, int R>
-__attribute__((noinline)) void dot_tile(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t between, int k,
-    float alpha, float beta, float* y, ptrdiff_t ldy) {
+__attribute__((noinline)) void dot_tile(const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w,
+    ptrdiff_t ldw, ptrdiff_t between, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
   constexpr ptrdiff_t ahead = kBandPrefetchDistance<R> / ptrdiff_t{sizeof(*w)};
-  const ptrdiff_t row_distance = between * ldw;  // in elements
+  const ptrdiff_t row_distance = between * ldw; // in elements
   Floats acc[M * R] = {};
   const auto add_step = [&](auto&& load_x, auto&& load_w) {
     Floats weights[R];
@@ -80,13 +79,11 @@ __attribute__((noinline)) void dot_tile(
     for (int j = 0; j < R; ++j) {
       prefetch(w + j * row_distance + i + ahead);
     }
-    add_step(
-        [&](const float* row) { return load<Floats>(row + i); },
+    add_step([&](const float* row) { return load<Floats>(row + i); },
         [&](const auto* row) { return Elements<Type>::load_all(row + i); });
   }
   if (i < k) {
-    add_step(
-        [&](const float* row) { return load_partial<Floats>(row + i, k - i); },
+    add_step([&](const float* row) { return load_partial<Floats>(row + i, k - i); },
         [&](const auto* row) { return Elements<Type>::load_first(row + i, k - i); });
   }
   write_sums<M, R>(acc, alpha, beta, y, ldy, between);
@@ -94,9 +91,8 @@ __attribute__((noinline)) void dot_tile(
 
 // Multiplies m rows of x, up to `Rows` at a time, by n rows of w, which are read in `Bands` bands.
 template <FloatType Type, int Rows, int Bands>
-void dot_bands(
-    const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k,
-    float alpha, float beta, float* y, ptrdiff_t ldy) {
+void dot_bands(const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n,
+    int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
   for_bands<Bands>(0, n, [&](auto bands, int j, int between) {
     for_row_tiles<Rows>(m, [&](auto rows, int first) {
       dot_tile<Type, decltype(rows)::value, decltype(bands)::value>(
@@ -106,25 +102,23 @@ void dot_bands(
 }
 
 template <FloatType Type>
-void dot_rows_for_type(
-    const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
-    float* y, ptrdiff_t ldy) {
-  constexpr int kBandsForOneRow = 4;  // more of them are not faster
+void dot_rows_for_type(const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha,
+    float beta, float* y, ptrdiff_t ldy) {
+  constexpr int kBandsForOneRow = 4; // more of them are not faster
   const auto* elements = static_cast<const typename Elements<Type>::Element*>(w);
   if (m == 1) {
     return dot_bands<Type, 1, kBandsForOneRow>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
   }
 #if defined(__AVX512F__)
-  if (m == 7 || m == 8) {  // one tile, which reads the matrix once
+  if (m == 7 || m == 8) { // one tile, which reads the matrix once
     return dot_bands<Type, 8, 3>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
   }
 #endif
   dot_bands<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
 }
 
-void dot_rows(
-    const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
-    float beta, float* y, ptrdiff_t ldy) {
+void dot_rows(const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k,
+    float alpha, float beta, float* y, ptrdiff_t ldy) {
   with_type<FloatType::float16, FloatType::bfloat16, FloatType::bfloat16_pair, FloatType::float32>(
       type, [&](auto constant) {
         dot_rows_for_type<decltype(constant)::value>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);

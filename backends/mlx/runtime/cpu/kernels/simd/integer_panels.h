@@ -11,8 +11,8 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 namespace {
 
 constexpr int kBlocksOfPanel = kIntegerPanelRows / kLanes;
-constexpr int kPanelsForOneRow = 2;                              // in a tile with one row of x
-constexpr int kPanelsForManyRows = kBlocksOfPanel == 1 ? 2 : 1;  // otherwise the sums would not fit in the registers
+constexpr int kPanelsForOneRow = 2; // in a tile with one row of x
+constexpr int kPanelsForManyRows = kBlocksOfPanel == 1 ? 2 : 1; // otherwise the sums would not fit in the registers
 
 // The number of rows of x in a tile, for weights of `bits` bits and integers of x of this many digits.
 constexpr int integer_tile_rows([[maybe_unused]] int bits, int digits) {
@@ -59,20 +59,19 @@ inline Floats dot_product(const Ints* dots) {
 // Computes the products of M rows of x, from `row` on, with the panels panel, ..., panel + (P - 1) * between. Writes up
 // to `columns` columns, from the first one of `panel` on.
 template <int Bits, int Digits, int M, int P>
-void integer_tile(
-    const IntegerPanels& panels, int panel, int between, const IntegerRows& x, int row, float* y, ptrdiff_t ldy,
-    int columns) {
+void integer_tile(const IntegerPanels& panels, int panel, int between, const IntegerRows& x, int row, float* y,
+    ptrdiff_t ldy, int columns) {
   constexpr int B = P * kBlocksOfPanel;
-  constexpr int Quads = 8 / Bits;  // vectors of integers in a vector of words
+  constexpr int Quads = 8 / Bits; // vectors of integers in a vector of words
   constexpr int kBytesOfFour = 4 * Sums<Bits>::kBytes;
   constexpr int D = Digits;
   // A dot product is computed as several sums, because their instructions do not wait for each other.
   constexpr int Parts = M * D * B >= 4 ? 1 : 2;
-  constexpr int Step = Sums<Bits>::kAdditions / Quads;  // vectors of words before finish(); 0: all of a group
+  constexpr int Step = Sums<Bits>::kAdditions / Quads; // vectors of words before finish(); 0: all of a group
   const IntegerPanels p = panels;
   const ptrdiff_t scale_size = p.scale_type == FloatType::float32 ? 4 : 2;
   const int8_t* integers[M * D];
-  const char* groups[P];  // the present group of each panel
+  const char* groups[P]; // the present group of each panel
   for (int r = 0; r < M * D; ++r) {
     integers[r] = x.integers + (row * D + r) * x.stride;
   }
@@ -87,14 +86,14 @@ void integer_tile(
   Floats acc[M][B] = {};
   for (int g = 0; g < p.groups; ++g) {
     Sums<Bits> sums[B][Parts][M * D] = {};
-    const int step = Step > 0 ? Step : p.words;  // divides p.words, a multiple of 4
+    const int step = Step > 0 ? Step : p.words; // divides p.words, a multiple of 4
     for (int begin = 0; begin < p.words; begin += step) {
       for (int i = begin; i < begin + step; i += Parts) {
         repeat<Parts>([&](auto part) __attribute__((always_inline)) {
           Words words[B];
           repeat<B>([&](auto b) __attribute__((always_inline)) {
             const char* from = place(b.value, (i + part.value) * (kIntegerPanelRows * 4), 4);
-            if (b.value % kBlocksOfPanel == 0) {  // once for each cache line
+            if (b.value % kBlocksOfPanel == 0) { // once for each cache line
               prefetch(from + kPrefetchDistance);
             }
             words[b.value] = load<Words>(from);
@@ -104,8 +103,7 @@ void integer_tile(
               const auto four =
                   Sums<Bits>::load(integers[r.value] + ((i + part.value) * Quads + quad.value) * kBytesOfFour);
               repeat<B>([&](auto b) __attribute__((always_inline)) {
-                sums[b.value][part.value][r.value].add(
-                    integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
+                sums[b.value][part.value][r.value].add(integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
               });
             });
           });

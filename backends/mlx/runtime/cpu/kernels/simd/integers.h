@@ -25,9 +25,7 @@ namespace {
 // -- four bytes in each lane ----------------------------------------------------------------------
 
 // The four bytes of x in each lane.
-inline Ints broadcast_word(const int8_t* x) {
-  return load<int32_t>(x) - Ints{};
-}
+inline Ints broadcast_word(const int8_t* x) { return load<int32_t>(x) - Ints{}; }
 
 // Sums of products with integers w of `Bits` bits. load() reads four integers of x, which take kBytes bytes each, into
 // all lanes. After finish(), `total` has the sums. finish() must be called after at most kAdditions calls of add(); 0:
@@ -56,9 +54,7 @@ struct Sums<4> {
   Ints total;
   Shorts pairs;
 
-  static Ints load(const int8_t* x) {
-    return broadcast_word(x);
-  }
+  static Ints load(const int8_t* x) { return broadcast_word(x); }
   void add(Words w, Ints x) {
 #if defined(__AVX512BW__)
     pairs += (Shorts)_mm512_maddubs_epi16((__m512i)w, (__m512i)x);
@@ -83,9 +79,7 @@ struct Sums<8> {
   static constexpr int kAdditions = 0;
   Ints total;
 
-  static Pairs load(const int8_t* x) {
-    return {(Shorts)broadcast_word(x), (Shorts)broadcast_word(x + 4)};
-  }
+  static Pairs load(const int8_t* x) { return {(Shorts)broadcast_word(x), (Shorts)broadcast_word(x + 4)}; }
   void add(Words w, const Pairs& x) {
     total += multiply_pairs((Shorts)(w & 0x00ff00ffu), x.even);
     total += multiply_pairs((Shorts)((UnsignedShorts)w >> 8), x.odd);
@@ -111,12 +105,8 @@ struct Sums {
   static constexpr int kAdditions = 0;
   Ints total;
 
-  static Ints load(const int8_t* x) {
-    return broadcast_word(x);
-  }
-  void add(Words w, Ints x) {
-    total = add_products(total, w, x);
-  }
+  static Ints load(const int8_t* x) { return broadcast_word(x); }
+  void add(Words w, Ints x) { total = add_products(total, w, x); }
   void finish() {}
 };
 #endif
@@ -144,7 +134,7 @@ inline Floats integer_order(Floats v, Constant<4>) {
 
 // Rounds to the nearest integer, ties to even. |x| is at most 2^23.
 inline Ints rounded(Floats x) {
-  const Ints sign = (Ints)x >> 31;  // -1 or 0
+  const Ints sign = (Ints)x >> 31; // -1 or 0
   const Ints magnitude = (Ints)((Floats)((Ints)x & 0x7fffffff) + 0x1p23f) - 0x4b000000;
   return (magnitude ^ sign) - sign;
 }
@@ -269,9 +259,7 @@ bool round_row_of(const float* x, int groups, int size, const IntegerRows& rows,
   return fits;
 }
 
-int bytes_of_integer(int bits) {
-  return bits == 4 ? Sums<4>::kBytes : Sums<8>::kBytes;
-}
+int bytes_of_integer(int bits) { return bits == 4 ? Sums<4>::kBytes : Sums<8>::kBytes; }
 
 bool round_row(const float* x, const QuantizedMatrix& q, const IntegerRows& rows, ptrdiff_t row) {
   const int groups = q.k / q.group_size;

@@ -20,8 +20,7 @@
 
 namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
-extern const Kernels kernels = {
-    .multiplies_bfloat16_pairs = kMultipliesPairs,
+extern const Kernels kernels = {.multiplies_bfloat16_pairs = kMultipliesPairs,
     .dot_rows = dot_rows,
     .panel_rows = kLanes,
     .panels_from_rows = kPanelsFromRows,

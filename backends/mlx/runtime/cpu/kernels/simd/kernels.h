@@ -9,40 +9,40 @@
 namespace executorch_mlx {
 
 // Limits and tile sizes of the functions below.
-constexpr int kMaxQuantizedRows = 8;   // rows of x in one call of quantized_rows
-constexpr int kMaxTransposedRows = 4;  // rows of x in a tile of multiply_transposed
-constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
-constexpr int kIntegerPanelRows = 16;  // rows of the matrix in a panel of IntegerPanels
-constexpr int kRecurrentPanel = 48;    // columns in a panel of the weights of a recurrent layer
-constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
-constexpr int kPanelsTogether = 3;     // panels that multiply_panels and multiply_streamed_panels read at a time
-constexpr int kMaxStreamedRows = 8;    // of x in one call of multiply_streamed_panels
-constexpr int kTileRows = 16;          // rows of a tile of multiply_tiles
-constexpr int kMaxTileValueRows = 64;  // rows of weights in one call of multiply_value_tiles
-constexpr int kMaxTileValues = 128;    // values of a column in one call of multiply_value_tiles
+constexpr int kMaxQuantizedRows = 8; // rows of x in one call of quantized_rows
+constexpr int kMaxTransposedRows = 4; // rows of x in a tile of multiply_transposed
+constexpr int kMaxGroups = 1024; // groups in a row of a QuantizedMatrix
+constexpr int kIntegerPanelRows = 16; // rows of the matrix in a panel of IntegerPanels
+constexpr int kRecurrentPanel = 48; // columns in a panel of the weights of a recurrent layer
+constexpr int kLogitBlock = 512; // logits of which widen_logits computes one maximum
+constexpr int kPanelsTogether = 3; // panels that multiply_panels and multiply_streamed_panels read at a time
+constexpr int kMaxStreamedRows = 8; // of x in one call of multiply_streamed_panels
+constexpr int kTileRows = 16; // rows of a tile of multiply_tiles
+constexpr int kMaxTileValueRows = 64; // rows of weights in one call of multiply_value_tiles
+constexpr int kMaxTileValues = 128; // values of a column in one call of multiply_value_tiles
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
 struct QuantizedMatrix {
-  const uint32_t* w;     // [n, k * bits / 32]
-  const void* scales;    // [n, k / group_size]
-  const void* biases;    // [n, k / group_size]
-  FloatType scale_type;  // of scales and biases
-  int bits;              // 2, 4 or 8
-  int group_size;        // 32, 64 or 128
+  const uint32_t* w; // [n, k * bits / 32]
+  const void* scales; // [n, k / group_size]
+  const void* biases; // [n, k / group_size]
+  FloatType scale_type; // of scales and biases
+  int bits; // 2, 4 or 8
+  int group_size; // 32, 64 or 128
   int k;
 };
 
 // Entries of a quantized KV cache, or some of the groups of each entry.
 struct QuantizedEntries {
   const uint8_t* entries;
-  ptrdiff_t entry_stride;  // from one entry to the next, in bytes
+  ptrdiff_t entry_stride; // from one entry to the next, in bytes
   const void* scales;
-  FloatType scale_type;    // of scales and biases
-  ptrdiff_t scale_stride;  // from the scales of one entry to those of the next, in elements
-  ptrdiff_t bias_offset;   // from the scales of an entry to its biases, in elements
-  int bits;        // 4 or 8
-  int group_size;  // 32, 64 or 128
-  int groups;      // of an entry, at most kMaxGroups
+  FloatType scale_type; // of scales and biases
+  ptrdiff_t scale_stride; // from the scales of one entry to those of the next, in elements
+  ptrdiff_t bias_offset; // from the scales of an entry to its biases, in elements
+  int bits; // 4 or 8
+  int group_size; // 32, 64 or 128
+  int groups; // of an entry, at most kMaxGroups
   // The bytes to prefetch of each later entry, from the first of these groups on. 0: prefetches neither these nor the
   // scales.
   int prefetched_bytes;
@@ -51,12 +51,12 @@ struct QuantizedEntries {
 // Rows of activations as integers, in groups like those of a QuantizedMatrix: value = scale * integer. simd/integers.h
 // defines the integers and their digits.
 struct IntegerRows {
-  int8_t* integers;  // [rows, digits], each with the digits of a row as round_row writes them
-  ptrdiff_t stride;  // in bytes: from one digit of a row to the next, and from the last digit to the next row
-  float* scales;     // [rows, groups]
-  float* sums;       // [rows, groups]: scale * (the sum of the integers of the group)
+  int8_t* integers; // [rows, digits], each with the digits of a row as round_row writes them
+  ptrdiff_t stride; // in bytes: from one digit of a row to the next, and from the last digit to the next row
+  float* scales; // [rows, groups]
+  float* sums; // [rows, groups]: scale * (the sum of the integers of the group)
   int groups;
-  int digits;        // 1 for activations in 8 bits, 2 for half precision, 3 for float32
+  int digits; // 1 for activations in 8 bits, 2 for half precision, 3 for float32
 };
 
 // A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one
@@ -66,11 +66,11 @@ struct IntegerRows {
 struct IntegerPanels {
   const char* data;
   ptrdiff_t panel_bytes;
-  ptrdiff_t group_bytes;  // of a group of a panel
-  int words;              // of a group of a row
+  ptrdiff_t group_bytes; // of a group of a panel
+  int words; // of a group of a row
   int groups;
   int bits;
-  FloatType scale_type;  // of scales and biases
+  FloatType scale_type; // of scales and biases
 };
 
 // A vector for each token. Distances count elements: from one token to the next, and between the elements of a vector.
@@ -82,39 +82,39 @@ struct TokenVectors {
 
 // Some columns of the state [size, columns] of a head, and its tokens: see kernel::GatedRecurrence.
 struct GatedRecurrence {
-  TokenVectors query;  // [size]
-  TokenVectors key;    // [size]
-  TokenVectors value;  // [columns]
-  TokenVectors decay;  // [size] if `decays_by_channel`, else one number
-  TokenVectors beta;   // one number; null for gated linear attention
+  TokenVectors query; // [size]
+  TokenVectors key; // [size]
+  TokenVectors value; // [columns]
+  TokenVectors decay; // [size] if `decays_by_channel`, else one number
+  TokenVectors beta; // one number; null for gated linear attention
   bool decays_by_channel;
-  const float* state;      // before the tokens, of which there is at least one
-  ptrdiff_t state_stride;  // between rows
-  float* next;             // the state after the tokens; may be the same memory
+  const float* state; // before the tokens, of which there is at least one
+  ptrdiff_t state_stride; // between rows
+  float* next; // the state after the tokens; may be the same memory
   ptrdiff_t next_stride;
-  float* y;                // [tokens, columns]
+  float* y; // [tokens, columns]
   ptrdiff_t y_stride;
   int tokens;
   int size;
   int columns;
-  float* scratch;  // 8 * size floats
+  float* scratch; // 8 * size floats
 };
 
 // Some channels of a selective scan: see kernel::SelectiveScan.
 struct SelectiveScan {
-  TokenVectors x;      // [channels]
-  TokenVectors step;   // [channels]
-  TokenVectors key;    // [size]
-  TokenVectors query;  // [size]
-  const float* rates;  // [channels, size]
-  const float* state;  // [channels, size]
-  float* next;         // [channels, size]; may be the same memory as the state
-  float* y;            // [tokens, channels]
+  TokenVectors x; // [channels]
+  TokenVectors step; // [channels]
+  TokenVectors key; // [size]
+  TokenVectors query; // [size]
+  const float* rates; // [channels, size]
+  const float* state; // [channels, size]
+  float* next; // [channels, size]; may be the same memory as the state
+  float* y; // [tokens, channels]
   ptrdiff_t y_stride;
   int tokens;
-  int channels;  // at most scan_channels()
+  int channels; // at most scan_channels()
   int size;
-  float* scratch;  // 2 * (size + 16) floats
+  float* scratch; // 2 * (size + 16) floats
 };
 
 // The elements of the window of a convolution in groups. Each has a source in x, and weights [inputs, channels of y].
@@ -122,8 +122,8 @@ struct WindowElements {
   const float* const* sources;
   const float* const* weights;
   int count;
-  int inputs;   // channels of x in a group, at most `outputs`
-  int outputs;  // channels of y in a group: a divisor of the number of lanes
+  int inputs; // channels of x in a group, at most `outputs`
+  int outputs; // channels of y in a group: a divisor of the number of lanes
 };
 
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
@@ -135,28 +135,25 @@ struct Kernels {
   bool multiplies_bfloat16_pairs;
 
   // y [m, n] = alpha * x [m, k] @ w.T + beta * y, where w [n, k] has elements of `type`. y is not read if beta is 0.
-  void (*dot_rows)(
-      const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
-      float beta, float* y, ptrdiff_t ldy);
+  void (*dot_rows)(const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k,
+      float alpha, float beta, float* y, ptrdiff_t ldy);
 
   // Up to `panel_rows` rows of a matrix make a panel, of panel_size(k) floats. pack_panel() writes the panel of `rows`
   // rows of x [rows, k].
   int panel_rows;
-  int panels_from_rows;  // of x, from which on multiply_panels is faster than dot_rows in spite of the packing
+  int panels_from_rows; // of x, from which on multiply_panels is faster than dot_rows in spite of the packing
   size_t (*panel_size)(int k);
   void (*pack_panel)(const float* x, ptrdiff_t ldx, int rows, int k, float* panel);
   // Like dot_rows, for x and w in consecutive panels. `type` is float32 or bfloat16_pair. y has elements of y_type, as
   // from narrow; beta is 0 unless y_type is float32. Meanwhile prefetches `ahead_bytes` bytes of other memory, from
   // `ahead` on.
-  void (*multiply_panels)(
-      FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
-      FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes);
+  void (*multiply_panels)(FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta,
+      void* y, FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes);
 
   // Like multiply_panels, for up to kMaxStreamedRows rows of x, which wait for w to come from memory. x is not in
   // panels: its rows have zeros up to a multiple of panel_rows.
-  void (*multiply_streamed_panels)(
-      FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, float alpha, float beta,
-      void* y, FloatType y_type, ptrdiff_t ldy);
+  void (*multiply_streamed_panels)(FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k,
+      float alpha, float beta, void* y, FloatType y_type, ptrdiff_t ldy);
 
   // y [m, n] = x [m, k] @ w.T for bfloat16 x and w [n, k], k a multiple of 2. tiles.cpp defines the results. Tiles of
   // kTileRows rows of x follow each other, transposed: [pairs, kTileRows], with zeros up to a multiple of kTileRows
@@ -167,21 +164,18 @@ struct Kernels {
   // k <= kMaxTileValues, and n a multiple of kTileRows. If m is more than kTileRows, also writes the rows from m up to
   // the next multiple of kTileRows, with any values. If sums continue in a later call, k is a multiple of 32. Null
   // without AMX.
-  void (*multiply_value_tiles)(
-      const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n, int k, bool accumulate,
-      float* y, ptrdiff_t ldy);
+  void (*multiply_value_tiles)(const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n,
+      int k, bool accumulate, float* y, ptrdiff_t ldy);
 
   // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`. Then adds `addend` [m, n], with
   // the distance lda between rows, unless it is null.
-  void (*multiply_columns)(
-      const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k,
-      bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
+  void (*multiply_columns)(const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n,
+      int k, bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
   // The number of columns that multiply_columns computes together for this number of rows of x.
   int (*column_panel_width)(int rows);
   // Like multiply_columns for float32, with n <= kRecurrentPanel columns that follow each other without gaps.
-  void (*multiply_recurrent_panel)(
-      const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend, ptrdiff_t lda, float* y,
-      ptrdiff_t ldy);
+  void (*multiply_recurrent_panel)(const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k,
+      const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
 
   // y [k, n] = x.T for x [n, k] with elements of `type`. y has float32 elements, or pairs if x has. Also writes the
   // columns from n up to the next multiple of 16, with any values; ldy is at least this multiple.
@@ -189,18 +183,16 @@ struct Kernels {
 
   // y [m, n] = x [m, k] @ w.T for w [n, k] with elements of `type`: multiply_columns with the result of transpose, bit
   // for bit. Faster for up to kMaxTransposedRows rows of x.
-  void (*multiply_transposed)(
-      const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float* y,
-      ptrdiff_t ldy);
+  void (*multiply_transposed)(const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n,
+      int k, float* y, ptrdiff_t ldy);
 
   // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
   // quantized_rows unpacks the weights.
   void (*arrange_for_quantized)(const float* x, const QuantizedMatrix& q, float* arranged);
   // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for up to kMaxQuantizedRows rows. `arranged` contains
   // what `arrange_for_quantized` wrote for each of the m rows of x, with the distance ldx between rows.
-  void (*quantized_rows)(
-      const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
-      ptrdiff_t ldy);
+  void (*quantized_rows)(const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last,
+      float* y, ptrdiff_t ldy);
   // Writes rows [first, last) of the matrix to `out`, in float32.
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
   // The same as pack_panel for the rows first ... first + rows - 1 of the matrix in float32.
@@ -280,19 +272,18 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 }
-namespace avx512_bf16 {  // avx512 with BF16 and VNNI
+namespace avx512_bf16 { // avx512 with BF16 and VNNI
 extern const Kernels kernels;
 }
 
-namespace amx {  // functions for avx512_bf16::kernels on a processor with AMX: see tiles.cpp
+namespace amx { // functions for avx512_bf16::kernels on a processor with AMX: see tiles.cpp
 void multiply_tiles(const float* x, int m, const uint16_t* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy);
-void multiply_value_tiles(
-    const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n, int k, bool accumulate,
-    float* y, ptrdiff_t ldy);
+void multiply_value_tiles(const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n,
+    int k, bool accumulate, float* y, ptrdiff_t ldy);
 // Like multiply_integers, for at least kTileRows rows of x.
 void multiply_integer_tiles(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
-}
+} // namespace amx
 
 // The kernels for the best instruction set of this processor, or for the one that the environment variable
 // EXECUTORCH_MLX_CPU_KERNELS or kernel::use_instruction_set() has chosen.

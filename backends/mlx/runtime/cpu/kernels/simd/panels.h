@@ -25,24 +25,20 @@ namespace {
 constexpr int kSectionsTogether = 2;
 constexpr int kPanelsFromRows = 64;
 #else
-constexpr int kSectionsTogether = 1;  // the registers hold too few sums for two sections
+constexpr int kSectionsTogether = 1; // the registers hold too few sums for two sections
 constexpr int kPanelsFromRows = 48;
 #endif
 constexpr int kSectionGroups = kLanes / kSectionsTogether;
-constexpr int kPanelGroupRows = kLanes / 2 / kSectionsTogether;  // rows of x whose sums fit in the registers
-constexpr int kPanelGroups = kLanes / kPanelGroupRows;           // in a panel of x
+constexpr int kPanelGroupRows = kLanes / 2 / kSectionsTogether; // rows of x whose sums fit in the registers
+constexpr int kPanelGroups = kLanes / kPanelGroupRows; // in a panel of x
 constexpr ptrdiff_t kCacheLine = 64;
 
-constexpr int log2_of(int i) {
-  return i == 1 ? 0 : 1 + log2_of(i / 2);
-}
+constexpr int log2_of(int i) { return i == 1 ? 0 : 1 + log2_of(i / 2); }
 
 // How often the sums of sections that are computed together are added to others, until all sections are included.
 constexpr int kPanelLevels = log2_of(kSectionGroups);
 
-inline int steps_of(int k) {
-  return (k + kLanes - 1) / kLanes;
-}
+inline int steps_of(int k) { return (k + kLanes - 1) / kLanes; }
 
 constexpr int reversed_bits(int i) {
   int result = 0;
@@ -54,9 +50,7 @@ constexpr int reversed_bits(int i) {
 
 // The number of floats from one group of sections to the next. It is an odd number of vectors, so that the groups do
 // not compete for the same cache lines.
-inline ptrdiff_t section_group_stride(int k) {
-  return (ptrdiff_t{steps_of(k)} * kSectionsTogether | 1) * kLanes;
-}
+inline ptrdiff_t section_group_stride(int k) { return (ptrdiff_t{steps_of(k)} * kSectionsTogether | 1) * kLanes; }
 
 // Where each section of a panel begins.
 struct SectionOffsets {
@@ -73,9 +67,7 @@ struct SectionOffsets {
 // The number of floats from a vector of a section to its next one.
 constexpr ptrdiff_t kStepStride = ptrdiff_t{kSectionsTogether} * kLanes;
 
-size_t panel_size(int k) {
-  return static_cast<size_t>(section_group_stride(k)) * kSectionGroups;
-}
+size_t panel_size(int k) { return static_cast<size_t>(section_group_stride(k)) * kSectionGroups; }
 
 void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
   const SectionOffsets offsets(k);
@@ -118,9 +110,8 @@ inline void add_waiting(PanelSums<P>& sums, int group, int v) {
 template <int P>
 inline void add_waiting(PanelSums<P>& sums, WaitingSums waiting) {
   for (int v = 0; waiting.count > 0 && v < kPanelGroupRows * P; ++v) {
-    call_with_constant<kPanelLevels>(waiting.count, [&](auto count) {
-      add_waiting<decltype(count)::value>(sums, waiting.group, v);
-    });
+    call_with_constant<kPanelLevels>(
+        waiting.count, [&](auto count) { add_waiting<decltype(count)::value>(sums, waiting.group, v); });
   }
 }
 
@@ -128,8 +119,7 @@ inline void add_waiting(PanelSums<P>& sums, WaitingSums waiting) {
 // `Waiting` levels of group `waiting_group`: additions and stores do not delay the multiplications if they are spread
 // among them.
 template <FloatType Type, int P, int Waiting>
-void panel_sections(
-    const float* x, const float* w, ptrdiff_t panel, int steps, Floats (&results)[kPanelGroupRows][P],
+void panel_sections(const float* x, const float* w, ptrdiff_t panel, int steps, Floats (&results)[kPanelGroupRows][P],
     PanelSums<P>& sums, int waiting_group) {
   constexpr int M = kPanelGroupRows, S = kSectionsTogether;
   Floats acc[S][M][P];
@@ -155,7 +145,7 @@ void panel_sections(
   };
   int step = 0;
   if constexpr (Waiting > 0) {
-    const int overlapped = S == 1 ? 0 : steps < M * P ? steps : M * P;  // otherwise the registers do not suffice
+    const int overlapped = S == 1 ? 0 : steps < M * P ? steps : M * P; // otherwise the registers do not suffice
     for (; step < overlapped; ++step) {
       add_step(step);
       add_waiting<Waiting>(sums, waiting_group, step);
@@ -190,7 +180,7 @@ void add_panel_sums(
   const int steps = steps_of(k);
   WaitingSums waiting = {};
   for (int i = 0; i < kSectionGroups; ++i, x += stride, w += stride) {
-    const int level = __builtin_ctz(~static_cast<unsigned>(i));  // that these sums complete
+    const int level = __builtin_ctz(~static_cast<unsigned>(i)); // that these sums complete
     for (int group = 0; group < groups; ++group) {
       for (ptrdiff_t line = 0; line < lines; ++line, ahead += kCacheLine) {
         prefetch(ahead);
@@ -229,9 +219,7 @@ struct PanelResults {
   }
 
   // The results from this row and column on.
-  PanelResults from(ptrdiff_t row, ptrdiff_t column) const {
-    return {at(row, column), type, ldy, alpha, beta};
-  }
+  PanelResults from(ptrdiff_t row, ptrdiff_t column) const { return {at(row, column), type, ldy, alpha, beta}; }
 };
 
 // with_type() for the types of results.
@@ -271,8 +259,7 @@ void write_tile(const PanelSums<P>& sums, int rows, int columns, const PanelResu
 // Computes a tile of up to kLanes rows and P * kLanes columns of results, one column for each row of P panels of w.
 // Writes the first `rows` rows and `columns` columns of the tile: less than the full tile at the edges of y.
 template <FloatType Type, int P>
-void panel_tile(
-    const float* x, const float* w, int k, int rows, int columns, const PanelResults& y, const char* ahead,
+void panel_tile(const float* x, const float* w, int k, int rows, int columns, const PanelResults& y, const char* ahead,
     ptrdiff_t lines) {
   // Otherwise, stores to memory that is not in the cache delay the next tile.
   y.for_lines(rows, columns, [](const char* line) { prefetch(line); });
@@ -282,12 +269,11 @@ void panel_tile(
 }
 
 template <FloatType Type>
-void multiply_panels_of(
-    const float* x, int m, const float* w, int n, int k, const PanelResults& y, const char* ahead,
+void multiply_panels_of(const float* x, int m, const float* w, int n, int k, const PanelResults& y, const char* ahead,
     ptrdiff_t ahead_bytes) {
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
   constexpr int block = kPanelsTogether * kLanes;
-  constexpr ptrdiff_t steps = kLanes / kSectionsTogether * kPanelGroups;  // of a tile: see add_panel_sums()
+  constexpr ptrdiff_t steps = kLanes / kSectionsTogether * kPanelGroups; // of a tile: see add_panel_sums()
   const ptrdiff_t tiles = ptrdiff_t{(n + block - 1) / block} * ((m + kLanes - 1) / kLanes);
   const ptrdiff_t lines = (ahead_bytes + tiles * steps * kCacheLine - 1) / (tiles * steps * kCacheLine);
   for (int column = 0; column < n; column += block) {
@@ -309,9 +295,8 @@ inline void with_panel_type(FloatType type, Run&& run) {
   with_type<FloatType::bfloat16_pair, FloatType::float32>(type, run);
 }
 
-void multiply_panels(
-    FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
-    FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
+void multiply_panels(FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta,
+    void* y, FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
   const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
   with_panel_type(type, [&](auto constant) {
     multiply_panels_of<decltype(constant)::value>(x, m, w, n, k, results, ahead, ahead_bytes);

@@ -39,9 +39,7 @@ class Group {
   Group() = default;
   Group(float scale, float bias) : scale_(broadcast(scale)), bias_(broadcast(bias)) {}
 
-  Floats values(const char* from) const {
-    return multiply_add(integers(from), scale_, bias_);
-  }
+  Floats values(const char* from) const { return multiply_add(integers(from), scale_, bias_); }
 
  private:
   static Floats integers(const char* from) {
@@ -50,7 +48,7 @@ class Group {
       const Bytes bytes = load<Bytes>(from);
 #if defined(__AVX512F__)
       return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
-#elif defined(__AVX2__)  // GCC would convert the elements below one by one
+#elif defined(__AVX2__) // GCC would convert the elements below one by one
       return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes)));
 #else
       return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
@@ -60,7 +58,7 @@ class Group {
       for (int lane = 0; lane < kLanes; ++lane) {
         shifts[lane] = lane * Bits;
       }
-      typedef typename BytesOf<kLanes * Bits / 8>::Type Word;  // holds kLanes integers
+      typedef typename BytesOf<kLanes * Bits / 8>::Type Word; // holds kLanes integers
       const Words words = (Words{} + static_cast<uint32_t>(load<Word>(from))) >> shifts;
       return __builtin_convertvector((Ints)(words & ((1u << Bits) - 1)), Floats);
     }
@@ -104,7 +102,7 @@ class IndexedGroup {
                      : Floats{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
   }
 
-  Floats table_;  // the permutation reads only the low four bits of an index
+  Floats table_; // the permutation reads only the low four bits of an index
 };
 
 template <>
@@ -146,7 +144,7 @@ void arrange_for_quantized(const float* x, const QuantizedMatrix& q, float* arra
 inline void prefetch(const char* from, ptrdiff_t size) {
   for (ptrdiff_t i = 0; i < size; i += 64) {
     __builtin_prefetch(from + i);
-    asm volatile("");  // without a side effect, GCC removes calls of this function
+    asm volatile(""); // without a side effect, GCC removes calls of this function
   }
 }
 
@@ -169,7 +167,7 @@ void quantized_tile(
     prefetch(static_cast<const char*>(q.biases) + (matrix_row + 1) * size, size);
   }
   const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
-  const ptrdiff_t row_distance = static_cast<ptrdiff_t>(words) * 4 * between;  // in bytes
+  const ptrdiff_t row_distance = static_cast<ptrdiff_t>(words) * 4 * between; // in bytes
   Floats acc[M * R] = {};
   for (int g = 0; g < groups; ++g) {
     Group<Bits> group[R];
@@ -219,9 +217,8 @@ constexpr int kSmallTileRows = 4;
 #endif
 constexpr int64_t kCachedElements = 10 << 10;
 
-void quantized_rows(
-    const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
-    ptrdiff_t ldy) {
+void quantized_rows(const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last,
+    float* y, ptrdiff_t ldy) {
   call_with_bits(q.bits, [&](auto bits) {
     constexpr int Bits = decltype(bits)::value;
     if constexpr (kSmallTileRows < kMaxQuantizedRows) {
@@ -275,7 +272,7 @@ void pack_quantized_panel_of(const QuantizedMatrix& q, int first, int rows, floa
   const SectionOffsets offsets(q.k);
   const int group_shift = __builtin_ctz(q.group_size);
   const ptrdiff_t first_group = static_cast<ptrdiff_t>(first) * groups;
-  float columns[2][kMaxGroups * kLanes];  // for each group, the scales and the biases of the rows
+  float columns[2][kMaxGroups * kLanes]; // for each group, the scales and the biases of the rows
   const ptrdiff_t offset = first_group * (q.scale_type == FloatType::float32 ? 4 : 2);
   const auto transpose_groups = [&](const void* of_groups, float* to) {
     transpose_rows(static_cast<const char*>(of_groups) + offset, q.scale_type, groups, rows, groups, to, kLanes);

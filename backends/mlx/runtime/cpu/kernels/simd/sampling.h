@@ -8,8 +8,7 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 namespace {
 
 template <FloatType Type>
-void scan_logits_of(
-    const typename Elements<Type>::Element* x, ptrdiff_t count, float* y, float* block_maxima) {
+void scan_logits_of(const typename Elements<Type>::Element* x, ptrdiff_t count, float* y, float* block_maxima) {
   const Floats lowest = Floats{} - __builtin_inff();
   for (ptrdiff_t begin = 0; begin < count; begin += kLogitBlock) {
     const ptrdiff_t end = begin + kLogitBlock < count ? begin + kLogitBlock : count;
@@ -45,7 +44,7 @@ void widen_logits(const void* x, FloatType type, ptrdiff_t count, float* y, floa
 
 // Returns 2^x for x in (-126, 0], by the Taylor polynomial of 2^r, |r| <= 1/2. Returns 0 for a lower x.
 inline Floats power_of_2(Floats x) {
-  constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kRounding = 12582912; // 1.5 * 2^23: adding it rounds to an integer
   const Floats lowest = broadcast(-127.0f);
   const Floats clamped = x < lowest ? lowest : x;
   const Floats rounded = clamped + kRounding;

@@ -26,7 +26,7 @@ struct Choice {
 #if EXECUTORCH_MLX_X86_KERNELS
 // Whether the processor has AMX for bfloat16 and integers, and the system lets this process use it.
 bool has_amx() {
-  constexpr unsigned kBits = 1u << 22 | 1u << 24 | 1u << 25;  // of edx: bfloat16, tiles and integers
+  constexpr unsigned kBits = 1u << 22 | 1u << 24 | 1u << 25; // of edx: bfloat16, tiles and integers
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kBits) == kBits &&
@@ -103,9 +103,7 @@ std::atomic<const Kernels*>& selected() {
 
 } // namespace
 
-const Kernels& kernels() {
-  return *selected().load(std::memory_order_relaxed);
-}
+const Kernels& kernels() { return *selected().load(std::memory_order_relaxed); }
 
 bool kernel::use_instruction_set(const char* name) {
   const Kernels* const kernels = find_kernels(name);

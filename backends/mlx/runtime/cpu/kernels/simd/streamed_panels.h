@@ -8,8 +8,8 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-constexpr int kSingleTileRows = 3;                 // of x, up to which one tile computes all rows
-constexpr ptrdiff_t kPanelPrefetchDistance = 256;  // floats
+constexpr int kSingleTileRows = 3; // of x, up to which one tile computes all rows
+constexpr ptrdiff_t kPanelPrefetchDistance = 256; // floats
 
 // Adds the vectors of `sums` in pairs, then these totals in pairs, and so on.
 template <int Count>
@@ -74,9 +74,8 @@ inline void streamed_sections(
 // Multiplies m rows of x by P panels. Writes `columns` columns for each panel, `y_between` columns apart. Two tiles of
 // rows use a group of sections before the next group, which they prefetch meanwhile.
 template <FloatType Type, int P>
-__attribute__((noinline)) void streamed_tile(
-    const float* x, ptrdiff_t ldx, int m, PanelsOfBands panels, int k, int columns, const PanelResults& y,
-    ptrdiff_t y_between) {
+__attribute__((noinline)) void streamed_tile(const float* x, ptrdiff_t ldx, int m, PanelsOfBands panels, int k,
+    int columns, const PanelResults& y, ptrdiff_t y_between) {
   const ptrdiff_t stride = section_group_stride(k);
   const int steps = steps_of(k);
   Floats sums[kMaxStreamedRows][P][kSectionGroups];
@@ -87,16 +86,14 @@ __attribute__((noinline)) void streamed_tile(
           sections + first * ldx, ldx, panels, steps, ahead, &sums[first][0][group]);
     };
     if (m <= kSingleTileRows) {
-      call_with_constant<kSingleTileRows>(m, [&](auto rows) {
-        add_tile(rows, Constant<1>{}, Constant<0>{}, 0, kPanelPrefetchDistance);
-      });
+      call_with_constant<kSingleTileRows>(
+          m, [&](auto rows) { add_tile(rows, Constant<1>{}, Constant<0>{}, 0, kPanelPrefetchDistance); });
     } else {
       constexpr int kMax = kMaxStreamedRows / 2;
       const int half = (m + 1) / 2;
       call_with_constant<kMax>(half, [&](auto rows) { add_tile(rows, Constant<2>{}, Constant<0>{}, 0, stride); });
-      call_with_constant<kMax>(m - half, [&](auto rows) {
-        add_tile(rows, Constant<2>{}, Constant<1>{}, half, stride);
-      });
+      call_with_constant<kMax>(
+          m - half, [&](auto rows) { add_tile(rows, Constant<2>{}, Constant<1>{}, half, stride); });
     }
   }
   for (int r = 0; r < m; ++r) {
@@ -113,9 +110,8 @@ void multiply_streamed_panels_of(
     const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, const PanelResults& y) {
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
   const auto multiply_bands = [&](auto bands, int panel, int between) {
-    streamed_tile<Type, decltype(bands)::value>(
-        x, ldx, m, {w + panel * size, between * size}, k, kLanes, y.from(0, ptrdiff_t{panel} * kLanes),
-        ptrdiff_t{between} * kLanes);
+    streamed_tile<Type, decltype(bands)::value>(x, ldx, m, {w + panel * size, between * size}, k, kLanes,
+        y.from(0, ptrdiff_t{panel} * kLanes), ptrdiff_t{between} * kLanes);
   };
   // Where a single panel would be left, two times two bands: one band alone is slow.
   static_assert(kPanelsTogether == 3);
@@ -128,13 +124,11 @@ void multiply_streamed_panels_of(
   }
 }
 
-void multiply_streamed_panels(
-    FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, float alpha, float beta,
-    void* y, FloatType y_type, ptrdiff_t ldy) {
+void multiply_streamed_panels(FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k,
+    float alpha, float beta, void* y, FloatType y_type, ptrdiff_t ldy) {
   const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
-  with_panel_type(type, [&](auto constant) {
-    multiply_streamed_panels_of<decltype(constant)::value>(x, ldx, m, w, n, k, results);
-  });
+  with_panel_type(type,
+      [&](auto constant) { multiply_streamed_panels_of<decltype(constant)::value>(x, ldx, m, w, n, k, results); });
 }
 
 } // namespace

@@ -9,13 +9,11 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-constexpr ptrdiff_t kRowBytes = 64;                   // of a tile
-constexpr ptrdiff_t kFloats = kTileRows * kTileRows;  // in a tile
+constexpr ptrdiff_t kRowBytes = 64; // of a tile
+constexpr ptrdiff_t kFloats = kTileRows * kTileRows; // in a tile
 
 // Makes the compiler write this memory now: it does not know that the instructions that load tiles read memory.
-inline void write_now(const void* memory) {
-  asm volatile("" : : "r"(memory) : "memory");
-}
+inline void write_now(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
 // What the instruction for the configuration reads: the sizes of the tiles.
 struct Configuration {
@@ -38,8 +36,8 @@ struct Configuration {
 // second elements in another. The total of both sums is then added to the result. Subnormal numbers count as zeros. A
 // result depends on its rows of x and w alone, not on their places in the tiles.
 
-constexpr int kElements = 2 * kTileRows;   // of a row in a tile of w
-constexpr int kBlockRows = 2 * kTileRows;  // of w, and at most of x, in a block of results
+constexpr int kElements = 2 * kTileRows; // of a row in a tile of w
+constexpr int kBlockRows = 2 * kTileRows; // of w, and at most of x, in a block of results
 
 // A tile in memory, with the number of bytes between its rows.
 struct Tile {
@@ -137,14 +135,13 @@ void multiply_tiles(
   Configuration().load();
   const Matrix w{matrix, ldw, n, k};
   const ptrdiff_t steps = (k + kElements - 1) / kElements;
-  const ptrdiff_t all_steps = steps * ((m + kBlockRows - 1) / kBlockRows);  // for some rows of w
+  const ptrdiff_t all_steps = steps * ((m + kBlockRows - 1) / kBlockRows); // for some rows of w
   const ptrdiff_t x_tile = steps * kFloats;
   alignas(64) float results[kBlockRows * kBlockRows];
   for (int column = 0; column < n; column += kBlockRows) {
     // The next rows of w come from memory while these ones are multiplied.
     const bool has_next = column + kBlockRows < n && all_steps > 0;
-    Ahead ahead{
-        reinterpret_cast<const char*>(matrix + (column + kBlockRows) * ldw),
+    Ahead ahead{reinterpret_cast<const char*>(matrix + (column + kBlockRows) * ldw),
         has_next ? (kBlockRows * ldw * 2 + all_steps - 1) / all_steps : 0};
     for (int row = 0; row < m; row += kBlockRows) {
       const float* rows = x + row / kTileRows * x_tile;
@@ -172,7 +169,7 @@ void multiply_tiles(
 namespace {
 
 constexpr int kMaxSteps = kMaxTileValues / kElements;
-constexpr int kParts = 2;  // of a weight
+constexpr int kParts = 2; // of a weight
 
 // The weights of kElements values in kTileRows rows.
 struct WeightTiles {
@@ -212,9 +209,8 @@ void pack_values(const uint16_t* values, ptrdiff_t ldv, int k, int steps, Words*
 // Adds the products of R tiles of rows with C tiles of columns to y. The tiles 0 to 3 have the results, 4 and 5
 // weights, and 6 and 7 values.
 template <int R, int C>
-void add_values(
-    const WeightTiles* weights, const Words (*values)[kMaxSteps * kTileRows], int steps, bool accumulate, float* y,
-    ptrdiff_t ldy) {
+void add_values(const WeightTiles* weights, const Words (*values)[kMaxSteps * kTileRows], int steps, bool accumulate,
+    float* y, ptrdiff_t ldy) {
   float* const second = y + kTileRows * ldy;
   const ptrdiff_t stride = ldy * 4;
   _tile_zero(0);
@@ -267,11 +263,10 @@ void add_values(
 
 } // namespace
 
-void multiply_value_tiles(
-    const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n, int k, bool accumulate,
-    float* y, ptrdiff_t ldy) {
+void multiply_value_tiles(const float* weights, ptrdiff_t ldw, int m, const uint16_t* values, ptrdiff_t ldv, int n,
+    int k, bool accumulate, float* y, ptrdiff_t ldy) {
   Configuration configuration;
-  if (m < kTileRows) {  // fewer rows take less time
+  if (m < kTileRows) { // fewer rows take less time
     configuration.rows[0] = configuration.rows[1] = configuration.rows[4] = static_cast<uint8_t>(m);
   }
   configuration.load();
@@ -301,18 +296,14 @@ void multiply_value_tiles(
 
 namespace {
 
-constexpr int kMaxDepth = 64;        // integers of a row in a tile
-constexpr int kMaxStepsOfGroup = 2;  // tiles of a group, which has at most 128 integers
-constexpr int kRowBlock = 128;       // rows of x whose sums stay in the first-level cache
+constexpr int kMaxDepth = 64; // integers of a row in a tile
+constexpr int kMaxStepsOfGroup = 2; // tiles of a group, which has at most 128 integers
+constexpr int kRowBlock = 128; // rows of x whose sums stay in the first-level cache
 
-int integers_of_group(const IntegerPanels& p) {
-  return p.words * 32 / p.bits;
-}
+int integers_of_group(const IntegerPanels& p) { return p.words * 32 / p.bits; }
 
 // The integers of a group that a row of a tile has.
-int depth_of(const IntegerPanels& p) {
-  return integers_of_group(p) < kMaxDepth ? integers_of_group(p) : kMaxDepth;
-}
+int depth_of(const IntegerPanels& p) { return integers_of_group(p) < kMaxDepth ? integers_of_group(p) : kMaxDepth; }
 
 // Writes a group of a panel of 4 bits as tiles, with one integer in each byte.
 void unpack_group(const char* words, int count, uint8_t* to) {
@@ -402,7 +393,7 @@ void multiply_panel(const IntegerPanels& p, const char* panel, const IntegerRows
     multiply(0);
     for (int tile = 0; tile < tiles; ++tile) {
       if (tile + 1 < tiles) {
-        multiply(tile + 1);  // long before its results are read
+        multiply(tile + 1); // long before its results are read
       }
       const int first = first_row(tile);
       for (int r = tile * kTileRows - first; r < kTileRows; ++r) {
@@ -441,9 +432,8 @@ void multiply_integer_tiles(
       // No block has fewer rows than a tile.
       const int left = m - row;
       const int rows = left < kRowBlock + kTileRows ? left : kRowBlock;
-      with_digits(x.digits, [&](auto digits) {
-        multiply_panel<decltype(digits)::value>(panels, panel, x, row, rows, sums);
-      });
+      with_digits(
+          x.digits, [&](auto digits) { multiply_panel<decltype(digits)::value>(panels, panel, x, row, rows, sums); });
       for (int r = 0; r < rows; ++r) {
         store_lanes(sums[r], y + (row + r) * ldy + column, columns);
       }

@@ -22,14 +22,10 @@ constexpr int kColumnVectors = 2;
 // its rows. More tokens get tiles that fit into the first-level cache.
 constexpr int kFewTokens = 2;
 
-int recurrence_columns(int tokens) {
-  return (tokens <= kFewTokens ? kWideColumnVectors : kColumnVectors) * kLanes;
-}
+int recurrence_columns(int tokens) { return (tokens <= kFewTokens ? kWideColumnVectors : kColumnVectors) * kLanes; }
 
 // exp(x), and 0 where exp(x) would be less than the smallest normal number.
-inline Floats decay_factor(Floats x) {
-  return x < -87.33654f ? Floats{} : exp(x);
-}
+inline Floats decay_factor(Floats x) { return x < -87.33654f ? Floats{} : exp(x); }
 
 inline void copy_elements(const float* from, ptrdiff_t stride, ptrdiff_t count, float* to) {
   if (stride == 1) {
@@ -41,16 +37,14 @@ inline void copy_elements(const float* from, ptrdiff_t stride, ptrdiff_t count, 
   }
 }
 
-inline void fill_zeros(float* to, ptrdiff_t count) {
-  __builtin_memset(to, 0, count * sizeof(float));
-}
+inline void fill_zeros(float* to, ptrdiff_t count) { __builtin_memset(to, 0, count * sizeof(float)); }
 
 // The part of a token that all columns of the state share.
 struct PreparedToken {
-  float* query;        // [size]
-  float* key;          // [size]
-  float* decay;        // [size], or one number
-  float* decayed_key;  // [size]: key * decay
+  float* query; // [size]
+  float* key; // [size]
+  float* decay; // [size], or one number
+  float* decayed_key; // [size]: key * decay
 };
 
 inline PreparedToken prepared_token(const GatedRecurrence& r, int index) {
@@ -89,7 +83,7 @@ void recur_columns(const GatedRecurrence& r, int first, int columns) {
   prepare(r, 0, now);
   const float* state = r.state + first;
   ptrdiff_t state_stride = r.state_stride;
-  Floats held[V];  // decayed key @ state
+  Floats held[V]; // decayed key @ state
   repeat<V>([&](auto v) { held[v.value] = Floats{}; });
   for (int i = 0; HasBeta && i < r.size; ++i) {
     const Floats key = broadcast(now.decayed_key[i]);
@@ -174,9 +168,7 @@ void gated_recurrence(const GatedRecurrence& r) {
   r.decays_by_channel ? recur<false, true>(r) : recur<false, false>(r);
 }
 
-int scan_channels() {
-  return kLanes;
-}
+int scan_channels() { return kLanes; }
 
 // A channel has a state of `size` numbers. Each lane of a vector holds another number, so that a sum over them needs no
 // other channel.
@@ -184,7 +176,7 @@ void selective_scan(const SelectiveScan& s) {
   const int whole = (s.size + kLanes - 1) / kLanes * kLanes;
   float* key = s.scratch;
   float* query = s.scratch + whole;
-  fill_zeros(s.scratch, 2 * whole);  // the lanes after the last number
+  fill_zeros(s.scratch, 2 * whole); // the lanes after the last number
   const float* state = s.state;
   for (int token = 0; token < s.tokens; ++token, state = s.next) {
     copy_elements(s.key.data + token * s.key.token_stride, s.key.stride, s.size, key);
@@ -204,7 +196,7 @@ void selective_scan(const SelectiveScan& s) {
         Floats x = multiply_add(input, load<Floats>(key + i), decayed);
         store_lanes(x, s.next + at, count);
         if (count < kLanes) {
-          x = load_partial<Floats>(s.next + at, count);  // zeros in the other lanes, also if `input` is infinite
+          x = load_partial<Floats>(s.next + at, count); // zeros in the other lanes, also if `input` is infinite
         }
         total = multiply_add(x, load<Floats>(query + i), total);
       }

@@ -16,9 +16,8 @@ namespace {
 // are prefetched in the order in which they lie in memory. Attention to 2,048 keys then takes two thirds of the time,
 // because memory is slower if kLanes places are read in turn.
 template <ptrdiff_t Size>
-__attribute__((always_inline)) inline void prefetch_later_rows(
-    const char* x, ptrdiff_t ldx, int rows, int k, int i) {
-  constexpr ptrdiff_t kDistance = 8 << 10;  // bytes
+__attribute__((always_inline)) inline void prefetch_later_rows(const char* x, ptrdiff_t ldx, int rows, int k, int i) {
+  constexpr ptrdiff_t kDistance = 8 << 10; // bytes
   const ptrdiff_t row_bytes = ldx * Size;
   const ptrdiff_t rows_ahead = rows_to_prefetch(row_bytes, kDistance);
   if (rows_ahead >= rows) {
@@ -78,9 +77,8 @@ void transpose_rows(const void* x, FloatType type, ptrdiff_t ldx, int n, int k, 
 
 // Computes M rows of the product of multiply_transposed. The transposed vectors stay in registers.
 template <FloatType Type, int M>
-void multiply_transposed_tile(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k, float* y,
-    ptrdiff_t ldy) {
+void multiply_transposed_tile(const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw,
+    int n, int k, float* y, ptrdiff_t ldy) {
   for (int j = 0; j < n; j += kLanes) {
     Floats acc[M] = {};
     for (int i = 0; i < k; i += kLanes) {
@@ -114,9 +112,8 @@ void multiply_transposed_of(
   });
 }
 
-void multiply_transposed(
-    const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float* y,
-    ptrdiff_t ldy) {
+void multiply_transposed(const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n,
+    int k, float* y, ptrdiff_t ldy) {
   switch (type) {
     case FloatType::float16:
       return multiply_transposed_of<FloatType::float16>(x, ldx, m, w, ldw, n, k, y, ldy);
@@ -126,7 +123,7 @@ void multiply_transposed(
 #if defined(__AVX512BF16__)
       return multiply_transposed_of<FloatType::bfloat16_pair>(x, ldx, m, w, ldw, n, k, y, ldy);
 #else
-      return;  // never called with pairs, because multiplies_bfloat16_pairs is false
+      return; // never called with pairs, because multiplies_bfloat16_pairs is false
 #endif
     default:
       return multiply_transposed_of<FloatType::float32>(x, ldx, m, w, ldw, n, k, y, ldy);

@@ -15,7 +15,7 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kDotTileRows = 6, kDotTileColumns = 4;  // the size of a tile of results that fits in the registers
+constexpr int kDotTileRows = 6, kDotTileColumns = 4; // the size of a tile of results that fits in the registers
 #else
 constexpr int kLanes = 8;
 constexpr int kDotTileRows = 4, kDotTileColumns = 3;
@@ -24,15 +24,13 @@ constexpr int kDotTileRows = 4, kDotTileColumns = 3;
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));  // the bits of float16 or bfloat16 values
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2))); // the bits of float16 or bfloat16 values
 
 template <auto Value>
 struct Constant {
   static constexpr auto value = Value;
 
-  constexpr operator decltype(Value)() const {
-    return value;
-  }
+  constexpr operator decltype(Value)() const { return value; }
 };
 
 // Calls run(i) for the constants i = 0 ... Count - 1. Unlike a loop, it lets the compiler keep arrays that are indexed
@@ -107,9 +105,7 @@ void for_bands(int begin, int end, Run&& run) {
 }
 
 // A vector with x in all lanes. (Subtracting zero changes no number; adding it would change -0.)
-inline Floats broadcast(float x) {
-  return x - Floats{};
-}
+inline Floats broadcast(float x) { return x - Floats{}; }
 
 template <typename V, typename T>
 inline V load(const T* from) {
@@ -154,15 +150,13 @@ inline Floats load_lanes(const float* from, int count) {
   return count == kLanes ? load<Floats>(from) : load_partial<Floats>(from, count);
 }
 
-inline void store(Floats v, float* to) {
-  __builtin_memcpy(to, &v, sizeof(v));
-}
+inline void store(Floats v, float* to) { __builtin_memcpy(to, &v, sizeof(v)); }
 
 inline void store_lanes(Floats v, float* to, int count) {
   count == kLanes ? store(v, to) : store_partial(v, to, count);
 }
 
-constexpr ptrdiff_t kPrefetchDistance = 16 << 10;  // bytes; hides the latency of memory
+constexpr ptrdiff_t kPrefetchDistance = 16 << 10; // bytes; hides the latency of memory
 
 // The number of rows of `bytes` bytes by which a kernel prefetches ahead.
 constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes, ptrdiff_t distance = kPrefetchDistance) {
@@ -175,9 +169,7 @@ constexpr ptrdiff_t kBandPrefetchDistance = 64 * kLanes * 4 / Bands;
 
 // Prefetches to the second-level cache: the first-level cache has too few miss buffers to hide the latency of memory.
 // Never faults, even past the end of an array.
-inline void prefetch(const void* from) {
-  __builtin_prefetch(from, 0, 2);
-}
+inline void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 template <int... I>
 struct Indices {};
@@ -241,9 +233,7 @@ inline Floats sums(const Floats* v) {
 }
 
 // The sum of all lanes, in the order of sums().
-inline float sum(Floats v) {
-  return sums<1>(&v)[0];
-}
+inline float sum(Floats v) { return sums<1>(&v)[0]; }
 
 // Extends each element with zeros to 32 bits. GCC 12 would convert the lower and the upper lanes separately.
 inline Words to_words(Halves x) {
@@ -269,7 +259,7 @@ inline Floats to_float(Halves x) {
 #else
   const Words bits = to_words(x);
   const Words magnitude = (bits & 0x7fffu) << 13;
-  const Words finite = (Words)((Floats)magnitude * 0x1p112f);  // changes the exponent bias from 15 to 127
+  const Words finite = (Words)((Floats)magnitude * 0x1p112f); // changes the exponent bias from 15 to 127
   const Words value = magnitude >= (0x7c00u << 13) ? magnitude | 0x7f800000u : finite;
   return (Floats)(value | (bits & 0x8000u) << 16);
 #endif
@@ -330,7 +320,7 @@ inline Words to_half(Floats x) {
     return magnitude > 0x7f800000u ? bits >> 16 | 0x40u : rounded;
   }
   const Words normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
-  const Words subnormal = (Words)((Floats)magnitude + 0.5f) - 0x3f000000u;  // the addition rounds to 2^-24
+  const Words subnormal = (Words)((Floats)magnitude + 0.5f) - 0x3f000000u; // the addition rounds to 2^-24
   const Words large = magnitude > 0x7f800000u ? Words{} + 0x7e00u : Words{} + 0x7c00u;
   const Words finite = magnitude < (113u << 23) ? subnormal : normal;
   return (magnitude >= (143u << 23) ? large : finite) | (bits >> 16 & 0x8000u);
@@ -351,7 +341,7 @@ inline Halves to_halves(Floats x) {
 #if defined(__AVX512BF16__)
   if constexpr (Type == FloatType::bfloat16) {
     constexpr int kSubnormal = 0x20;
-    if (_mm512_fpclass_ps_mask((__m512)x, kSubnormal) == 0) [[likely]] {  // the conversion turns them into zeros
+    if (_mm512_fpclass_ps_mask((__m512)x, kSubnormal) == 0) [[likely]] { // the conversion turns them into zeros
       return (Halves)_mm512_cvtneps_pbh((__m512)x);
     }
   }
@@ -366,17 +356,14 @@ inline Halves to_halves(Floats x) {
   return low_halves(to_half<Type>(x));
 }
 
-// Loads elements of `Type` as float32, and bfloat16 pairs as they are. Stores float32 as elements of `Type`, rounded like
-// to_half(). load_first() loads `count` elements and sets the other lanes to 0; store_first() stores `count` lanes.
+// Loads elements of `Type` as float32, and bfloat16 pairs as they are. Stores float32 as elements of `Type`, rounded
+// like to_half(). load_first() loads `count` elements and sets the other lanes to 0; store_first() stores `count`
+// lanes.
 template <FloatType Type>
 struct Elements {
   typedef uint16_t Element;
-  static Floats load_all(const Element* from) {
-    return to_float<Type>(load<Halves>(from));
-  }
-  static Floats load_first(const Element* from, int count) {
-    return to_float<Type>(load_partial<Halves>(from, count));
-  }
+  static Floats load_all(const Element* from) { return to_float<Type>(load<Halves>(from)); }
+  static Floats load_first(const Element* from, int count) { return to_float<Type>(load_partial<Halves>(from, count)); }
   static void store_all(Floats v, Element* to) {
     const Halves halves = to_halves<Type>(v);
     __builtin_memcpy(to, &halves, sizeof(halves));
@@ -390,18 +377,10 @@ struct Elements {
 template <>
 struct Elements<FloatType::float32> {
   typedef float Element;
-  static Floats load_all(const Element* from) {
-    return load<Floats>(from);
-  }
-  static Floats load_first(const Element* from, int count) {
-    return load_partial<Floats>(from, count);
-  }
-  static void store_all(Floats v, Element* to) {
-    store(v, to);
-  }
-  static void store_first(Floats v, Element* to, int count) {
-    store_partial(v, to, count);
-  }
+  static Floats load_all(const Element* from) { return load<Floats>(from); }
+  static Floats load_first(const Element* from, int count) { return load_partial<Floats>(from, count); }
+  static void store_all(Floats v, Element* to) { store(v, to); }
+  static void store_first(Floats v, Element* to, int count) { store_partial(v, to, count); }
 };
 
 template <>

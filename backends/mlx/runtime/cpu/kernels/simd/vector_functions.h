@@ -16,7 +16,7 @@ struct SplitExp {
 
 // Cody and Waite's range reduction, exp(x) = 2^n * exp(r) with |r| <= log(2) / 2, and the polynomial of Cephes' expf.
 inline SplitExp split_exp(Floats x) {
-  constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kRounding = 12582912; // 1.5 * 2^23: adding it rounds to an integer
   const Floats rounded = multiply_add(x, broadcast(1.44269504f), broadcast(kRounding));
   const Floats n = rounded - kRounding;
   const Floats r = multiply_add(n, broadcast(2.12194440e-4f), multiply_add(n, broadcast(-0.693359375f), x));
@@ -29,7 +29,7 @@ inline SplitExp split_exp(Floats x) {
   return {multiply_add(p, r * r, r) + 1, (Words)rounded << 23};
 }
 
-constexpr float kLowestExponent = -87.33654f;  // exp() of lower numbers is not a normal number
+constexpr float kLowestExponent = -87.33654f; // exp() of lower numbers is not a normal number
 
 inline Floats exp(Floats x) {
   const Floats highest = Floats{} + 88.72283f;
@@ -187,8 +187,7 @@ float softmax_numerators(float* x, ptrdiff_t count, float scale) {
   return sum(sums);
 }
 
-void rms_norm(
-    const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
+void rms_norm(const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
   with_elements(type, [&](auto elements) {
     using E = decltype(elements);
     const auto* from = static_cast<const typename E::Element*>(x);
