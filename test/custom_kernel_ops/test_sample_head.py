@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sampling_programs import Sample, lower
-
 from executorch_mlx import SamplingHead
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.read import read_payload
 from loaded_method import LoadedMethod
+from sampling_programs import Sample, lower
 
 
 def scalar(value, dtype=torch.float32):

@@ -169,7 +169,7 @@ def _parameter(name: str, value, logits: torch.Tensor) -> torch.Tensor:
         value = python_number(value)
         types = (int, torch.SymInt) if is_integer else (int, float, torch.SymInt, torch.SymFloat)
         if isinstance(value, types) and not isinstance(value, bool):
-            return torch.full((), _signed(name, value) if is_integer else _float32(name, value), dtype=dtype)
+            return torch.full((), _signed(name, value) if is_integer else _float32(name, value), dtype=dtype)  # type: ignore[arg-type]
         received = type(value).__name__
     expected = "an integer" if is_integer else "a number"
     raise TypeError(f"SamplingHead: {name}: got {received}, expected {expected} or a tensor of one element")
