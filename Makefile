@@ -43,8 +43,8 @@ demo: build
 demo-llm: build
 	@$(PY) examples/demo_llm.py
 
-# Of `find` and not of git: an archive of the sources has no repository.
-CPP := find backends benchmarks examples test -name '*.cpp' -o -name '*.h' -o -name '*.c'
+# All but the generated header. `find` instead of git: an archive of the sources has no repository.
+CPP := find backends benchmarks examples test ! -name output_fields.h \( -name '*.cpp' -o -name '*.h' -o -name '*.c' \)
 
 # The checks that read the sources and run none of them. test_imports.py needs no fixture.
 check: $(VENV)/.installed

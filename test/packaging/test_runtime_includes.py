@@ -12,8 +12,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 def neutral_files() -> list[Path]:
-    files = sorted(file for suffix in (".h", ".cpp") for file in RUNTIME.rglob(f"*{suffix}"))
-    return [file for file in files if not {CPU, KERNELS} & {*file.parents}]
+    return sorted(
+        file
+        for suffix in (".h", ".cpp")
+        for file in RUNTIME.rglob(f"*{suffix}")
+        if not {CPU, KERNELS} & {*file.parents}
+    )
 
 
 def violations(source: str, folder: Path = RUNTIME) -> list[str]:

@@ -66,7 +66,7 @@ def _forward_of(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
     of_head = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in HEAD_ARGUMENTS]
     of_head[0] = of_head[0].replace(default=inspect.Parameter.empty)  # the temperature has no default
     myself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    forward.__signature__ = inspect.Signature([myself, *of_model, *of_head, *others])
+    forward.__signature__ = inspect.Signature([myself, *of_model, *of_head, *others])  # type: ignore[attr-defined]
     return forward
 
 

@@ -194,7 +194,7 @@ def arbitrary_products(model: torch.nn.Module) -> Iterator[None]:
     """
     layers = [module for module in model.modules() if isinstance(module, MLXLinear)]
     for layer in layers:
-        layer.forward = functools.partial(_arbitrary_product, layer)  # type: ignore[method-assign]
+        layer.forward = functools.partial(_arbitrary_product, layer)
     try:
         yield
     finally:
