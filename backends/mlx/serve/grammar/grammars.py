@@ -49,8 +49,12 @@ class Model(Protocol):
     llm: LLM
     name: str
     format: AnswerFormat
-    special_tokens: Mapping[int, str]
-    marker_tokens: Mapping[int, str]
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]: ...
+
+    @property
+    def marker_tokens(self) -> Mapping[int, str]: ...
 
     def token_id(self, text: str) -> int | None: ...
 
