@@ -112,8 +112,8 @@ class Kernels {
 
   void fused() const {
     const auto a = zeros({2, kDepth}), b = zeros({2, kDepth});
-    expect(gpu::multiply_silu(mx::multiply(a, mx::sigmoid(a, stream_), stream_), b, stream_), "multiply_silu");
-    expect(gpu::add_rms_norm(mx::add(a, b, stream_), zeros({kDepth}), 1e-5f, stream_), "add_rms_norm");
+    expect(gpu::silu_product(a, b, stream_), "silu_product");
+    expect(gpu::add_rms_norm(a, b, zeros({kDepth}), 1e-5f, stream_), "add_rms_norm");
     for (const int rows : {1, 2}) {
       compile(rotated({kHeads}, rows, true)[0]);
       for (const bool has_norm : {false, true}) {
@@ -123,18 +123,18 @@ class Kernels {
   }
 
   void products(int vectors, bool has_norm) const {
-    const auto x = input(vectors, has_norm);
+    gpu::Vectors x{zeros({1, vectors, kDepth})};
     const auto w = zeros({kDepth, kDepth});
+    if (has_norm) {
+      x.norm = mx::square(zeros({kDepth}), stream_); // lazy: its address is not known when the kernel is chosen
+      compile(product(x, {w})[0]);
+      x.norm = zeros({kDepth});
+    }
     for (size_t count = 1; count <= 4; ++count) {
       compile(product(x, std::vector(count, w))[0]);
     }
-    if (has_norm) {
-      const auto lazy = mx::square(zeros({kDepth}), stream_); // whose address is not known when the kernel is chosen
-      compile(product(norm(zeros({1, vectors, kDepth}), lazy), {w})[0]);
-    }
-    const auto gate = product(x, {w})[0];
-    compile(expect(gpu::gated_products(gate, product(x, {w})[0], stream_), "gated_products"));
-    compile(expect(gpu::add_product(zeros(gate.shape()), gate, stream_), "add_product"));
+    compile(expect(gpu::gated_products(x, w, w, stream_), "gated_products"));
+    compile(expect(gpu::product_and_sum(x, w, zeros(x.x.shape()), stream_), "product_and_sum"));
   }
 
   void updates(int positions) const {
@@ -169,19 +169,11 @@ class Kernels {
  private:
   mx::array zeros(const mx::Shape& shape) const { return array_of(shape, dtype_); }
 
-  mx::array norm(const mx::array& x) const { return norm(x, zeros({x.shape(-1)})); }
-
-  mx::array norm(const mx::array& x, const mx::array& weight) const {
-    return expect(gpu::rms_norm(x, weight, 1e-5f, stream_), "rms_norm");
+  mx::array norm(const mx::array& x) const {
+    return expect(gpu::rms_norm(x, zeros({x.shape(-1)}), 1e-5f, stream_), "rms_norm");
   }
 
-  // The input of products.
-  mx::array input(int vectors, bool has_norm) const {
-    const auto x = zeros({1, vectors, kDepth});
-    return has_norm ? norm(x) : x;
-  }
-
-  std::vector<mx::array> product(const mx::array& x, const std::vector<mx::array>& matrices) const {
+  std::vector<mx::array> product(const gpu::Vectors& x, const std::vector<mx::array>& matrices) const {
     return expect(gpu::products_of_row(x, matrices, stream_), "products_of_row");
   }
 

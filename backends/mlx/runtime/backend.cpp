@@ -25,12 +25,12 @@
 #include "call/reset.h"
 #include "call/state.h"
 #include "cpu/accelerate.h"
+#include "fusion/packed_weights.h"
 #include "guarded.h"
 #include "memory/limit.h"
 #include "memory/mapped_files.h"
 #include "options.h"
 #include "program/constants.h"
-#include "program/packed_weights.h"
 #include "program/program.h"
 #include "program/shared.h"
 
