@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "fusion/fused_instruction.h"
 #include "schema_generated.h"
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "device.h"
 #include "fusion/patterns.h"
 #include "gpu/cuda_api.h"
