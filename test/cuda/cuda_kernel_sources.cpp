@@ -1,13 +1,17 @@
 // Writes the sources of the CUDA kernels to a folder, without a GPU: cuda_kernel_sources FOLDER.
+// Prints the fused instructions of a payload, as on an NVIDIA GPU: cuda_kernel_sources --fused PAYLOAD.
 //
 // The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for cuda_api.cpp
 // and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing computes a result.
 #include <mlx/mlx.h>
 #include <mlx/primitives.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,9 +21,15 @@
 #include <utility>
 #include <vector>
 
+#include "fusion/product_and_sum.h"
+#include "fusion/product_group.h"
+#include "fusion/rope.h"
+#include "fusion/silu_product.h"
+#include "fusion/sum_and_norm.h"
 #include "gpu/cuda_api.h"
 #include "gpu/fused.h"
 #include "gpu/sample.h"
+#include "program/program.h"
 
 namespace mx = mlx::core;
 
@@ -218,11 +228,49 @@ class Kernels {
   mx::Stream stream_;
 };
 
+std::string describe(const executorch_mlx::FusedInstruction& fused) {
+  using namespace executorch_mlx;
+  if (const auto* group = dynamic_cast<const ProductGroup*>(&fused)) {
+    return std::string(group->norm ? "norm, " : "") + std::to_string(group->members.size()) + " products";
+  }
+  if (const auto* product = dynamic_cast<const SiluProduct*>(&fused)) {
+    const bool has_norm = product->gate_product && product->gate_product->norm;
+    return std::string(has_norm ? "norm, " : "") + (product->gate_product ? "products, " : "") + "silu, product";
+  }
+  if (const auto* sum = dynamic_cast<const ProductAndSum*>(&fused)) {
+    return sum->product.norm ? "norm, product, sum" : "product, sum";
+  }
+  if (dynamic_cast<const RopeGroup*>(&fused) != nullptr) {
+    return std::to_string(fused.length) + " rope";
+  }
+  return dynamic_cast<const SumAndNorm*>(&fused) != nullptr ? "sum, norm" : "unknown";
+}
+
+// A line for each fused instruction of a payload.
+void print_fused(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::vector<uint64_t> payload((bytes.size() + 7) / 8);
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(payload.data()));
+  const auto program = executorch_mlx::load_program(payload.data(), bytes.size(), mx::Device::gpu, "an Apple GPU");
+  for (const auto& chain : program.chains) {
+    for (const auto& instruction : chain.instructions) {
+      if (instruction.fused != nullptr) {
+        std::printf("%u: %s\n", instruction.index, describe(*instruction.fused).c_str());
+      }
+    }
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "--fused") {
+    print_fused(argv[2]);
+    return 0;
+  }
   if (argc != 2) {
-    std::fputs("usage: cuda_kernel_sources FOLDER\n", stderr);
+    std::fputs("usage: cuda_kernel_sources FOLDER, or cuda_kernel_sources --fused PAYLOAD\n", stderr);
     return 2;
   }
   folder = argv[1];

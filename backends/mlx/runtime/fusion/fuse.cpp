@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "ops/cpu/cpu_kernels.h"
-#include "device.h"
 #include "fusion/patterns.h"
 #include "gpu/cuda_api.h"
 
@@ -24,7 +23,7 @@ constexpr Pattern kCudaPatterns[] = {find_constant_results, find_product_groups,
 constexpr Pattern kOtherPatterns[] = {find_constant_results};
 
 std::span<const Pattern> patterns_for(mx::Device device) {
-  const auto stream = shared_stream(device);
+  const mx::Stream stream(0, device); // of which the functions look at the device only
   if (cpu::computes_at_once(stream)) {
     return kCpuPatterns;
   }

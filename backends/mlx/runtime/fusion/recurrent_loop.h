@@ -7,32 +7,26 @@
 #include <cstdint>
 #include <vector>
 
-<<<<<<< HEAD:backends/mlx/runtime/fusion/recurrent_loop.h
-#include "cpu/accelerate.h"
 #include "fusion/fused_instruction.h"
-    =======
-#include <mlx/mlx.h>
-
 #include "ops/cpu/cpu_kernels.h"
-    >>>>>>> origin/main:backends/mlx/runtime/groups/recurrent_loop.h
 #include "schema_generated.h"
 
-    namespace executorch_mlx {
+namespace executorch_mlx {
 
-  namespace fb = mlx_delegate;
+namespace fb = mlx_delegate;
 
-  // A ScanNode whose body is an AddmmNode, which multiplies a carry by a constant, and one ElementwiseGroup.
-  class RecurrentLoop : public FusedInstruction {
-   public:
-    bool run(Context& c) const override;
+// A ScanNode whose body is an AddmmNode, which multiplies a carry by a constant, and one ElementwiseGroup.
+class RecurrentLoop : public FusedInstruction {
+ public:
+  bool run(Context& c) const override;
 
-    const fb::ScanParams* scan;
-    const fb::AddmmParams* product;
-    uint32_t packed_matrix; // the slot for the packed matrix
-    uint32_t body_length; // in instructions
-    cpu::RecurrentCell cell;
-    std::vector<const fb::Tid*> fixed; // the slots of the operands that are the same in all time steps
-    std::vector<const fb::Tid*> last; // the slots of the cell's `last_steps`
-  };
+  const fb::ScanParams* scan;
+  const fb::AddmmParams* product;
+  uint32_t packed_matrix; // State::kept[packed_matrix]
+  uint32_t body_length; // in instructions
+  cpu::RecurrentCell cell;
+  std::vector<const fb::Tid*> fixed; // the slots of the operands that are the same in all time steps
+  std::vector<const fb::Tid*> last; // the slots of the cell's `last_steps`
+};
 
 } // namespace executorch_mlx

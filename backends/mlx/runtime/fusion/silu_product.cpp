@@ -15,10 +15,11 @@ bool SiluProduct::run(Context& c) const {
     return false;
   }
   const auto& up_value = c.in(up);
-  auto y = gpu::silu_product(*gate_value, up_value, c.stream);
-  if (const auto vectors = gate_product ? gate_product->take_vectors(c) : std::nullopt) {
-    const auto both = gpu::gated_products(*vectors, c.in(gate_product->matrix), c.in(up_matrix), c.stream);
-    y = both ? both : y;
+  const auto vectors = gate_product ? gate_product->take_vectors(c) : std::nullopt;
+  auto y =
+      vectors ? gpu::gated_products(*vectors, c.in(gate_product->matrix), c.in(up_matrix), c.stream) : std::nullopt;
+  if (!y) {
+    y = gpu::silu_product(*gate_value, up_value, c.stream);
   }
   if (y) {
     c.set(out, *y);

@@ -1,10 +1,12 @@
 // Kernels for an NVIDIA GPU that compute several operations at once.
 //
 // In a small model, the host needs longer to build and submit the graph of a step than the GPU to compute it. Fewer
-// operations therefore make a step faster. The kernels for one token also form sequences: see sequence_kernel.h. The
-// functions look at the lazy graph of their operands. If an operand is the result of an operation that the kernel can
-// also compute, the kernel takes the operands of this operation instead. MLX then evaluates the operation itself only
-// if something else needs its result.
+// operations therefore make a step faster. The kernels for one token also form sequences: see sequence_kernel.h.
+//
+// norm_rope() and the functions of attention look at the lazy graph of their operands. If an operand is the result of an
+// operation that the kernel can also compute, the kernel takes the operands of this operation instead. MLX then
+// evaluates the operation itself only if something else needs its result. For all other functions, fusion/ finds the
+// operations when the program is loaded.
 //
 // Arithmetic is float32. As in separate operations, the result of each operation is rounded to its dtype, except the
 // sigmoid inside silu().
