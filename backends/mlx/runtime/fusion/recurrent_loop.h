@@ -7,33 +7,26 @@
 #include <cstdint>
 #include <vector>
 
-#include <mlx/mlx.h>
-
+#include "fusion/fused_instruction.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {
 
-namespace mx = mlx::core;
 namespace fb = mlx_delegate;
 
-class Context;
-struct MlxProgram;
-
 // A ScanNode whose body is an AddmmNode, which multiplies a carry by a constant, and one ElementwiseGroup.
-struct RecurrentLoop {
+class RecurrentLoop : public FusedInstruction {
+ public:
+  bool run(Context& c) const override;
+
+  const fb::ScanParams* scan;
   const fb::AddmmParams* product;
-  uint32_t elementwise_group; // its index in the body chain
+  uint32_t packed_matrix; // State::kept[packed_matrix]
+  uint32_t body_length; // in instructions
   cpu::RecurrentCell cell;
   std::vector<const fb::Tid*> fixed; // the slots of the operands that are the same in all time steps
   std::vector<const fb::Tid*> last; // the slots of the cell's `last_steps`
 };
-
-// Finds the recurrent loops of a verified program, after its elementwise groups, and writes them to it.
-void find_recurrent_loops(MlxProgram& program);
-
-// Runs a ScanNode over the axis `axis` of `originals`, which have the same size there. Returns false, and does nothing,
-// if the node is no such loop or the kernel does not support its operands.
-bool run_recurrent_loop(const fb::ScanParams& n, const std::vector<mx::array>& originals, int axis, Context& c);
 
 } // namespace executorch_mlx

@@ -18,12 +18,12 @@
 
 namespace executorch_mlx {
 
-// Packs the constant weights of the products of `program`, and adds them to `state` by node. Takes what another method
+// Packs the constant weights of the products of `program`, and adds them to the instructions. Takes what another method
 // of the program has packed from `shared`. Packs nothing if no kernel on `stream` can use it, or if the program has an
 // init chain, which may change constants. Under a memory limit, copies leave a quarter of the free memory. Throws
 // Failure if constants that an earlier method released do not fit again. The constants of `state` are loaded, from
 // `files` among others.
 void pack_weights(
-    const MlxProgram& program, const MappedFiles& files, SharedData& shared, State& state, mx::Stream stream);
+    MlxProgram& program, const MappedFiles& files, SharedData& shared, const State& state, mx::Stream stream);
 
 } // namespace executorch_mlx

@@ -1,4 +1,4 @@
-#include "program/packed_weights.h"
+#include "fusion/packed_weights.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -77,8 +77,8 @@ std::optional<Weights> float_weights(
 }
 
 // A product whose kernel reads packed weights.
-struct PackedNode {
-  const void* node;
+struct Product {
+  DecodedInstruction* instruction;
   Weights weights;
   std::string key;
 };
@@ -107,31 +107,27 @@ std::optional<Weights> weights_of(
   return weights && cpu::has_fast_integers(n->bits(), n->group_size(), k) ? std::move(weights) : std::nullopt;
 }
 
-std::vector<PackedNode> packed_nodes(
-    const MlxProgram& program, const State& state, const MappedFiles& files, mx::Stream stream) {
-  std::vector<PackedNode> nodes;
-  const auto add = [&](const void* node, std::optional<Weights> weights) {
+std::vector<Product> products_with_panels(
+    MlxProgram& program, const State& state, const MappedFiles& files, mx::Stream stream) {
+  std::vector<Product> products;
+  const auto add = [&](DecodedInstruction& instruction, std::optional<Weights> weights) {
     if (weights) {
       auto key = key_of(*weights);
-      nodes.push_back({node, std::move(*weights), std::move(key)});
+      products.push_back({&instruction, std::move(*weights), std::move(key)});
     }
   };
   if (program.init_chain >= 0) {
-    return nodes;
+    return products;
   }
-  for (const auto& chain : program.chains) {
-    for (const auto& instruction : chain.instructions) {
-      add(instruction.node, weights_of(*instruction.source, program, state, stream));
-    }
-    for (const auto& group : chain.product_groups) {
-      for (const auto& member : group.members) {
-        if (group.op == fb::OpNode::AddmmNode) {
-          add(member.node, float_weights(member.matrix, program, state, files, stream));
-        }
+  for (auto& chain : program.chains) {
+    for (auto& instruction : chain.instructions) {
+      add(instruction, weights_of(*instruction.source, program, state, stream));
+      if (instruction.matrix != nullptr) {
+        add(instruction, float_weights(instruction.matrix, program, state, files, stream));
       }
     }
   }
-  return nodes;
+  return products;
 }
 
 // Notes that an instruction reads a constant as it is. If the constant was released, it counts as active memory again.
@@ -144,31 +140,36 @@ void read_in_place(const mx::array& constant, SharedData& shared) {
   }
 }
 
-// How often instructions read some rows of each constant.
-std::vector<uint32_t> reads_of_rows(const MlxProgram& program) {
-  std::vector<uint32_t> reads(program.layout.constants, 0);
-  for (const auto& chain : program.chains) {
-    for (const auto& instruction : chain.instructions) {
+// Calls visit(instruction, slot) with each instruction that reads some rows of a constant.
+template <typename Program, typename Visit>
+void for_each_read_of_rows(Program& program, Visit&& visit) {
+  for (auto& chain : program.chains) {
+    for (auto& instruction : chain.instructions) {
       const auto* n = instruction.source->op_as_TakeNode();
-      if (n != nullptr && n->x()->idx() < reads.size() && n->axis() == 0) {
-        ++reads[n->x()->idx()];
+      if (n != nullptr && n->x()->idx() < program.layout.constants && n->axis() == 0) {
+        visit(instruction, n->x()->idx());
       }
     }
   }
-  return reads;
 }
 
-// Calls read_in_place() for all constants that instructions other than `nodes` use. Adds those to State::partly_read
-// that `nodes` use, too, and of which the other instructions read some rows only.
-void read_other_constants(const std::vector<PackedNode>& nodes, const MlxProgram& program, const MappedFiles& files,
-    SharedData& shared, State& state) {
+// By slot, the constants that packed weights replace in products, and of which other instructions read some rows, as of
+// an embedding. The pages of these rows are released at once, so that they do not add up to the whole constant.
+using PartlyRead = std::map<uint32_t, std::shared_ptr<const FilePages>>;
+
+// Calls read_in_place() for all constants that instructions other than `products` use. Returns those that `products`
+// use, too, and of which the other instructions read some rows only.
+PartlyRead read_other_constants(const std::vector<Product>& products, const MlxProgram& program,
+    const MappedFiles& files, SharedData& shared, const State& state) {
+  PartlyRead partly_read;
   auto uses = program.constant_uses;
-  for (const auto& node : nodes) {
-    for (const uint32_t slot : node.weights.slots) {
+  for (const auto& product : products) {
+    for (const uint32_t slot : product.weights.slots) {
       uses[slot] = program.only_in_products[slot] ? 0 : uses[slot] - 1;
     }
   }
-  const auto rows = reads_of_rows(program);
+  std::vector<uint32_t> rows(uses.size(), 0);
+  for_each_read_of_rows(program, [&](const DecodedInstruction&, uint32_t slot) { ++rows[slot]; });
   for (uint32_t slot = 0; slot < uses.size(); ++slot) {
     if (uses[slot] == 0) {
       continue;
@@ -178,9 +179,10 @@ void read_other_constants(const std::vector<PackedNode>& nodes, const MlxProgram
     const bool is_packed = uses[slot] < program.constant_uses[slot];
     const auto pages = is_packed && uses[slot] == rows[slot] ? files.pages(x.data<void>(), x.nbytes()) : std::nullopt;
     if (pages) {
-      state.partly_read.emplace(slot, *pages);
+      partly_read.emplace(slot, std::make_shared<const FilePages>(*pages));
     }
   }
+  return partly_read;
 }
 
 // Releases the pages of the constants that only packed copies like that of `weights` replace.
@@ -233,13 +235,13 @@ size_t limit_of_packing() {
 } // namespace
 
 void pack_weights(
-    const MlxProgram& program, const MappedFiles& files, SharedData& shared, State& state, mx::Stream stream) {
+    MlxProgram& program, const MappedFiles& files, SharedData& shared, const State& state, mx::Stream stream) {
   if (!cpu::computes_at_once(stream)) {
     return;
   }
-  const auto nodes = packed_nodes(program, state, files, stream);
-  read_other_constants(nodes, program, files, shared, state);
-  if (nodes.empty()) {
+  const auto products = products_with_panels(program, state, files, stream);
+  auto partly_read = read_other_constants(products, program, files, shared, state);
+  if (products.empty()) {
     return;
   }
   struct NewWeights {
@@ -250,17 +252,18 @@ void pack_weights(
   std::map<std::string, std::optional<NewWeights>> chosen; // empty if there is no room for the copy
   const size_t limit = limit_of_packing();
   size_t bytes = 0;
-  for (const auto& node : nodes) {
-    if (chosen.count(node.key) > 0 || shared.packed_weights.find(node.key) != nullptr) {
+  for (const auto& product : products) {
+    if (chosen.count(product.key) > 0 || shared.packed_weights.find(product.key) != nullptr) {
       continue;
     }
-    auto released = release(node.weights, files, shared);
-    const size_t needed = bytes + node.weights.size;
+    auto released = release(product.weights, files, shared);
+    const size_t needed = bytes + product.weights.size;
     const bool has_room = !has_memory_limit() || active_memory() + needed + kCacheLine <= limit;
-    chosen[node.key] = has_room ? std::optional(NewWeights{&node.weights, bytes, std::move(released)}) : std::nullopt;
+    chosen[product.key] =
+        has_room ? std::optional(NewWeights{&product.weights, bytes, std::move(released)}) : std::nullopt;
     bytes = has_room ? needed : bytes;
   }
-  std::map<std::string, std::shared_ptr<const PackedWeights>> packed; // keeps new copies until `state` has them
+  std::map<std::string, std::shared_ptr<const PackedWeights>> packed; // keeps new copies until the program has them
   if (bytes > 0) {
     const auto block = allocate_block(bytes);
     const auto begin = address_of(block);
@@ -278,16 +281,20 @@ void pack_weights(
       shared.packed_weights.put(key, packed[key]);
     }
   }
-  for (const auto& node : nodes) {
-    if (auto found = shared.packed_weights.find(node.key)) {
-      state.packed_weights.emplace(node.node, std::move(found));
+  for (const auto& product : products) {
+    product.instruction->packed_weights = shared.packed_weights.find(product.key);
+    if (product.instruction->packed_weights != nullptr) {
       continue;
     }
-    for (const uint32_t slot : node.weights.slots) {
+    for (const uint32_t slot : product.weights.slots) {
       read_in_place(*state.tensors[slot], shared);
-      state.partly_read.erase(slot);
+      partly_read.erase(slot);
     }
   }
+  for_each_read_of_rows(program, [&](DecodedInstruction& instruction, uint32_t slot) {
+    const auto found = partly_read.find(slot);
+    instruction.partly_read = found == partly_read.end() ? nullptr : found->second;
+  });
 }
 
 } // namespace executorch_mlx

@@ -1,11 +1,16 @@
-#include "groups/recurrent_loop.h"
+#include "fusion/recurrent_loop.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "call/context.h"
+#include "fusion/elementwise_group.h"
+#include "fusion/patterns.h"
 #include "memory/views.h"
+#include "ops/control.h"
 
 namespace executorch_mlx {
 
@@ -26,23 +31,27 @@ class Reader {
   Reader(const MlxProgram& program, const fb::ScanParams& n)
       : layout_(program.layout), n_(n), body_(program.chains[n.body_chain_idx()]) {}
 
-  std::optional<RecurrentLoop> read() {
+  // Returns null if it is no recurrent loop.
+  std::unique_ptr<RecurrentLoop> read() {
     const auto& instructions = body_.instructions;
-    if (instructions.size() < 2 || instructions[1].elementwise_group == 0) {
-      return std::nullopt;
+    const auto* product = instructions.empty() ? nullptr : instructions[0].source->op_as_AddmmNode();
+    const auto* group =
+        instructions.size() < 2 ? nullptr : dynamic_cast<const ElementwiseGroup*>(instructions[1].fused.get());
+    if (product == nullptr || group == nullptr || group->length + 1 != instructions.size()) {
+      return nullptr;
     }
-    result_.product = instructions[0].source->op_as_AddmmNode();
-    result_.elementwise_group = instructions[1].elementwise_group - 1;
-    const auto& group = body_.elementwise_groups[result_.elementwise_group];
-    const bool is_cell = result_.product != nullptr && group.last == instructions.size() && has_distinct_slots() &&
-        read_product() && read_inputs(group) && read_results(group);
-    return is_cell ? std::optional(std::move(result_)) : std::nullopt;
+    result_->scan = &n_;
+    result_->product = product;
+    result_->body_length = static_cast<uint32_t>(instructions.size());
+    result_->cell.sequence = &group->sequence;
+    const bool is_cell = has_distinct_slots() && read_product() && read_inputs(*group) && read_results(*group);
+    return is_cell ? std::move(result_) : nullptr;
   }
 
  private:
   // Whether no two of the slots that the loop writes are the same.
   bool has_distinct_slots() const {
-    std::set<uint32_t> slots{result_.product->out()->idx()};
+    std::set<uint32_t> slots{result_->product->out()->idx()};
     for (const auto* list : {n_.sliced(), n_.outputs(), n_.carry()}) {
       for (const auto* slot : *list) {
         if (!slots.insert(slot->idx()).second) {
@@ -54,19 +63,19 @@ class Reader {
   }
 
   bool read_product() {
-    const auto& p = *result_.product;
+    const auto& p = *result_->product;
     const auto hidden = position(*n_.carry(), p.mat1());
     const bool is_plain = p.alpha() == 1 && (p.bias() == nullptr || p.beta() == 1);
     if (!hidden || !is_plain || p.mat2()->idx() >= layout_.constants) {
       return false;
     }
-    result_.cell.hidden = *hidden;
+    result_->cell.hidden = *hidden;
     if (p.bias() != nullptr) {
       const auto bias = operand(p.bias());
       if (!bias || bias->source == Source::carry || bias->source == Source::product) {
         return false;
       }
-      result_.cell.addend = bias;
+      result_->cell.addend = bias;
     }
     return true;
   }
@@ -77,14 +86,14 @@ class Reader {
       if (!input) {
         return false;
       }
-      result_.cell.inputs.push_back(*input);
+      result_->cell.inputs.push_back(*input);
     }
     return true;
   }
 
   // Finds where the value of a slot comes from. It cannot be an output, which the body has not written yet.
   std::optional<Operand> operand(const fb::Tid* slot) {
-    if (slot->idx() == result_.product->out()->idx()) {
+    if (slot->idx() == result_->product->out()->idx()) {
       return Operand{Source::product, 0};
     }
     if (const auto i = position(*n_.carry(), slot)) {
@@ -96,8 +105,8 @@ class Reader {
     if (position(*n_.outputs(), slot)) {
       return std::nullopt;
     }
-    result_.fixed.push_back(slot);
-    return Operand{Source::fixed, static_cast<uint32_t>(result_.fixed.size() - 1)};
+    result_->fixed.push_back(slot);
+    return Operand{Source::fixed, static_cast<uint32_t>(result_->fixed.size() - 1)};
   }
 
   // Sorts the results of the group. All carries and outputs must be among them.
@@ -109,7 +118,7 @@ class Reader {
         result_steps.push_back(i);
       }
     }
-    auto& cell = result_.cell;
+    auto& cell = result_->cell;
     cell.carry_steps.resize(n_.carry()->size());
     cell.output_steps.resize(n_.outputs()->size());
     for (const auto& [slot, index] : group.results) {
@@ -122,7 +131,7 @@ class Reader {
         return false;
       } else {
         cell.last_steps.push_back(step);
-        result_.last.push_back(slot);
+        result_->last.push_back(slot);
       }
     }
     return group.results.size() == cell.carry_steps.size() + cell.output_steps.size() + cell.last_steps.size();
@@ -130,15 +139,15 @@ class Reader {
 
   // Whether a time step reads a slot that is no carry. If it also writes the slot, the next time step would read that.
   bool is_read(const fb::Tid* slot) const {
-    const auto& fixed = result_.fixed;
-    return position(*n_.sliced(), slot) || slot->idx() == result_.product->out()->idx() ||
+    const auto& fixed = result_->fixed;
+    return position(*n_.sliced(), slot) || slot->idx() == result_->product->out()->idx() ||
         std::any_of(fixed.begin(), fixed.end(), [&](const auto* s) { return s->idx() == slot->idx(); });
   }
 
   const Layout& layout_;
   const fb::ScanParams& n_;
   const Chain& body_;
-  RecurrentLoop result_{};
+  std::unique_ptr<RecurrentLoop> result_ = std::make_unique<RecurrentLoop>();
 };
 
 // The elements that one time step reads and writes, and the products that it sums up; see max_operations.
@@ -150,48 +159,34 @@ uint64_t operations_per_step(const cpu::RecurrentCell& cell, const mx::array& ma
 
 } // namespace
 
-void find_recurrent_loops(MlxProgram& program) {
-  for (const auto& chain : program.chains) {
-    for (const auto& instruction : chain.instructions) {
-      if (const auto* n = instruction.source->op_as_ScanNode()) {
-        if (auto loop = Reader(program, *n).read()) {
-          program.recurrent_loops.emplace(n, std::move(*loop));
-        }
-      }
-    }
-  }
-}
-
-bool run_recurrent_loop(const fb::ScanParams& n, const std::vector<mx::array>& originals, int axis, Context& c) {
-  const auto* loop = c.recurrent_loop(n);
-  if (loop == nullptr) {
+bool RecurrentLoop::run(Context& c) const {
+  const auto& n = *scan;
+  const auto [originals, axis, steps] = scan_operands(n, c);
+  if (steps == 0) {
     return false;
   }
-  const auto& product = *loop->product;
-  const auto& matrix = c.in(product.mat2());
+  const auto& matrix = c.in(product->mat2());
   const auto carries = c.list(*n.carry());
-  const auto& hidden = carries[loop->cell.hidden];
+  const auto& hidden = carries[cell.hidden];
   if (!cpu::can_pack_recurrent(matrix, c.stream) || hidden.ndim() != 2 || hidden.shape(1) != matrix.shape(0)) {
     return false;
   }
-  const int steps = originals[0].shape(axis);
   check_size({steps, hidden.shape(0), hidden.shape(1)}, mx::float32);
   cpu::RecurrentLoopOperands operands{originals, axis, carries, {}};
-  for (const auto* slot : loop->fixed) {
+  for (const auto* slot : fixed) {
     operands.fixed.push_back(c.in(slot));
   }
-  auto cell = loop->cell;
-  cell.sequence = &c.elementwise_group(n, loop->elementwise_group).sequence;
+  const int64_t instructions = int64_t{body_length} + 1; // a run of a chain counts, too: see Context::run()
   const uint64_t operations = operations_per_step(cell, matrix, hidden.shape(0));
-  if (!c.allows_loop(n, steps, operations)) {
+  if (!c.allows_iterations(steps, instructions, operations)) {
     return false; // the instructions run one by one, until one fails
   }
-  const auto packed = c.constant_result(&product, [&] { return *cpu::pack_recurrent(matrix); });
+  const auto packed = c.constant_result(packed_matrix, [&] { return *cpu::pack_recurrent(matrix); });
   auto results = cpu::recurrent_loop(cell, operands, packed);
   if (!results) {
     return false;
   }
-  c.count_loop(n, steps, operations);
+  c.count_iterations(steps, instructions, operations);
   for (uint32_t i = 0; i < n.carry()->size(); ++i) {
     c.set(n.carry()->Get(i), std::move(results->carries[i]));
   }
@@ -199,14 +194,27 @@ bool run_recurrent_loop(const fb::ScanParams& n, const std::vector<mx::array>& o
     c.set(n.outputs()->Get(i), std::move(results->outputs[i]));
   }
   // What else the last time step leaves in slots.
-  c.set(product.out(), std::move(results->product));
-  for (uint32_t i = 0; i < loop->last.size(); ++i) {
-    c.set(loop->last[i], std::move(results->last[i]));
+  c.set(product->out(), std::move(results->product));
+  for (uint32_t i = 0; i < last.size(); ++i) {
+    c.set(last[i], std::move(results->last[i]));
   }
   for (uint32_t i = 0; i < n.sliced()->size(); ++i) {
     c.set(n.sliced()->Get(i), views::take(originals[i], steps - 1, axis, c.stream));
   }
   return true;
+}
+
+void find_recurrent_loops(MlxProgram& program, const Dataflow&) {
+  for (auto& chain : program.chains) {
+    for (auto& instruction : chain.instructions) {
+      if (const auto* n = instruction.source->op_as_ScanNode()) {
+        if (auto loop = Reader(program, *n).read()) {
+          loop->packed_matrix = program.layout.add_kept();
+          instruction.fused = std::move(loop);
+        }
+      }
+    }
+  }
 }
 
 } // namespace executorch_mlx
