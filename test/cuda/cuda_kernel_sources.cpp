@@ -1,7 +1,8 @@
 // Writes the sources of the CUDA kernels to a folder, without a GPU: cuda_kernel_sources FOLDER.
 //
-// The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for cuda_api.cpp
-// and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing computes a result.
+// The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for
+// mlx_internals/cuda.cpp and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing
+// computes a result.
 #include <mlx/mlx.h>
 #include <mlx/primitives.h>
 
@@ -17,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "gpu/fused.h"
 #include "gpu/sample.h"
 
