@@ -1,8 +1,9 @@
 // Writes the sources of the CUDA kernels to a folder, without a GPU: cuda_kernel_sources FOLDER.
 // Prints the fused instructions of a payload, as on an NVIDIA GPU: cuda_kernel_sources --fused PAYLOAD.
 //
-// The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for cuda_api.cpp
-// and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing computes a result.
+// The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for
+// mlx_internals/cuda.cpp and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing
+// computes a result.
 #include <mlx/mlx.h>
 #include <mlx/primitives.h>
 
@@ -26,9 +27,9 @@
 #include "fusion/rope.h"
 #include "fusion/silu_product.h"
 #include "fusion/sum_and_norm.h"
-#include "gpu/cuda_api.h"
 #include "gpu/fused.h"
 #include "gpu/sample.h"
+#include "mlx_internals/cuda.h"
 #include "program/program.h"
 
 namespace mx = mlx::core;

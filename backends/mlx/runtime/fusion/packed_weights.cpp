@@ -18,6 +18,7 @@
 #include "memory/host_memory.h"
 #include "memory/limit.h"
 #include "memory/mapped_files.h"
+#include "mlx_internals/arrays.h"
 #include "ops/quant.h"
 
 namespace executorch_mlx {
@@ -221,9 +222,8 @@ mx::array allocate_block(size_t bytes) {
 
 // The array of `size` bytes at `offset` of a block, in the same memory.
 mx::array part_of(const mx::array& block, size_t offset, size_t size) {
-  mx::array part = without_memory({static_cast<int>(size / kCacheLine), kCacheLine}, mx::uint8);
-  part.copy_shared_buffer(block, {kCacheLine, 1}, block.flags(), size, static_cast<int64_t>(offset));
-  return part;
+  const mx::Shape shape{static_cast<int>(size / kCacheLine), kCacheLine};
+  return internals::view(block, shape, {kCacheLine, 1}, static_cast<int64_t>(offset));
 }
 
 // The active memory up to which weights are packed: a quarter of the free memory is left for calls.

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../error.h"
-#include "cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"

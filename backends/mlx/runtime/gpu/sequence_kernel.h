@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "kernel_source.h"
 
 namespace executorch_mlx::gpu {

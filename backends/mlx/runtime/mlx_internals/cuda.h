@@ -13,9 +13,8 @@ namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
 
-// Whether the stream is one of an NVIDIA GPU, and the functions below can be called. They need private functions of
-// MLX. If MLX has another version than the one with which this library was built, or lacks one of them, the log says so
-// once.
+// Whether the stream is one of an NVIDIA GPU, and the functions below can be called. They need functions of MLX, of
+// CUDA's driver and of its compiler. If one is missing, the log says so once.
 bool is_cuda(mx::Stream stream);
 
 // The version of the architecture of the GPU of a stream, such as 90 for 9.0.
