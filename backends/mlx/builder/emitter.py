@@ -136,7 +136,7 @@ class Emitter:
 
     @contextmanager
     def detached_chain(self, results: dict[tuple, Slot], producers: dict[Slot, Emitted]) -> Iterator[list[Emitted]]:
-        """A context manager: inside the `with` block, `emit` appends to a list that belongs to no chain. Yields the list.
+        """A context manager that yields a list. Inside the `with` block, `emit` appends to it, and to no chain.
 
         Instructions inside reuse `results`, those of earlier instructions by expression, and no others. `producers` has
         the instructions that computed these results.

@@ -269,7 +269,7 @@ def _updated_copy(op: type[ir.Op]) -> Callable:
 
 
 def _scatter_add(P: Lowering, n, env):
-    """Add the first elements of `updates`, as many as there are indices, to the first elements of `x`, as torch does."""
+    """Add the first elements of `updates`, one for each index, to the first elements of `x`, as torch does."""
     if any(0 in env.shape(t) for t in (n.x, n.indices)):
         return P.emit(ir.IdCopyNode, x=n.x, out=TensorSlot(n.x.dtype, n.x.shape))
     rank = len(env.shape(n.x))
@@ -330,7 +330,7 @@ def _conv3d_groups(op: type[ir.Op]) -> Callable:
 
 
 def _cropped_conv(op: type[ir.Op], axes: str) -> Callable:
-    """Return the form of a transposed convolution with more padding than its window reaches: one whose result is cropped.
+    """Return the form of a transposed convolution with more padding than its window reaches: its result is cropped.
 
     `axes` names the axes by the letters that end the names of their fields, and is empty for a single axis.
     """
@@ -352,7 +352,7 @@ def _conv_transpose3d(P: Lowering, n, env):
     return form(P, n, env)
 
 
-_FORMS = {
+_FORMS: dict[type[ir.Op], Callable] = {
     ir.ItemIntNode: _item,
     ir.FloorDivideNode: _integer_quotient,
     ir.RemainderNode: _remainder,
