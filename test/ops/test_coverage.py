@@ -7,8 +7,8 @@ from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.serialization import ir
 from oprows.lowering import target_name
 
-# The registered targets without an op row, and the reason. Assertions compute nothing. The loops and the composites have
-# other tests.
+# The registered targets without an op row, and the reason. Assertions compute nothing. The loops and the composites
+# have other tests.
 WITHOUT_OP_ROW = {
     "aten._assert_scalar.default": "an assertion; op rows of item contain it",
     "aten._assert_tensor_metadata.default": "an assertion; op rows of _to_copy contain it",
