@@ -1,12 +1,12 @@
-"""Emits loops as `ScanNode`, and the assignments at the end of a loop's body. `P` is the `ProgramBuilder`."""
+"""Emits loops as `ScanNode`, and the assignments at the end of a loop's body. `P` is the `Lowering`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..serialization import ir
-from .lowering import Lowering
-from .slots import TensorSlot
+from ...builder.lowering import Lowering
+from ...builder.slots import TensorSlot
+from ...serialization import ir
 
 
 def emit_loop(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..extents import bounds
+from ...extents import bounds
 
 
 def inclusive_scan(combine, dim, *tensors, most=None):

@@ -1,12 +1,13 @@
 """Emits instructions that write into KV caches, and the host arithmetic on positions for these writes.
 
-`P` is the `ProgramBuilder`.
+`P` is the `Lowering`.
 """
 
 from __future__ import annotations
 
-from ..serialization import ir
-from .lowering import Lowering
+from ...builder.lowering import Lowering
+from ...builder.registry import REGISTRY
+from ...serialization import ir
 
 
 def write_cache(P: Lowering, cache, update, begin, ring=None, row_begin=None):
@@ -54,15 +55,16 @@ def write_rows(P: Lowering, cache, update, places, ring=None):
         for position, row_begin in places
     ]
     target = P.in_place_target(cache)
-    stops = [add(P, start, 1) for start in starts]
+    out = {} if target is None else {"out": target}
+    return P.emit(ir.RowUpdateNode, dst=cache, update=update, starts=starts, **out)
 
-    def emit():
-        written = cache
-        for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            written = _write(P, written, target, part_of_row(P, update, index), start, stop)
-        return written
 
-    return P.emit_replaceable(ir.RowUpdateNode, {"dst": cache, "update": update, "starts": starts}, emit)
+@REGISTRY.form(ir.RowUpdateNode, always=True)
+def _row_update(P: Lowering, n, env):
+    written, target = n.dst, n.out if n.out is n.dst else None
+    for index, start in enumerate(n.starts):
+        written = _write(P, written, target, part_of_row(P, n.update, index), start, add(P, start, 1))
+    return written
 
 
 def _write(P: Lowering, cache, target, update, start, stop, row_begin=None):

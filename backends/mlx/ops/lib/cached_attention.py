@@ -1,6 +1,6 @@
 """Emits attention over the rows of a KV cache. `FloatCache` in `ops/kv_cache.py` says what a cache has to provide.
 
-`P` is the `ProgramBuilder`. In shapes, H is the number of query heads, S of queries and D the size of a query.
+`P` is the `Lowering`. In shapes, H is the number of query heads, S of queries and D the size of a query.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..serialization import ir
-from . import dtypes
+from ...builder import dtypes
+from ...builder.lowering import Lowering
+from ...serialization import ir
 from .cache_write import add, part_of_row, subtract
-from .lowering import Lowering
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,10 @@ def attend_rows(P: Lowering, query, cache, start, row, rows, settings: ScoreSett
     if len(held) == 1:
         return _attention(P, query, cache, held[0], settings)
 
-    def emit():
-        out = [_attention(P, part_of_row(P, query, i), cache, keys, settings) for i, keys in enumerate(held)]
-        return P.emit(ir.ConcatenateNode, tensors=out, axis=2)
-
-    node = cache.node_of_rows(query, held, settings.scale) if settings.is_fused else None
-    return emit() if node is None else P.emit_replaceable(*node, emit)  # type: ignore[call-arg]
+    if settings.is_fused and (out := cache.attend_rows(P, query, held, settings.scale)) is not None:
+        return out
+    out = [_attention(P, part_of_row(P, query, i), cache, keys, settings) for i, keys in enumerate(held)]
+    return P.emit(ir.ConcatenateNode, tensors=out, axis=2)
 
 
 def _held_keys(P: Lowering, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:

@@ -9,7 +9,7 @@ A `read_*` function takes the arguments of a dequantize operator and describes t
 - `product_dtype`: the dtype in which to multiply by the packed matrix.
 - `factor`: None, or the slot of a scalar by which the values that MLX dequantizes must be multiplied.
 
-`P` is the `ProgramBuilder`.
+`P` is the `Lowering`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from ..custom_ops.packing import FLOAT_MODES, pack, unpack
-from ..serialization import ir
-from .dtypes import SCALAR_TYPES
-from .emitter import Emitter
-from .registry import Unsupported
-from .slots import Space, TensorSlot
+from ...builder.dtypes import SCALAR_TYPES
+from ...builder.emitter import Emitter
+from ...builder.registry import Unsupported
+from ...builder.slots import Space, TensorSlot
+from ...custom_ops.packing import FLOAT_MODES, pack, unpack
+from ...serialization import ir
 
 GROUP_SIZES = (128, 64, 32)
 BITS = (2, 3, 4, 5, 6, 8)
