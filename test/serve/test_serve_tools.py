@@ -401,7 +401,7 @@ def test_special_tokens_are_tags_of_their_format(chat_program):
     llm.tokenizer = Tokenizer(with_tokens(llm, special), {"additional_special_tokens": list(special)}, "[TOOL_CALLS]")
     model = ServedModel(llm, NAME)
     assert model.format.name == "mistral" and model.marker_tokens == {500: "[TOOL_CALLS]"}
-    assert len(model.call_id()) == 9 and model.call_id().isalnum()
+    assert len(model.format.call_id("f", 0)) == 9 and model.format.call_id("f", 0).isalnum()
 
 
 def test_template_without_tools_gets_instructions(chat_program):

@@ -10,10 +10,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .parts import FUNCTION_NAME, Several, Strict
+from .parts import FUNCTION_NAME, RequestPart, Several
 from .request import GenerationRequest, limit
 
 MAX_TOOLS = 128
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 # Messages ------------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ def _join_parts(content: Any) -> Any:
     return "".join(texts)
 
 
-class TextPart(Strict):
+class TextPart(RequestPart):
     """A part of a message's content. Only the OpenAPI schema uses this class; `_join_parts` reads the parts."""
 
     type: Literal["text"]
@@ -68,7 +69,7 @@ def _check_arguments(text: str) -> str:
 Arguments = Annotated[str, AfterValidator(_check_arguments)]
 
 
-class FunctionCall(Strict):
+class FunctionCall(RequestPart):
     name: str = Field(min_length=1, max_length=256)
     arguments: Arguments
     parsed_arguments: Any = None  # the openai package adds it in parse()
@@ -78,14 +79,14 @@ class FunctionCall(Strict):
         return {"name": self.name, "arguments": parse_arguments(self.arguments)}
 
 
-class MessageToolCall(Strict):
+class MessageToolCall(RequestPart):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None  # the index of the call in a stream; some clients send it back
 
 
-class Cacheable(Strict):
+class Cacheable(RequestPart):
     """What a client may mark for the cache of prompts in Anthropic's API, which here needs no marks."""
 
     cache_control: dict[str, Any] | None = None
@@ -159,11 +160,18 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 class Function(Cacheable):
+    """A function. Without `parameters`, it takes none, as in OpenAI's API."""
+
     name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     required: list[str] | None = None  # guardrails repeats that of the parameters here; it has no effect
+
+    @model_validator(mode="after")
+    def _with_parameters(self) -> Function:
+        self.parameters = NO_PARAMETERS if self.parameters is None else self.parameters
+        return self
 
 
 class Tool(Cacheable):
@@ -171,28 +179,36 @@ class Tool(Cacheable):
     function: Function
 
 
-class ChosenFunction(Strict):
+class ChosenFunction(RequestPart):
     name: str
 
 
-class ChosenTool(Strict):
+class ChosenTool(RequestPart):
     type: Literal["function"] = "function"  # huggingface_hub leaves it out
     function: ChosenFunction
 
 
-class AllowedTools(Strict):
+class AllowedTools(RequestPart):
     """Some of the tools. The model may call them, or must call one of them."""
 
     mode: Literal["auto", "required"]
     tools: Several[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class AllowedToolChoice(Strict):
+class AllowedToolChoice(RequestPart):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 # The request ---------------------------------------------------------------------------
+
+
+class ThinkingOptions(RequestPart):
+    """Whether the model reasons before it answers. `budget_tokens` has no effect: the model ends its reasoning."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: Literal["summarized", "omitted"] | None = None
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -211,6 +227,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = True
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking: ThinkingOptions | bool | None = None  # as DeepSeek, Kimi and GLM have it
     # Fields of vLLM's API.
     add_generation_prompt: bool | None = None  # the default is true unless the last message is continued
     continue_final_message: bool | None = False
@@ -228,6 +245,15 @@ class ChatRequest(GenerationRequest):
     @property
     def logprob_count(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model should reason before it answers, or None if the request leaves that to it."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        if isinstance(self.thinking, ThinkingOptions):
+            return {"enabled": True, "disabled": False}.get(self.thinking.type)
+        return self.thinking
 
     @property
     def functions(self) -> list[Function]:

@@ -14,6 +14,7 @@ from .errors import ApiError
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL
 from .request import GenerationRequest
+from .streaming import DONE, ServerSentEvents
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -28,10 +29,10 @@ def usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-class CompletionFormat:
+class CompletionFormat(ServerSentEvents):
     """Builds the JSON objects for the answer to a completion request."""
 
-    ends_with_done = True
+    ending = DONE
     id_prefix, response_type, chunk_type = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, answer: Answer, body: GenerationRequest):

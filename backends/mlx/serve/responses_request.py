@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
-from .parts import FUNCTION_NAME, Caller, Several, Strict
+from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
+from .stored import StoredResponses
 
 NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
 
 
-class InputItemBase(Strict):
+class InputItemBase(RequestPart):
     """An item of the input. `id` and `status` come from answers that a client sends back."""
 
     id: str | None = None
@@ -65,8 +66,8 @@ class InputReasoning(InputItemBase):
         return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
-class InputReference(Strict):
-    """An item of an earlier answer, by its id. `check_fields` refuses it."""
+class InputReference(RequestPart):
+    """An item of a stored conversation, by its id."""
 
     type: Literal["item_reference"] | None = None
     id: str
@@ -93,7 +94,7 @@ InputItem = Annotated[
 ]
 
 
-class ResponseTool(Strict):
+class ResponseTool(RequestPart):
     type: Literal["function"]
     name: str = Field(pattern=NAME_PART)
     description: str | None = None
@@ -105,7 +106,7 @@ class ResponseTool(Strict):
     output_schema: dict[str, Any] | None = None  # of results that programs of the model would read
 
 
-class Namespace(Strict):
+class Namespace(RequestPart):
     """Functions of a common origin, such as an MCP server. To the model, their names are `namespace.function`."""
 
     type: Literal["namespace"]
@@ -155,12 +156,12 @@ class OfferedFunction:
         return {"type": "function", "function": function}
 
 
-class ResponseToolChoice(Strict):
+class ResponseToolChoice(RequestPart):
     type: Literal["function"]
     name: str
 
 
-class ResponseAllowedTools(Strict):
+class ResponseAllowedTools(RequestPart):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Several[ResponseToolChoice] = Field(min_length=1, max_length=MAX_TOOLS)
@@ -171,7 +172,7 @@ class ResponseAllowedTools(Strict):
         return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
 
 
-class Reasoning(Strict):
+class Reasoning(RequestPart):
     effort: ReasoningEffort | None = None
     # No effect: an answer has the whole reasoning, and no summary.
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -181,15 +182,15 @@ class Reasoning(Strict):
     mode: Literal["standard"] | None = None
 
 
-class PlainText(Strict):
+class PlainText(RequestPart):
     type: Literal["text"]
 
 
-class JsonObject(Strict):
+class JsonObject(RequestPart):
     type: Literal["json_object"]
 
 
-class JsonSchemaText(Strict):
+class JsonSchemaText(RequestPart):
     type: Literal["json_schema"]
     name: str = Field("answer", pattern=FUNCTION_NAME)
     description: str | None = None
@@ -197,7 +198,7 @@ class JsonSchemaText(Strict):
     strict: bool | None = None
 
 
-class TextOptions(Strict):
+class TextOptions(RequestPart):
     format: Annotated[PlainText | JsonObject | JsonSchemaText, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
 
@@ -215,8 +216,8 @@ Includable = Literal[
 ]
 
 
-class ResponsesRequest(ExtendedFields, Strict):
-    """The request of `/v1/responses`. The server keeps no answers: `store` has no effect."""
+class ResponsesRequest(ExtendedFields, RequestPart):
+    """The request of `/v1/responses`. The response is stored unless `store` is false."""
 
     model: str
     input: str | Annotated[Several[InputItem], Field(min_length=1)]
@@ -232,11 +233,13 @@ class ResponsesRequest(ExtendedFields, Strict):
     max_tool_calls: int | None = Field(None, ge=1)  # no effect: it counts the calls of OpenAI's own tools
     metadata: Metadata | None = None
     store: bool | None = None
-    truncation: Literal["auto", "disabled"] | None = None  # no effect: input that is too long is an error
+    truncation: Literal["auto", "disabled"] | None = None  # auto: the oldest turns of a long input are left out
     include: Several[Includable] | None = None
     background: bool | None = None
     service_tier: Literal[SERVICE_TIERS] | None = None
     previous_response_id: str | None = None
+    conversation: None = None  # OpenAI's objects that store conversations and prompts, which this server lacks
+    prompt: None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -267,19 +270,33 @@ class ResponsesRequest(ExtendedFields, Strict):
         return functions
 
     def check_fields(self) -> None:
-        """Raise ApiError for a field that needs stored answers, or for too many functions."""
+        """Raise ApiError for an unsupported field, one that needs stored answers, or for too many functions."""
+        super().check_fields()
         if len(self.functions) > MAX_TOOLS:
             message = f"tools: got {len(self.functions)} functions, expected at most {MAX_TOOLS}"
             raise ApiError(message, param="tools")
-        references = [index for index, item in enumerate(self.input) if isinstance(item, InputReference)]
-        field = f"input.{references[0]}" if references else "background" if self.background else "previous_response_id"
-        if references or self.background or self.previous_response_id is not None:
-            message = "is not supported: this server stores no answers; send their items again, with store: false"
-            raise ApiError(f"{field} {message}", param=field, code="unsupported_parameter")
+        if self.background:
+            message = "background is not supported: expected false or null"
+            raise ApiError(message, param="background", code="unsupported_parameter")
+
+    def with_stored_items(self, stored: StoredResponses) -> ResponsesRequest:
+        """Return the request with the items of the response to which it refers before its own. Raises ApiError."""
+        before: list[dict[str, Any]] = []
+        if self.previous_response_id is not None:
+            before = stored.get(self.previous_response_id, "previous_response_id").conversation
+        if isinstance(self.input, str):
+            items = [InputMessage(role="user", content=self.input)]
+        else:
+            items = [_resolved(item, f"input.{index}", stored) for index, item in enumerate(self.input)]
+        return self.model_copy(update={"input": [*map(_ITEM.validate_python, before), *items]})
+
+    @property
+    def stored_items(self) -> list[dict[str, Any]]:
+        """The items of the input in JSON, to be stored."""
+        return [item.model_dump(exclude_none=True) for item in self.input]
 
     def as_chat_request(self) -> ChatRequest:
-        """Return the chat request with the same answer. Raises ApiError."""
-        self.check_fields()
+        """Return the chat request with the same answer. The input has no references. Raises ApiError."""
         same = {"model", "stream", "stop", "chat_template_kwargs"}
         given = self.extensions() | self.model_dump(exclude_none=True, include=same)
         if self.tools:
@@ -329,6 +346,14 @@ class ResponsesRequest(ExtendedFields, Strict):
         if not messages:
             raise ApiError("input: got no message", param="input")
         return messages
+
+
+_ITEM = TypeAdapter(InputItem)
+
+
+def _resolved(item: Any, field: str, stored: StoredResponses) -> Any:
+    """Return an item of the input, or the stored item to which it refers. Raises ApiError."""
+    return _ITEM.validate_python(stored.item(item.id, field)) if isinstance(item, InputReference) else item
 
 
 def _response_format(format: PlainText | JsonObject | JsonSchemaText) -> dict[str, Any]:
