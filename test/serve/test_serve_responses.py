@@ -7,8 +7,7 @@ import openai
 import pytest
 from executorch_mlx.serve.errors import ApiError
 from executorch_mlx.serve.stored import StoredResponses
-from scripted import scripted_server, unscripted  # noqa: F401 (fixtures)
-from scripted import CALL, TEMPLATE, WEATHER, scripted
+from scripted import CALL, TEMPLATE, WEATHER, scripted, scripted_server, unscripted  # noqa: F401 (fixtures)
 from served import NAME
 
 TOOL = {"type": "function", **WEATHER, "strict": False}

@@ -70,6 +70,7 @@ def score(
     program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
     for each token.
     """
+    top_logprobs: list[tuple]
     if program.has_verify and program.logprobs and (top <= program.logprobs or not program.has_logits):
         logprobs, is_greedy = ScoreRequest(program, prompt, continuation).result(is_cancelled)
         top_logprobs = [()] * len(continuation)

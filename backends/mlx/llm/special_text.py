@@ -23,7 +23,7 @@ class SpecialText:
         self._pattern = self._compile(self._names)
 
     def cut(self, value: Any, keep: Collection[str] = ()) -> Any:
-        """Return a JSON value in whose texts, and names of members, each special token is cut, but for those in `keep`."""
+        """Return a JSON value in which special tokens are cut in all texts and names, but for those in `keep`."""
         kept = [name for name in self._names if name in keep]
         pattern = self._compile([name for name in self._names if name not in kept]) if kept else self._pattern
         return _map_texts(value, lambda text: pattern.sub(_cut, text.replace(CUT, "")))

@@ -21,7 +21,7 @@ from .uploads import Files
 
 log = logging.getLogger("executorch_mlx.serve")
 DAY = 24 * 3600
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
 TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
@@ -29,7 +29,7 @@ class BatchRequest(RequestPart):
     """The request of `/v1/batches`. `completion_window` has no effect: a batch begins at once, and does not expire."""
 
     input_file_id: str
-    endpoint: Literal[ENDPOINTS]
+    endpoint: Endpoint
     completion_window: str | None = None
     metadata: Metadata | None = None
 

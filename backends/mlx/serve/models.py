@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ class Models:
         """Return the object of a model in `/v1/models`. Raises ApiError for an unknown name."""
         entry = self._entry(name)
         fields = {"id": name, "object": "model", "created": entry.created, "owned_by": "executorch-mlx"}
-        created = datetime.fromtimestamp(entry.created, timezone.utc).isoformat()
+        created = datetime.fromtimestamp(entry.created, UTC).isoformat()
         fields |= {"type": "model", "display_name": name, "created_at": created}  # as in Anthropic's API
         return fields | entry.description | {"loaded": entry.model is not None}
 
@@ -223,8 +223,11 @@ class Models:
     def _load(self, entry: Entry) -> None:
         before = memory.get_active_memory()
         loaded = entry.load()
-        is_speech = isinstance(loaded, SpeechModel)
-        model = ServedSpeech(loaded, entry.name) if is_speech else ServedModel(loaded, entry.name, entry.tool_format)
+        model: Loaded
+        if isinstance(loaded, SpeechModel):
+            model = ServedSpeech(loaded, entry.name)
+        else:
+            model = ServedModel(loaded, entry.name, entry.tool_format)
         # Less than the file if another model was freed meanwhile.
         entry.size = max(entry.file_size, memory.get_active_memory() - before)
         entry.description, entry.last_used = model.description(), time.monotonic()

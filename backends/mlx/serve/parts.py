@@ -29,7 +29,7 @@ class RequestPart(BaseModel):
     def _with_integers(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        given = {name: value.get(name) for name in _integer_fields(cls)}
+        given = {name: value.get(name) for name in _integer_fields(cls)}  # type: ignore[arg-type]
         whole = {name: int(part) for name, part in given.items() if isinstance(part, float) and part.is_integer()}
         return value | whole
 

@@ -118,7 +118,7 @@ class StreamOptions(RequestPart):
     include_obfuscation: bool | None = False  # OpenAI's padding of events, which this server never sends
 
 
-class ExtendedFields(SamplingFields):
+class ExtendedFields(SamplingFields):  # type: ignore[misc, valid-type]
     """The sampling parameters, and fields of other servers. Requests of all APIs for answers take them.
 
     - `keep_alive`: Ollama's time to keep the model in memory, which here is an option of the server.
@@ -308,7 +308,7 @@ class CompletionRequest(GenerationRequest):
         """The prompts, as text or token ids."""
         if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
             return list(self.prompt)
-        return [self.prompt]
+        return [self.prompt]  # type: ignore[list-item]
 
     def check_fields(self) -> None:
         super().check_fields()

@@ -236,7 +236,7 @@ class ResponsesRequest(ExtendedFields, RequestPart):
     truncation: Literal["auto", "disabled"] | None = None  # auto: the oldest turns of a long input are left out
     include: Several[Includable] | None = None
     background: bool | None = None
-    service_tier: Literal[SERVICE_TIERS] | None = None
+    service_tier: Literal[SERVICE_TIERS] | None = None  # type: ignore[valid-type]
     previous_response_id: str | None = None
     conversation: None = None  # OpenAI's objects that store conversations and prompts, which this server lacks
     prompt: None = None
@@ -293,7 +293,7 @@ class ResponsesRequest(ExtendedFields, RequestPart):
     @property
     def stored_items(self) -> list[dict[str, Any]]:
         """The items of the input in JSON, to be stored."""
-        return [item.model_dump(exclude_none=True) for item in self.input]
+        return [item.model_dump(exclude_none=True) for item in self.input if isinstance(item, RequestPart)]
 
     def as_chat_request(self) -> ChatRequest:
         """Return the chat request with the same answer. The input has no references. Raises ApiError."""

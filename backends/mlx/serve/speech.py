@@ -48,13 +48,13 @@ def transcribe(model: ServedSpeech, form: Form, task: str) -> tuple[str | dict[s
     ):
         if any(text not in wanted for text in form.texts(name)):
             raise ApiError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
-    settings = {"temperature": _number(form, "temperature")}
+    temperature = _number(form, "temperature")
     with tempfile.NamedTemporaryFile(suffix=Path(form.file("file").filename).suffix[:16]) as sound:
         sound.write(form.file("file").data)
         sound.flush()
         try:
             language = form.text("language") or None
-            segments = list(model.speech.transcribe(sound.name, language=language, task=task, **settings))
+            segments = list(model.speech.transcribe(sound.name, language=language, task=task, temperature=temperature))
         except ValueError as error:
             raise ApiError(str(error).replace(sound.name, "file")) from error
         except RuntimeError as error:

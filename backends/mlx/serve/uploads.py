@@ -25,7 +25,7 @@ class Part:
 
 
 class Form:
-    """The fields of a form, each with its parts in order. Raises ApiError for a body that is no `multipart/form-data`."""
+    """The fields of a form, each with its parts in order. Raises ApiError for a body in another format."""
 
     def __init__(self, content_type: str, body: bytes):
         boundary = re.search(r'^multipart/form-data\b.*\bboundary=(?:"([^"]+)"|([^\s;]+))', content_type, re.IGNORECASE)
@@ -41,7 +41,7 @@ class Form:
             if not separator or name is None:
                 raise ApiError("the form has a part without a name")
             filename = re.search(rb'[;\s]filename="([^"]*)"', head)
-            part = Part(data, filename and filename[1].decode(errors="replace"))
+            part = Part(data, None if filename is None else filename[1].decode(errors="replace"))
             self._parts.setdefault(name[1].decode(errors="replace"), []).append(part)
         raise ApiError("the form is cut off")
 
