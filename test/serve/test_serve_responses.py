@@ -309,6 +309,23 @@ def test_stored_responses(client, server):
     assert caught.value.code == "previous_response_not_found"
 
 
+def test_custom_tools(client, server):
+    server.text = '<tool_call>{"name": "run", "arguments": {"input": "1 + 1"}}</tool_call>'
+    tools = [TOOL, {"type": "custom", "name": "run", "format": {"type": "text"}}]
+    first = create(client, tools=tools)
+    (item,) = first.output
+    assert (item.type, item.name, item.input, item.status) == ("custom_tool_call", "run", "1 + 1", "completed")
+    events = list(create(client, tools=tools, stream=True))
+    kinds = [event.type for event in events if "custom" in event.type]
+    assert kinds == [f"response.custom_tool_call_input.{kind}" for kind in ("delta", "done")]
+    assert events[-1].response.output[0].input == "1 + 1"
+    server.text = "Two."
+    result = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "2"}
+    assert create(client, input=[HELLO, item.model_dump(), result], tools=tools).output_text == "Two."
+    assert create(client, input=[result], tools=tools, previous_response_id=first.id).output_text == "Two."
+    assert '<tool_call>{"input": "1 + 1"}</tool_call>[tool]2' in server.prompts[-1]
+
+
 def test_tools_of_a_stored_response(client, server):
     server.text = CALL
     first = create(client, tools=[TOOL])

@@ -241,9 +241,9 @@ def test_transcriptions_of_the_server(whisper, tmp_path):
     models.add("whisper", lambda: load_model(whisper.path), 0)
     with TestClient(create_app(models)) as client:
 
-        def post(sound=path.read_bytes(), task="transcriptions", **fields):
-            fields = {"model": "whisper"} | fields
-            return client.post(f"/v1/audio/{task}", data=fields, files={"file": ("talk.wav", sound)})
+        def post(sound=None, task="transcriptions", **fields):
+            files = {"file": ("talk.wav", sound or path.read_bytes())}
+            return client.post(f"/v1/audio/{task}", data={"model": "whisper"} | fields, files=files)
 
         assert post().json() == {"text": text}
         assert post(response_format="text", temperature="0").text == text + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 from .answer import LENGTH, Answer, Call, Choice, Delta
 from .chat_prompt import all_ids, chat_prompt
-from .chat_request import ChatRequest
+from .chat_request import ChatRequest, text_input
 from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
@@ -99,9 +99,13 @@ class Item:
     """
 
     def __init__(self, kind: str, index: int, call: Call | None = None, name: dict[str, str] | None = None):
-        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}[kind]
         self.kind, self.index, self.id = kind, index, f"{prefix}_{uuid.uuid4().hex}"
         self.call, self.name, self.text, self.logprobs, self.status = call, name, "", [], "in_progress"
+
+    @property
+    def is_custom(self) -> bool:
+        return self.kind == "custom_tool_call"
 
     def part(self) -> dict[str, Any]:
         """Return the only part of the item's content."""
@@ -111,6 +115,8 @@ class Item:
 
     def object(self) -> dict[str, Any]:
         common = {"id": self.id, "type": self.kind, "status": self.status}
+        if self.call is not None and self.is_custom:
+            return common | self.name | {"call_id": self.call.id, "input": text_input(self.text) if self.text else ""}
         if self.call is not None:
             return common | self.name | {"call_id": self.call.id, "arguments": self.text}
         content = [self.part()] if self.status != "in_progress" else []
@@ -126,6 +132,7 @@ class ResponsesFormat(ServerSentEvents):
         self._answer, self._items = answer, []
         self._stored, self._input = stored, None if body.store is False else body.stored_items
         self._names = {function.chat_name: function.name for function in body.functions}
+        self._custom = {function.chat_name for function in body.functions if function.is_custom}
         self._number = 0  # of the next event
         self._open: Item | None = None  # the item that grows
         repeated = body.model_dump(include={*REPEATED}, by_alias=True)
@@ -230,10 +237,12 @@ class ResponsesFormat(ServerSentEvents):
             events.append(self._part_event("response.output_text.delta", item, delta=delta.text, logprobs=logprobs))
         elif delta.kind == CALL:
             self._close(events)
-            self._begin(events, "function_call", delta.call)
+            kind = "custom_tool_call" if delta.call.name in self._custom else "function_call"
+            self._begin(events, kind, delta.call)
         elif delta.kind == ARGUMENTS:
             self._open.text += delta.text
-            events.append(self._item_event("response.function_call_arguments.delta", self._open, delta=delta.text))
+            if not self._open.is_custom:  # their text comes when it is complete
+                events.append(self._item_event("response.function_call_arguments.delta", self._open, delta=delta.text))
         elif delta.kind == CALL_END:
             self._close(events)
 
@@ -267,6 +276,10 @@ class ResponsesFormat(ServerSentEvents):
             events.append(self._part_event("response.output_text.done", item, text=item.text, logprobs=item.logprobs))
         if item.call is None:
             events.append(self._part_event("response.content_part.done", item, part=item.part()))
+        elif item.is_custom:
+            text = item.object()["input"]
+            events.append(self._item_event("response.custom_tool_call_input.delta", item, delta=text))
+            events.append(self._item_event("response.custom_tool_call_input.done", item, input=text))
         else:
             done = {"name": item.name["name"], "arguments": item.text}
             events.append(self._item_event("response.function_call_arguments.done", item, **done))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
+from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Custom, ReasoningEffort
 from .errors import ApiError
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
@@ -44,12 +45,24 @@ class InputCall(InputItemBase):
 
 
 class InputResult(InputItemBase):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
     output: Content
     name: str | None = None
     namespace: str | None = None
     caller: Caller | None = None
+
+
+class InputCustomCall(InputItemBase):
+    type: Literal["custom_tool_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    input: str
+    namespace: None = None
+
+    @property
+    def arguments(self) -> str:
+        return json.dumps({"input": self.input})
 
 
 class InputReasoning(InputItemBase):
@@ -77,6 +90,8 @@ def _item_type(item: Any) -> Any:
     """Return the type of an item. A reference may omit it."""
     if not isinstance(item, dict):
         return getattr(item, "type", None)
+    if item.get("type") == "custom_tool_call_output":
+        return "function_call_output"
     return item.get("type") or ("item_reference" if item.keys() == {"id"} else "message")
 
 
@@ -84,6 +99,7 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputCustomCall, Tag("custom_tool_call")]
     | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[InputReference, Tag("item_reference")],
     Discriminator(
@@ -106,6 +122,17 @@ class ResponseTool(RequestPart):
     output_schema: dict[str, Any] | None = None  # of results that programs of the model would read
 
 
+class CustomResponseTool(Custom):
+    """A tool that takes a text."""
+
+    type: Literal["custom"]
+    defer_loading: Literal[False] | None = None
+
+    def as_response_tool(self) -> ResponseTool:
+        given = self.as_function().model_dump(include={"name", "description", "parameters"})
+        return ResponseTool(type="function", **given)
+
+
 class Namespace(RequestPart):
     """Functions of a common origin, such as an MCP server. To the model, their names are `namespace.function`."""
 
@@ -116,11 +143,13 @@ class Namespace(RequestPart):
 
 
 AnyTool = Annotated[
-    Annotated[ResponseTool, Tag("function")] | Annotated[Namespace, Tag("namespace")],
+    Annotated[ResponseTool, Tag("function")]
+    | Annotated[CustomResponseTool, Tag("custom")]
+    | Annotated[Namespace, Tag("namespace")],
     Discriminator(
         lambda tool: tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None),
         custom_error_type="tool_type",
-        custom_error_message="expected an object of type function or namespace; this server has no tools of its own",
+        custom_error_message="expected an object of type function, custom or namespace: the server runs no tools",
     ),
 ]
 
@@ -138,6 +167,7 @@ class OfferedFunction:
     tool: ResponseTool
     namespace: str | None = None
     heading: str | None = None  # the description of the namespace, for its first function
+    is_custom: bool = False  # the client knows it as a tool that takes a text
 
     @property
     def chat_name(self) -> str:
@@ -157,7 +187,7 @@ class OfferedFunction:
 
 
 class ResponseToolChoice(RequestPart):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -264,6 +294,9 @@ class ResponsesRequest(ExtendedFields, RequestPart):
             if isinstance(tool, ResponseTool):
                 functions.append(OfferedFunction(path, tool))
                 continue
+            if isinstance(tool, CustomResponseTool):
+                functions.append(OfferedFunction(path, tool.as_response_tool(), is_custom=True))
+                continue
             for place, member in enumerate(tool.tools):
                 heading = tool.description if place == 0 else None
                 functions.append(OfferedFunction(f"{path}.tools.{place}", member, tool.name, heading))
@@ -331,7 +364,7 @@ class ResponsesRequest(ExtendedFields, RequestPart):
                 messages.append({"role": item.role, "content": item.content})
             elif isinstance(item, InputResult):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
-            elif isinstance(item, InputCall):
+            elif isinstance(item, (InputCall, InputCustomCall)):
                 call = {
                     "id": item.call_id,
                     "type": "function",
