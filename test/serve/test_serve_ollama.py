@@ -100,6 +100,16 @@ def test_models(server):
     assert httpx.get(f"{server.url}/api/version").json()["version"].count(".") == 2
 
 
+def test_requests_need_no_content_type_unless_a_web_page_sends_them(server):
+    server.text = "Hello."
+    content = json.dumps({"model": NAME, "messages": HI, "stream": False})
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = httpx.post(f"{server.url}/api/chat", content=content, headers=headers).json()
+    assert answer["message"]["content"] == "Hello."
+    headers = {"Content-Type": "text/plain", "Origin": "https://elsewhere.example"}
+    assert httpx.post(f"{server.url}/api/chat", content=content, headers=headers).status_code == 400
+
+
 def test_errors(server):
     for fields, status, message in (
         ({"model": "other"}, 404, "the model 'other' does not exist"),

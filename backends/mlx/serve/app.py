@@ -28,7 +28,7 @@ from .request import CompletionRequest
 from .response import ChatFormat, CompletionFormat
 from .responses import ResponsesFormat, input_items, input_tokens, start_response
 from .responses_request import ResponsesRequest
-from .route import Route
+from .route import AnyTypeRoute, Route
 from .service import Service
 from .settings import Settings
 from .start import start_chat, start_completion
@@ -121,7 +121,7 @@ def _generation_routes(service: Service) -> APIRouter:
 
 def _ollama_routes(service: Service) -> APIRouter:
     """The routes of Ollama's API."""
-    router = APIRouter(route_class=Route, prefix="/api", responses=OLLAMA_ERRORS)
+    router = APIRouter(route_class=AnyTypeRoute, prefix="/api", responses=OLLAMA_ERRORS)
     models = service.models
 
     @router.post("/chat", responses=LINES)

@@ -15,6 +15,7 @@ from .parts import RequestPart, Several
 from .request import CompletionRequest, ExtendedFields, Stops
 
 NO_LIMIT = -1
+HARDWARE = {"num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"}
 NoImages = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -23,6 +24,9 @@ class Options(ExtendedFields):
 
     num_predict: int | None = Field(None, lt=2**31)
     stop: Stops | None = None
+
+    def unknown_fields(self) -> Iterator[tuple[str, ...]]:
+        return (path for path in super().unknown_fields() if path[0] not in HARDWARE)
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields of a chat or completion request."""

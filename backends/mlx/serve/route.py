@@ -31,3 +31,22 @@ class Route(APIRoute):
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return handle_strictly
+
+
+class AnyTypeRoute(Route):
+    """A route that takes JSON of any Content-Type, as Ollama does: its users call curl without one.
+
+    Web pages of other origins can send other types than JSON without asking first, so their requests are refused.
+    """
+
+    def get_route_handler(self) -> Callable:
+        handle = super().get_route_handler()
+
+        async def handle_any_type(request: Request) -> Response:
+            if "origin" in request.headers:
+                return await handle(request)
+            headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+            scope = request.scope | {"headers": [*headers, (b"content-type", b"application/json")]}
+            return await handle(Request(scope, request.receive))
+
+        return handle_any_type
