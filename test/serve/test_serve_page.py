@@ -271,7 +271,7 @@ def test_conversations_stay_in_the_browser(page, server):
     page.js("$('system').value = 'Be kind.'")
     chat_once(page, "First")
     stored = page.stored_messages()
-    assert server.llm.tokenizer.decode(server.generations[-1].prompt).startswith("<s>[system]Be kind.")
+    assert server.llm.tokenizer.decode(server.generations[-1].prompt).startswith("Be kind.\nFirst")
     page.click("#clear")
     assert page.stored_messages() == []
     chat_once(page, "Second")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from fastapi import FastAPI
 
 from ..batch import RequestLines, answer_all
+from .app_worker import AppWorker, queue_width
 from .errors import ApiError
-from .local_worker import LocalWorker, queue_width
 from .models import Models
 from .parts import RequestPart
 from .request import Metadata
@@ -119,7 +119,7 @@ class Batches:
                     (good if is_good else bad).write(json.dumps(answer).encode() + b"\n")
 
                 rows = [model.llm.rows for model in self._models.loaded.values()]
-                worker = LocalWorker(self._app, queue_width(max(rows, default=1)), object["endpoint"], self._headers)
+                worker = AppWorker(self._app, queue_width(max(rows, default=1)), object["endpoint"], self._headers)
                 await answer_all(lines, worker, write)
             batch.become("finalizing")
             batch.become("completed")

@@ -136,7 +136,7 @@ async function answer() {
         const count = event.usage.completion_tokens, seconds = (performance.now() - first) / 1000;
         const rate = Math.max(count - 1, 0) / Math.max(seconds, 1e-3), end = finish === "length" ? ", cut off" : "";
         $("state").textContent = `${count} tokens, ${rate.toFixed(1)} tokens/s${end}`;
-        showContext(event.usage.prompt_tokens + count);
+        showContext((event.usage.prompt_tokens ?? 0) + count);
       }
     }
   } catch (error) {
