@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from .answer import Answer, Choice, Delta
+from .answer import Answer, Choice
 from .chat_request import ChatRequest, parse_arguments
+from .delta import Delta
 from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
 from .formats.reader import CALL_END, CONTENT

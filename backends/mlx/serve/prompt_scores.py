@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from ..llm import BusyError
 from ..llm.scoring import CancelledError
-from .answer import RETRY_SECONDS
 from .errors import request_error, server_error
 from .model import ServedModel
 
+RETRY_SECONDS = 0.05  # between two attempts to start a request while the queue is full
 TOKENS_AT_ONCE = 64  # tokens whose scores are not lost if the queue is full
 
 # Of each token: its log probability, and the most likely tokens in its place with theirs. The first token has none.

@@ -6,9 +6,10 @@ import uuid
 from functools import partial
 from typing import Any
 
-from .answer import LENGTH, Answer, Call, Choice, Delta
+from .answer import LENGTH, Answer, Choice
 from .chat_prompt import all_ids, chat_prompt
 from .chat_request import ChatRequest, text_input
+from .delta import Call, Delta
 from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
