@@ -204,7 +204,8 @@ def _models(options: argparse.Namespace) -> Models:
         memory.set_memory_limit(options.memory_limit)
     models = Models(options.model_memory, options.idle_timeout)
     for name, path in zip(names, options.models):
-        load = partial(load_model, path, options.tokenizer, draft=options.draft_model, queue_limit=options.queue)
+        settings = {"draft": options.draft_model, "chat_template": options.chat_template, "queue_limit": options.queue}
+        load = partial(load_model, path, options.tokenizer, **settings)
         try:
             models.add(name, load, path.stat().st_size if path.is_file() else 0, options.tool_format)
         except ValueError as error:

@@ -91,6 +91,7 @@ class LLM:
         profile: bool = False,
         device: str | None = None,
         draft: str | Path | None = None,
+        chat_template: str | Path | None = None,
         queue_limit: int = 0,
         chunk: int = 0,
         chunk_seconds: float = 0.0,
@@ -104,6 +105,7 @@ class LLM:
         - `device`: `cpu`, `gpu`, or None for the default.
         - `draft`: a `.pte` file of a smaller model with the same tokenizer. It guesses tokens for speculation, which
           changes the speed and not the tokens.
+        - `chat_template`: a file with a chat template in Jinja, which takes the place of those of the tokenizer.
         - `queue_limit`: the number of requests that may wait. Further ones raise BusyError. 0: no limit.
         - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program
           takes, but at most 512 on a CPU.
@@ -124,6 +126,10 @@ class LLM:
         program = LLMProgram(path, profile=profile, device=device, draft=draft)
         if tokenizer is None:
             loaded, eos_ids = _tokenizer_in(program), set()
+        if chat_template is not None:
+            if loaded is None:
+                raise ValueError(f"chat_template: {Path(path).name} has no tokenizer; pass a folder with a tokenizer")
+            loaded.replace_templates(Path(chat_template).read_text(encoding="utf-8"))
         return cls(
             program,
             loaded,

@@ -182,6 +182,13 @@ class Tokenizer:
             return chat_template.render_unfinished(template, messages, variables)
         return chat_template.render(template, messages, variables, add_generation_prompt)
 
+    def replace_templates(self, template: str) -> None:
+        """Use this chat template for all chats. Raises ValueError if it is no valid Jinja template."""
+        from . import chat_template
+
+        chat_template.check(template)
+        self.chat_template, self.tool_template = template, None
+
     def _turns(self, template: str) -> Turns:
         if template not in self._turns_of:
             from . import chat_template
