@@ -48,8 +48,8 @@ RULES = {
         "workarounds",
     },
     "speech": {"llm"},  # a public name of llm.speech
-    "serve": {"llm", "memory"},
-    "batch": {"llm", "serve"},
+    "batch": set(),
+    "serve": {"batch", "llm", "memory"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
     "__init__": {
