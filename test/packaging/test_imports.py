@@ -51,6 +51,7 @@ RULES = {
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "__main__": {"cli"},
     "__init__": {
         "loader",
         "llm",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..loader import OtherDelegateError, blas_name, cpu_kernels, library_text, load_delegate
 from ..quiet import quiet_imports, quiet_lowering
-from .model_arguments import CommandError
+from .errors import CommandError
 
 _WHEELS = ("torch", "executorch", "mlx")
 _BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # each installs a libmlx

@@ -208,7 +208,12 @@ async function answer() {
     // Browsers have the clipboard only on pages of this machine or with TLS.
     if (navigator.clipboard) actions.Copy = () => navigator.clipboard.writeText(parts.text);
     keepEnd(() => addActions(div, actions));
-  } else { div.remove(); messages.pop(); } // no answer: drop the message as well
+  } else { // no answer: the message goes back to where it was typed, so that the page shows the conversation
+    const asked = div.previousElementSibling, { content } = messages.pop();
+    asked.remove();
+    div.remove();
+    $("text").value ||= content;
+  }
 }
 
 // Removes an element and those after it, and the messages after the first `count`.
