@@ -6,6 +6,7 @@ import operator
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -132,7 +133,7 @@ class MLXPartitioner(Partitioner):
         if allow_extensions and portable:
             raise ValueError("MLXPartitioner: got allow_extensions and portable, expected at most one of them")
         self._legalize = checked_names(legalize)
-        self._options = {"allow_extensions": allow_extensions, "portable": portable}
+        self._options: dict[str, Any] = {"allow_extensions": allow_extensions, "portable": portable}
         specs = [CompileSpec(key, b"") for key, is_set in self._options.items() if is_set]
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
@@ -359,7 +360,7 @@ def _origin(node: Node) -> Node:
 
 
 def _shares_memory(target: object) -> bool:
-    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else []
     return len(returns) == 1 and returns[0].alias_info is not None
 
 

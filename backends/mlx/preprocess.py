@@ -69,11 +69,11 @@ class MLXBackend(BackendDetails):
             for method, programs in edge_programs.items()
         }
         portable = {
-            method: [graph for (_, graph), specs in zip(results, compile_specs[method]) if _has_spec(specs, PORTABLE)]
+            method: [result[1] for result, specs in zip(results, compile_specs[method]) if _has_spec(specs, PORTABLE)]
             for method, results in compiled.items()
         }
         _refuse(shared_buffers(portable))
-        return {method: [result for result, _ in results] for method, results in compiled.items()}
+        return {method: [result[0] for result in results] for method, results in compiled.items()}
 
 
 def _has_spec(specs: list[CompileSpec], key: str) -> bool:

@@ -1,4 +1,4 @@
-"""NVRTC compiles every CUDA kernel of the runtime. Needs no GPU, but NVIDIA's wheel of NVRTC: see tools/setup.sh nvrtc."""
+"""NVRTC compiles every CUDA kernel of the runtime. Needs no GPU, but NVIDIA's wheel of NVRTC (tools/setup.sh nvrtc)."""
 
 import ctypes
 import os

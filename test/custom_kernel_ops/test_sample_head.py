@@ -1,16 +1,17 @@
 """SamplingHead, and mlx::sample in exported and lowered programs."""
 
+import copy
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from sampling_programs import Sample, lower
-
 from executorch_mlx import SamplingHead
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.read import read_payload
 from loaded_method import LoadedMethod
+from sampling_programs import Sample, lower
 
 
 def scalar(value, dtype=torch.float32):
@@ -151,6 +152,58 @@ def test_one_program_for_all_parameters():
                 assert token.equal(step(*given)), (temperature, top_p, seed)
                 seen.add(tuple(token.tolist()))
     assert len(seen) > 5
+
+
+S = torch.export.Dim("sequence", min=1, max=32)
+# The axis of the tokens whose size is dynamic → `dynamic_shapes` in one form of torch.export.
+FORMS = {
+    "position": lambda size: ({1: size}, None, None),
+    "list": lambda size: [{1: size}, None, None],
+    "name": lambda size: {"tokens": {1: size}, "temperature": None, "seed": None},
+    "collection": lambda size: collection({1: size}),
+}
+
+
+def collection(dimensions):
+    shapes = torch.export.ShapesCollection()
+    shapes[TOKENS] = dimensions
+    return shapes
+
+
+@pytest.mark.parametrize("strict, by_keyword", [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("size", [S, torch.export.Dim.AUTO], ids=["Dim", "AUTO"])
+@pytest.mark.parametrize("form", FORMS)
+def test_exports_with_a_dynamic_dimension(form, size, by_keyword, strict):
+    head, parameters = SamplingHead(Decoder()), {"temperature": scalar(1.0), "seed": torch.tensor(5)}
+    args, kwargs = ((), {"tokens": TOKENS} | parameters) if by_keyword else ((TOKENS,), parameters)
+    exported = torch.export.export(head, args, kwargs, dynamic_shapes=FORMS[form](size), strict=strict)
+    longer = TOKENS.repeat(1, 5)
+    given = ((), {"tokens": longer} | parameters) if by_keyword else ((longer,), parameters)
+    assert exported.module()(*given[0], **given[1]).equal(head(longer, **parameters))
+
+
+def test_a_dynamic_dimension_is_one_in_the_program():
+    head, parameters = SamplingHead(Decoder()).eval(), {"seed": torch.tensor(5), "temperature": scalar(1.0)}
+    shapes = {"tokens": {0: torch.export.Dim("rows", min=1, max=8), 1: S}, "temperature": None, "seed": None}
+    method = LoadedMethod(lower(head, (TOKENS,), kwargs=parameters, dynamic_shapes=shapes).buffer)
+    for tokens in (TOKENS, TOKENS[:1, :1], TOKENS.repeat(4, 9)):
+        assert method.execute([tokens, *parameters.values()])[0].equal(head(tokens, **parameters))
+
+
+def test_signature_has_the_names_of_model_and_head():
+    class Clash(torch.nn.Module):
+        def forward(self, tokens, /, seed, *more, mask=None, **others):
+            return Decoder()(tokens) + seed
+
+    head = SamplingHead(Clash())
+    names = list(inspect.signature(head.forward).parameters)
+    assert names[:4] == ["tokens", "model_seed", "more", "mask"] and names[-1] == "others"
+    assert {"temperature", "seed", "history"} <= set(names)
+    assert head(TOKENS, 1, temperature=0.0, seed=3).equal(SamplingHead(Decoder())(TOKENS, temperature=0.0))
+    copied = copy.deepcopy(head)
+    assert copied.forward.__self__ is copied
+    with pytest.raises(TypeError, match="temperature"):
+        head(TOKENS, 1)
 
 
 def test_filter_that_is_none_emits_no_instructions():

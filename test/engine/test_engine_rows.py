@@ -10,17 +10,7 @@ import threading
 import c_api as api
 import pytest
 import torch
-from engine_rows import (  # noqa: F401 (fixtures)
-    LONG,
-    PROMPTS,
-    REQUESTS,
-    ROWS,
-    answer,
-    one_row,
-    options_of,
-    path,
-    windowed,
-)
+from engine_rows import LONG, PROMPTS, REQUESTS, ROWS, answer, one_row, options_of, path, windowed  # noqa: F401 (fixtures)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import httpx
 import pytest
 import served
 import small_llm
-from scripted import scripted_server, unscripted  # noqa: F401 (fixtures)
-from scripted import CALL, CLOCK, TEMPLATE, WEATHER, scripted
+from scripted import CALL, CLOCK, TEMPLATE, WEATHER, scripted, scripted_server, unscripted  # noqa: F401 (fixtures)
 from served import NAME
 
 # A template that can turn reasoning off, and takes a system message only at the beginning.

@@ -4,8 +4,7 @@ import json
 
 import openai
 import pytest
-from scripted import scripted_server, unscripted  # noqa: F401 (fixtures)
-from scripted import CALL, TEMPLATE, WEATHER, scripted
+from scripted import CALL, TEMPLATE, WEATHER, scripted, scripted_server, unscripted  # noqa: F401 (fixtures)
 from served import NAME
 
 TOOL = {"type": "function", **WEATHER, "strict": False}

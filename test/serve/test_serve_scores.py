@@ -6,8 +6,11 @@ import pytest
 import served
 import small_llm
 from executorch_mlx.serve.answer import Offsets
-from scripted import scripted_server  # noqa: F401 (fixture)
-from scripted import MESSAGES, chat
+from scripted import (
+    MESSAGES,
+    chat,
+    scripted_server,  # noqa: F401 (fixture)
+)
 from served import NAME
 
 

@@ -12,8 +12,17 @@ from executorch_mlx.llm.chat_template import abilities
 from executorch_mlx.llm.tokenizer import Tokenizer
 from executorch_mlx.serve.chat_request import AssistantMessage, template_message
 from json_schemas import ENDING
-from scripted import scripted_server  # noqa: F401 (fixture)
-from scripted import CALL, CLOCK, MESSAGES, TEMPLATE, WEATHER, chat, scripted, with_tokens
+from scripted import (
+    CALL,
+    CLOCK,
+    MESSAGES,
+    TEMPLATE,
+    WEATHER,
+    chat,
+    scripted,
+    scripted_server,  # noqa: F401 (fixture)
+    with_tokens,
+)
 from served import NAME
 
 

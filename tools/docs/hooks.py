@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -66,7 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         add(source)
     while pending:
         page, markdown = pending.pop()
-        outside_code(markdown, lambda text: _LINK.sub(lambda link: add_target(page, link[0], add), text))
+        outside_code(markdown, partial(_LINK.sub, lambda link, page=page: add_target(page, link[0], add)))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

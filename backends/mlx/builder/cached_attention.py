@@ -111,7 +111,7 @@ def attend_rows(P: Lowering, query, cache, start, row, rows, settings: ScoreSett
     capacity = cache.length // rows
     places = places_of_rows(P, query, start, row, rows, capacity, settings.window is not None)
     length = P.size(query, 2) if len(places) == 1 else 1
-    held = [_held_keys(P, length, query.dtype, *place, capacity, settings) for place in places]
+    held = [_held_keys(P, length, query.dtype, *place, capacity, settings) for place in places]  # type: ignore[call-arg]
     if len(held) == 1:
         return _attention(P, query, cache, held[0], settings)
 
@@ -120,7 +120,7 @@ def attend_rows(P: Lowering, query, cache, start, row, rows, settings: ScoreSett
         return P.emit(ir.ConcatenateNode, tensors=out, axis=2)
 
     node = cache.node_of_rows(query, held, settings.scale) if settings.is_fused else None
-    return emit() if node is None else P.emit_replaceable(*node, emit)
+    return emit() if node is None else P.emit_replaceable(*node, emit)  # type: ignore[call-arg]
 
 
 def _held_keys(P: Lowering, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:

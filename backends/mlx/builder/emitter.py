@@ -154,7 +154,7 @@ class Emitter:
 
     @contextmanager
     def detached_chain(self) -> Iterator[list[Emitted]]:
-        """A context manager: inside the `with` block, `emit` appends to a list that belongs to no chain. Yields the list.
+        """A context manager that yields a list. Inside the `with` block, `emit` appends to it, and to no chain.
 
         No instruction inside reuses a result from outside, nor the other way round.
         """

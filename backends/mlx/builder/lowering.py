@@ -75,7 +75,7 @@ class Lowering(Emitter):
         self._read_at |= {n: i for i, n in enumerate(nodes)}
         # The nodes of a match are lowered together, at the place of the last one.
         for last, match in matches.items():
-            self._read_at |= {n: self._read_at[last] for n in match.nodes}
+            self._read_at |= dict.fromkeys(match.nodes, self._read_at[last])
             for n in match.reads:
                 self._also_read_at[n] = max(self._read_at[last], self._also_read_at.get(n, -1))
         matched = {n for match in matches.values() for n in match.nodes}
@@ -127,7 +127,7 @@ class Lowering(Emitter):
         finally:
             self._lowering.pop()
         if depth == 1:
-            self._reasons |= {n: reason for n in match.nodes}
+            self._reasons |= dict.fromkeys(match.nodes, reason)
             self._lowered_with[node] = match.nodes
 
     def _num_readers(self, slot: TensorSlot) -> int:
@@ -201,7 +201,7 @@ class Lowering(Emitter):
         slot = self.value_or_none(node)
         return isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT
 
-    def fresh(self, val: Any) -> Slot:
+    def fresh(self, val: Any) -> Any:
         """Return a new slot of the kind, dtype and shape of the fake value `val`."""
         return slot_for(val)
 

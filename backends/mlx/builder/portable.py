@@ -430,7 +430,7 @@ def _updated_copy(op: type[ir.Op]) -> Callable:
 
 
 def _scatter_add(P: Emitter, n, env):
-    """Add the first elements of `updates`, as many as there are indices, to the first elements of `x`, as torch does."""
+    """Add the first elements of `updates`, one for each index, to the first elements of `x`, as torch does."""
     if any(0 in env.shape(t) for t in (n.x, n.indices)):
         return P.emit(ir.IdCopyNode, x=n.x, out=TensorSlot(n.x.dtype, n.x.shape))
     rank = len(env.shape(n.x))
@@ -491,7 +491,7 @@ def _conv3d_groups(op: type[ir.Op]) -> Callable:
 
 
 def _cropped_conv(op: type[ir.Op], axes: str) -> Callable:
-    """Return the form of a transposed convolution with more padding than its window reaches: one whose result is cropped.
+    """Return the form of a transposed convolution with more padding than its window reaches: its result is cropped.
 
     `axes` names the axes by the letters that end the names of their fields, and is empty for a single axis.
     """

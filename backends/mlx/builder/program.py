@@ -61,7 +61,7 @@ class ProgramBuilder(Lowering):
         if self.portable:
             for node, problem in self.differences:
                 reason = f"on ExecuTorch's own MLX delegate: {problem}"
-                self._reasons |= {n: reason for n in self._lowered_with.get(node, ())}
+                self._reasons |= dict.fromkeys(self._lowered_with.get(node, ()), reason)
 
     def can_lower(self, node: Node) -> bool:
         """Whether the handler of `node` can lower the node by itself, without patterns. Runs the handler."""

@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser, names: tuple[str, ...] = tuple(
 
     `title` is that of the group for all of them. By default, each has the group of the table.
     """
-    groups = {"": parser}
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for name in names:
         spec = OPTIONS[name]
         group_name = title or spec.group

@@ -47,8 +47,13 @@ def render(
         if not isinstance(message, dict):
             raise ValueError(f"messages: got {message!r}, expected a mapping with role and content")
     messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    chat = {"tools": None, "documents": None} | variables
-    chat |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+    chat = {
+        "tools": None,
+        "documents": None,
+        **variables,
+        "messages": messages,
+        "add_generation_prompt": add_generation_prompt,
+    }
     try:
         return _compile(template).render(chat)
     except _TEMPLATE_ERRORS as error:

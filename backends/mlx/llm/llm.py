@@ -112,8 +112,8 @@ class LLM:
         - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program
           takes, but at most 512 on a CPU.
         - `chunk_seconds`: while answers run, a chunk of another prompt should take about this long, in seconds, because
-          the answers wait for it. 0: 0.25 s on a CPU, and any time on a GPU, where the last bits of the logits depend on
-          the size of a chunk. `math.inf`: any time.
+          the answers wait for it. 0: 0.25 s on a CPU, and any time on a GPU, where the last bits of the logits depend
+          on the size of a chunk. `math.inf`: any time.
         - `reuse_prompts`: keep the rows of finished requests for later prompts that begin with the same tokens.
         - `overlap`: submit a step before the tokens of the previous step are read, so that the host works while the
           device does. None: only on a GPU. The tokens are the same. Requests with `allowed_tokens` or a draft model
@@ -127,7 +127,7 @@ class LLM:
             loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
         program = LLMProgram(path, profile=profile, device=device, draft=draft)
         if tokenizer is None:
-            loaded, eos_ids = _tokenizer_in(program), ()
+            loaded, eos_ids = _tokenizer_in(program), set()
         return cls(
             program,
             loaded,

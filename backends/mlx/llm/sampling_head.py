@@ -8,8 +8,10 @@ is None adds nothing to an exported program.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -32,6 +34,7 @@ class SamplingHead(torch.nn.Module):
     def __init__(self, model: torch.nn.Module):
         super().__init__()
         self.model = model
+        self.forward = types.MethodType(_forward_of(model), self)
 
     def forward(self, *args, temperature, **kwargs) -> torch.Tensor:
         """Return tokens `[B]` int64.
@@ -39,10 +42,32 @@ class SamplingHead(torch.nn.Module):
         The keyword arguments of `sample_logits` and `adjust_logits` go to the head. All other
         arguments go to the model. Under `torch.export`, an argument of the head that is a tensor
         becomes an input of the program, and one that is a number becomes a constant.
+
+        The signature of the method of an instance has the names of all arguments: those of `model.forward`, and then
+        those of the head. They are the names, and the order, in the argument `dynamic_shapes` of `torch.export.export`.
         """
         parameters = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
         logits = _last_logits(self.model(*args, **kwargs))
         return sample_logits(logits, temperature=temperature, **parameters)
+
+
+def _forward_of(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    """Return `SamplingHead.forward` with a signature that has the arguments of `model`.
+
+    An argument of `model` that has the name of an argument of the head can only be given by position.
+    """
+
+    def forward(self, *args, **kwargs):
+        return SamplingHead.forward(self, *args, **kwargs)
+
+    known = inspect.signature(model.forward).parameters.values()
+    named = [p.replace(name=f"model_{p.name}") if p.name in HEAD_ARGUMENTS else p for p in known]
+    of_model, others = ([p for p in named if (p.kind is p.VAR_KEYWORD) is rest] for rest in (False, True))
+    of_head = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in HEAD_ARGUMENTS]
+    of_head[0] = of_head[0].replace(default=inspect.Parameter.empty)  # the temperature has no default
+    myself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = inspect.Signature([myself, *of_model, *of_head, *others])  # type: ignore[attr-defined]
+    return forward
 
 
 def sample_logits(logits, *, temperature, top_k=None, top_p=1.0, seed=None, min_p=None, **adjustments) -> torch.Tensor:
@@ -169,7 +194,7 @@ def _parameter(name: str, value, logits: torch.Tensor) -> torch.Tensor:
         value = python_number(value)
         types = (int, torch.SymInt) if is_integer else (int, float, torch.SymInt, torch.SymFloat)
         if isinstance(value, types) and not isinstance(value, bool):
-            return torch.full((), _signed(name, value) if is_integer else _float32(name, value), dtype=dtype)
+            return torch.full((), _signed(name, value) if is_integer else _float32(name, value), dtype=dtype)  # type: ignore[arg-type]
         received = type(value).__name__
     expected = "an integer" if is_integer else "a number"
     raise TypeError(f"SamplingHead: {name}: got {received}, expected {expected} or a tensor of one element")

@@ -53,6 +53,7 @@ def score(program: LLMProgram, prompt: Sequence[int], continuation: Sequence[int
     A program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
     for each token.
     """
+    top_logprobs: list[tuple]
     if program.has_verify and program.logprobs and (top <= program.logprobs or not program.has_logits):
         logprobs, is_greedy = program.score(prompt, continuation)
         top_logprobs = program.score_top(prompt, continuation, top) if top else [()] * len(continuation)

@@ -282,11 +282,15 @@ def _is_rounded_down(a, b, remainder):
 
 
 # Exponents for which torch computes the power by other functions than pow, and the nodes that compute the same.
-_SPECIAL_POWERS = {2: [ir.SquareNode], -1: [ir.ReciprocalNode], -2: [ir.SquareNode, ir.ReciprocalNode]}
+_SPECIAL_POWERS: dict[float, list[type[ir.Op]]] = {
+    2: [ir.SquareNode],
+    -1: [ir.ReciprocalNode],
+    -2: [ir.SquareNode, ir.ReciprocalNode],
+}
 
 # Exponents for which torch computes a root, but not in float16. The handler must do the same, because root and power
 # differ at -inf and -0.
-_ROOTS = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNode]}
+_ROOTS: dict[float, list[type[ir.Op]]] = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNode]}
 
 
 @REGISTRY.lower(*overloads("pow"))

@@ -12,7 +12,6 @@ import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
 from ..builder.lowering import Lowering
-from ..custom_ops import quantized
 from ..builder.peephole import can_represent
 from ..builder.quantized_weights import (
     DEQUANTIZE,
@@ -29,6 +28,7 @@ from ..builder.quantized_weights import (
 )
 from ..builder.registry import REGISTRY, Unsupported, tracing_handler
 from ..builder.slots import Space
+from ..custom_ops import quantized
 from ..serialization import ir
 
 aten = torch.ops.aten

@@ -32,7 +32,7 @@ from ..extents import bounds
 from ..serialization import ir
 
 # Operator → the node whose fields are the arguments of the operator.
-NODES = {
+NODES: dict[torch._ops.OpOverload, type[ir.Op]] = {
     gated_linear_attention: ir.GatedRecurrenceNode,
     gated_delta_rule: ir.GatedRecurrenceNode,
     selective_scan: ir.SelectiveScanNode,

@@ -35,7 +35,7 @@ def _weight(P: Lowering, node: Node) -> Affine | Microscaled:
     if not is_call(node, *DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
         raise NoMatch
     read = DEQUANTIZE[str(aten_target(node.target))]
-    weight = read(P, **bind_arguments(node, P.value_or_none))
+    weight = read(P, **bind_arguments(node, P.value_or_none))  # type: ignore[operator]
     if weight is None or not weight.can_pack:
         raise NoMatch
     return weight

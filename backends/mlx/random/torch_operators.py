@@ -7,7 +7,7 @@ import math
 import torch
 
 from . import distributions
-from .functions import bernoulli, dropout_and_mask, multinomial, rand, randint, randn, randperm, random_words
+from .functions import bernoulli, dropout_and_mask, multinomial, rand, randint, randn, random_words, randperm
 
 aten = torch.ops.aten
 

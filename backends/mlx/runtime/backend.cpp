@@ -24,7 +24,7 @@
 #include "call/profile.h"
 #include "call/reset.h"
 #include "call/state.h"
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "guarded.h"
 #include "memory/limit.h"
 #include "memory/mapped_files.h"

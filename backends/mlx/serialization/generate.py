@@ -358,10 +358,10 @@ def find_flatc() -> str:
         flatc = Path(root, "data", "bin", "flatc")
         if flatc.is_file():
             return str(flatc)
-    flatc = shutil.which("flatc")
-    if not flatc:
+    on_path = shutil.which("flatc")
+    if not on_path:
         raise SchemaError("flatc: found neither in an executorch wheel nor on PATH; pass --flatc PATH")
-    return flatc
+    return on_path
 
 
 def check_with_flatc(schema: Path, flatc: str) -> None:

@@ -214,7 +214,8 @@ class Choice:
     ):
         self.prompt_scores = prompt_scores
         self.index, self.total, self.wants_logprobs = index, Total(), wants_logprobs
-        self.completion_tokens, self.reasoning_tokens, self.first_token_at = 0, 0, None
+        self.completion_tokens, self.reasoning_tokens = 0, 0
+        self.first_token_at: float | None = None
         self.generation: Generation | NoTokens | None = None
         self._start, self._is_cancelled = start, False
         self._model, self._parser, self._echo, self._one_call = model, parser, echo, one_call
@@ -401,7 +402,7 @@ class Answer:
                 async with aclosing(choice.deltas()) as deltas:
                     async for delta in deltas:
                         await queue.put((choice, delta))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (raised again by the reader of the queue)
                 await queue.put(error)
             else:
                 await queue.put(END)

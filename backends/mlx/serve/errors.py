@@ -115,7 +115,7 @@ def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str]
     """
     message = str(error)
     if isinstance(error, SettingError):
-        name = ({"bias_tokens": "logit_bias", "bias_values": "logit_bias"} | fields).get(error.name, error.name)
+        name = {"bias_tokens": "logit_bias", "bias_values": "logit_bias", **fields}.get(error.name, error.name)
         return ApiError(name + error.problem, param=name, code="unsupported_value")
     if isinstance(error, PromptLengthError):
         message = prompt_field + error.problem
@@ -207,8 +207,9 @@ def _message(errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)[:40]
-    return {dict: "an object", list: "a list"}.get(type(value), text)
+    if isinstance(value, dict):
+        return "an object"
+    return "a list" if isinstance(value, list) else json.dumps(value, ensure_ascii=False, default=str)[:40]
 
 
 # Errors about the field that tells the type of an object.

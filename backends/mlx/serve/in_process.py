@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -44,7 +44,7 @@ async def post(app: FastAPI, path: str, body: bytes) -> Response:
 
 
 async def exchange(
-    app: FastAPI, path: str, body: bytes, *, method: str = "POST", query: bytes = b"", headers: list = []
+    app: FastAPI, path: str, body: bytes, *, method: str = "POST", query: bytes = b"", headers: Iterable = ()
 ) -> AsyncIterator[dict]:
     """Send a request to `app`, and yield the ASGI messages of the response as they come.
 
@@ -71,14 +71,12 @@ async def _call(app: FastAPI, scope: dict, body: bytes, messages: asyncio.Queue)
             return request
         return await asyncio.get_running_loop().create_future()  # the client stays; `exchange` cancels this task
 
-    try:
+    with suppress(Exception):  # a defect of the app, which has already sent the response 500
         await app(scope, receive, messages.put)
-    except Exception:  # a defect of the app, which has already sent the response 500
-        pass
     await messages.put(None)
 
 
-def _scope(path: str, body: bytes, method: str, query: bytes, headers: list) -> dict:
+def _scope(path: str, body: bytes, method: str, query: bytes, headers: Iterable) -> dict:
     own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"host", b"localhost")]
     return {
         "type": "http",

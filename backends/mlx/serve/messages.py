@@ -133,8 +133,8 @@ class MessagesFormat:
         if finish == LENGTH:
             reason = "model_context_window_exceeded" if generation.finish == "context" else "max_tokens"
         else:
-            reason = "tool_use" if finish == TOOL_CALLS else "stop_sequence" if generation.stop else "end_turn"
-        return {"stop_reason": reason, "stop_sequence": generation.stop if reason == "stop_sequence" else None}
+            reason = "tool_use" if finish == TOOL_CALLS else "stop_sequence" if generation.stop else "end_turn"  # type: ignore[union-attr]
+        return {"stop_reason": reason, "stop_sequence": generation.stop if reason == "stop_sequence" else None}  # type: ignore[union-attr]
 
     def _usage(self) -> dict[str, Any]:
         """Return the numbers of tokens. `input_tokens` counts only those of the prompt that were not in the cache."""

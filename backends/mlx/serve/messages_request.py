@@ -102,7 +102,10 @@ def _user_messages(blocks: Iterable[TextBlock | ToolResult]) -> Iterable[dict[st
 
 def _assistant_message(blocks: list) -> dict[str, Any]:
     """Return the chat message for blocks of the assistant. Its texts are those between the calls of one answer."""
-    message = {"role": "assistant", "content": "".join(block.text for block in blocks if block.type == "text")}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(block.text for block in blocks if block.type == "text"),
+    }
     if thinking := "".join(block.thinking for block in blocks if block.type == "thinking"):
         message["reasoning_content"] = thinking
     calls = [block for block in blocks if block.type == "tool_use"]

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from .. import memory
@@ -107,7 +107,7 @@ class Models:
         """Return the object of a model in `/v1/models`. Raises ApiError for an unknown name."""
         entry = self._entry(name)
         fields = {"id": name, "object": "model", "created": entry.created, "owned_by": "executorch-mlx"}
-        created = datetime.fromtimestamp(entry.created, timezone.utc).isoformat()
+        created = datetime.fromtimestamp(entry.created, UTC).isoformat()
         fields |= {"type": "model", "display_name": name, "created_at": created}  # as in Anthropic's API
         return fields | entry.description | {"loaded": entry.model is not None}
 

@@ -28,7 +28,7 @@ class RequestPart(BaseModel):
     def _with_integers(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        given = {name: value.get(name) for name in _integer_fields(cls)}
+        given = {name: value.get(name) for name in _integer_fields(cls)}  # type: ignore[arg-type]
         whole = {name: int(part) for name, part in given.items() if isinstance(part, float) and part.is_integer()}
         return value | whole
 
@@ -46,7 +46,7 @@ class Strict(RequestPart):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        names = _field_names(cls)
+        names = _field_names(cls)  # type: ignore[arg-type]
         known = {key: part for key, part in value.items() if key in names}
         unknown = ((key, part) for key, part in value.items() if key not in names and part is not None)
         return known | dict(islice(unknown, 1))  # pydantic reports it

@@ -120,7 +120,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = False  # OpenAI's padding of events, which this server never sends
 
 
-class ExtendedFields(SamplingFields):
+class ExtendedFields(SamplingFields):  # type: ignore[misc, valid-type]
     """The sampling parameters, and fields of vLLM's API. Requests of all APIs for answers take them."""
 
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
@@ -285,7 +285,7 @@ class CompletionRequest(GenerationRequest):
         """The prompts, as text or token ids."""
         if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
             return list(self.prompt)
-        return [self.prompt]
+        return [self.prompt]  # type: ignore[list-item]
 
     def check_fields(self) -> None:
         super().check_fields()

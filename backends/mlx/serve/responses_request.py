@@ -235,7 +235,7 @@ class ResponsesRequest(ExtendedFields, Strict):
     truncation: Literal["auto", "disabled"] | None = None  # no effect: input that is too long is an error
     include: Several[Includable] | None = None
     background: bool | None = None
-    service_tier: Literal[SERVICE_TIERS] | None = None
+    service_tier: Literal[SERVICE_TIERS] | None = None  # type: ignore[valid-type]
     previous_response_id: str | None = None
     user: str | None = None
     safety_identifier: str | None = None

@@ -38,7 +38,7 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     echoes = [_echo(model, body, *prompt) if body.echo else None for prompt in zip(body.prompts, scores)]
     prompts = [own for own in ids for _ in range(count)]
     if body.max_new_tokens == 0 and (body.echo or body.prompt_logprobs is not None):
-        starts = [partial(NoTokens, own) for own in prompts]
+        starts: list[Callable] = [partial(NoTokens, own) for own in prompts]
     else:
         starts = _starts(model, body, prompts, "prompt", _constraint(model.grammars.for_completion, body))
     choices = [

@@ -73,7 +73,7 @@ async def events(answer: Answer, format: ResponseFormat, ping_seconds: float) ->
                     continue
                 for chunk in format.chunks(*entry):
                     yield event(chunk)
-    except Exception as error:  # whatever fails, it ends this answer alone
+    except Exception as error:  # noqa: BLE001  (whatever fails, it ends this answer alone)
         for chunk in format.error_chunks(answer_error(error)):
             yield event(chunk)
         return

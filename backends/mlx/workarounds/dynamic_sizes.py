@@ -54,8 +54,8 @@ def _new_empty(x, size, *, dtype=None, layout=None, device=None, pin_memory=None
     return aten.full.default(size, 0, dtype=dtype or x.dtype, device=device or x.device)
 
 
-_EMPTY = {aten.empty.memory_format: _empty, aten.new_empty.default: _new_empty}
-_SPLITS = {
+_EMPTY: dict[Any, Callable] = {aten.empty.memory_format: _empty, aten.new_empty.default: _new_empty}
+_SPLITS: dict[Any, Callable] = {
     aten.split.Tensor: _split,
     aten.split_copy.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,

@@ -15,7 +15,7 @@
 #include "call/evaluation.h"
 #include "call/state.h"
 #include "checks.h"
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "device.h"
 #include "dtype.h"
 #include "error.h"

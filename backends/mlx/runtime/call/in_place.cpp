@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "memory/strided_copy.h"
 
 namespace executorch_mlx {

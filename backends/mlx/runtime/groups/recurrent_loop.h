@@ -9,7 +9,7 @@
 
 #include <mlx/mlx.h>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {

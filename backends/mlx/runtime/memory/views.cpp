@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "checks.h"
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "memory/strided_copy.h"
 
 namespace executorch_mlx::views {

@@ -1,7 +1,7 @@
 // Attention, with and without a KV cache of the runtime, and rotary position embeddings. See op_row.h.
 #pragma once
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "gpu/fused.h"
 #include "ops/linalg.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <numbers>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "gpu/fused.h"
 #include "ops/op_row.h"
 
@@ -17,7 +17,7 @@ using BinaryOp = mx::array (*)(const mx::array&, const mx::array&, mx::StreamOrD
 // The largest number of elements that an op inspects on the host while it builds the graph.
 constexpr size_t kMaxInspectedElements = 4096;
 
-// Functions of cpu/accelerate.h.
+// Functions of ops/cpu/cpu_kernels.h.
 using UnaryKernel = std::optional<mx::array> (*)(const mx::array&, mx::Stream);
 using BinaryKernel = std::optional<mx::array> (*)(const mx::array&, const mx::array&, mx::Stream);
 

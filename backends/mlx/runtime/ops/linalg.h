@@ -1,7 +1,7 @@
 // Products of matrices, and helpers for all operations with products. See op_row.h.
 #pragma once
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "memory/views.h"
 #include "ops/index.h"
 #include "ops/op_row.h"

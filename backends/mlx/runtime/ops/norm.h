@@ -1,7 +1,7 @@
 // Normalization and softmax. See op_row.h.
 #pragma once
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "gpu/fused.h"
 #include "ops/op_row.h"
 

@@ -1,7 +1,7 @@
 // Products with quantized matrices. See op_row.h.
 #pragma once
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "ops/linalg.h"
 #include "ops/op_row.h"
 

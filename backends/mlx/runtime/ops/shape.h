@@ -1,7 +1,7 @@
 // Changes of shape, and joining and splitting tensors. See op_row.h.
 #pragma once
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "memory/views.h"
 #include "ops/op_row.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "error.h"
 #include "memory/host_memory.h"
 #include "memory/limit.h"

@@ -66,7 +66,8 @@ class SectionParser(Parser):
         has_begun: bool = False,
     ):
         self._sections, self._call_reader, self._is_bare = sections, call_reader, is_bare
-        self._inside, self._calls = inside, None  # the open section, and its reader if it has calls
+        self._inside = inside  # the open section
+        self._calls: CallReader | None = None  # its reader, if it has calls
         self._buffer = ""
         self._has_content = False  # besides space
         self._drops_space = inside is not None and not has_begun  # space around the text of a section is dropped

@@ -202,8 +202,8 @@ class Constraint:
 
     They do not constrain the reasoning before an answer, but the answer cannot end in it.
 
-    - `matchers`: those of llguidance, at the beginning of an answer. They are separate, because a matcher commits itself
-      to the longest literal that a text may begin with: one for calls and other answers would exclude answers.
+    - `matchers`: those of llguidance, at the beginning of an answer. They are separate, because a matcher commits
+      itself to the longest literal that a text may begin with: one for calls and other answers would exclude answers.
     - `reasoning`: see `Grammars._reasoning`.
     - `is_text`: the answer is text that may contain calls. It may end in its reasoning.
     """

@@ -1,4 +1,4 @@
-#include "primitive.h"
+#include "ops/cpu/primitive.h"
 
 #include <mlx/backend/cpu/encoder.h>
 #include <mlx/primitives.h>
@@ -9,11 +9,11 @@
 #include <stdexcept>
 #include <string>
 
-#include "../memory/host_memory.h"
-#include "../memory/limit.h"
-#include "../memory/strided_copy.h"
-#include "accelerate.h"
-#include "kernels/pool.h"
+#include "memory/host_memory.h"
+#include "memory/limit.h"
+#include "memory/strided_copy.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/pool.h"
 
 namespace executorch_mlx::cpu {
 

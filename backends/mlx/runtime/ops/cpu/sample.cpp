@@ -1,7 +1,7 @@
-// The sampler: see accelerate.h.
-#include "accelerate.h"
-#include "kernels/sample.h"
-#include "primitive.h"
+// The sampler: see cpu_kernels.h.
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/sample.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

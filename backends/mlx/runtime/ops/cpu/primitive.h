@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/float_type.h"
+#include "kernels/cpu/float_type.h"
 
 namespace executorch_mlx {
 

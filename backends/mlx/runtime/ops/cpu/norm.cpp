@@ -1,7 +1,7 @@
-// RMSNorm: see accelerate.h.
-#include "accelerate.h"
-#include "kernels/norm.h"
-#include "primitive.h"
+// RMSNorm: see cpu_kernels.h.
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/norm.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

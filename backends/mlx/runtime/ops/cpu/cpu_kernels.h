@@ -1,5 +1,5 @@
 // CPU kernels for operations where MLX's CPU backend is slow. The rest of the runtime includes no other
-// header of this folder. README.md describes the other files.
+// header of this folder. kernels/cpu/README.md describes the kernels.
 //
 // Each kernel's function returns its result, or nullopt if no kernel applies: `stream` is not a CPU stream, an operand
 // has an unsupported dtype or shape, or the platform has no kernels. The caller then uses MLX's own operation. If all
@@ -13,11 +13,11 @@
 #include <optional>
 #include <vector>
 
-#include "../quantized_cache.h"
-#include "../sample_inputs.h"
-#include "../span.h"
-#include "kernels/elementwise_step.h"
-#include "kernels/float_type.h"
+#include "quantized_cache.h"
+#include "sample_inputs.h"
+#include "span.h"
+#include "kernels/cpu/elementwise_step.h"
+#include "kernels/cpu/float_type.h"
 
 namespace executorch_mlx {
 

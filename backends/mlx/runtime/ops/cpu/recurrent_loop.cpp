@@ -1,9 +1,9 @@
 // Loops over the time steps of recurrent layers.
 #include <algorithm>
 
-#include "accelerate.h"
-#include "kernels/recurrent_loop.h"
-#include "primitive.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/recurrent_loop.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

@@ -1,11 +1,11 @@
-// Quantized KV caches: writes of entries, and attention over them. See accelerate.h.
+// Quantized KV caches: writes of entries, and attention over them. See cpu_kernels.h.
 #include <stdexcept>
 
-#include "../memory/views.h"
-#include "accelerate.h"
-#include "attention_arrays.h"
-#include "kernels/quantized_cache.h"
-#include "primitive.h"
+#include "memory/views.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/attention_arrays.h"
+#include "kernels/cpu/quantized_cache.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

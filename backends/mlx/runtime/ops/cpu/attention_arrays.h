@@ -1,9 +1,9 @@
 // Operands and results of the attention kernels, as MLX arrays.
 #pragma once
 
-#include "../memory/views.h"
-#include "kernels/heads.h"
-#include "primitive.h"
+#include "memory/views.h"
+#include "kernels/cpu/heads.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

@@ -5,9 +5,9 @@
 #include <array>
 #include <memory>
 
-#include "accelerate.h"
-#include "kernels/elementwise.h"
-#include "primitive.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/elementwise.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

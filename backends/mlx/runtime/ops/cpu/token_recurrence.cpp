@@ -1,10 +1,10 @@
-// Recurrences over tokens, and the states of layers: see accelerate.h.
+// Recurrences over tokens, and the states of layers: see cpu_kernels.h.
 #include <algorithm>
 
-#include "../memory/views.h"
-#include "accelerate.h"
-#include "kernels/token_recurrence.h"
-#include "primitive.h"
+#include "memory/views.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/token_recurrence.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

@@ -1,9 +1,9 @@
 // Matrix products with weights in float32, in half precision, and quantized.
 #include <limits>
 
-#include "accelerate.h"
-#include "kernels/matmul.h"
-#include "primitive.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/matmul.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

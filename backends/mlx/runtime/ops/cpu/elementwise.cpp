@@ -1,10 +1,10 @@
-// Single elementwise operations, conversions, copies and concatenation: see accelerate.h.
+// Single elementwise operations, conversions, copies and concatenation: see cpu_kernels.h.
 #include <algorithm>
 
-#include "../memory/strided_copy.h"
-#include "accelerate.h"
-#include "kernels/elementwise.h"
-#include "primitive.h"
+#include "memory/strided_copy.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/elementwise.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

@@ -1,11 +1,11 @@
-// Attention over float keys and values, and rotary embedding: see accelerate.h.
+// Attention over float keys and values, and rotary embedding: see cpu_kernels.h.
 #include <algorithm>
 
-#include "accelerate.h"
-#include "attention_arrays.h"
-#include "kernels/attention.h"
-#include "kernels/rope.h"
-#include "primitive.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/attention_arrays.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/rope.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

@@ -1,10 +1,10 @@
-// The mask of allowed tokens: see accelerate.h.
+// The mask of allowed tokens: see cpu_kernels.h.
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
-#include "accelerate.h"
-#include "primitive.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

@@ -1,9 +1,9 @@
-// Convolutions: see accelerate.h.
+// Convolutions: see cpu_kernels.h.
 #include <limits>
 
-#include "accelerate.h"
-#include "kernels/convolution.h"
-#include "primitive.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/convolution.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

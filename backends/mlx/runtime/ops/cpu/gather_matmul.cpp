@@ -6,10 +6,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "accelerate.h"
-#include "kernels/cblas.h"
-#include "kernels/matmul.h"
-#include "primitive.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/cblas.h"
+#include "kernels/cpu/matmul.h"
+#include "ops/cpu/primitive.h"
 
 namespace executorch_mlx::cpu {
 

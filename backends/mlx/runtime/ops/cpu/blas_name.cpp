@@ -1,9 +1,9 @@
 // Tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
 #include <mlx/mlx.h>
 
-#include "accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "device.h"
-#include "kernels/cblas.h"
+#include "kernels/cpu/cblas.h"
 #include "memory/limit.h"
 
 namespace executorch_mlx::cpu {

@@ -1,9 +1,9 @@
 // The instruction set of the kernels: its name, and the check of the environment variable.
 #include <cstdlib>
 
-#include "../error.h"
-#include "accelerate.h"
-#include "kernels/instruction_set.h"
+#include "error.h"
+#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/instruction_set.h"
 
 namespace executorch_mlx::cpu {
 
