@@ -46,7 +46,10 @@ def files(tmp_path, monkeypatch, classifier) -> Path:
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("run classifier.pte --prompt Hi", "classifier.pte: got a program with the methods forward, expected a language"),
+        (
+            "run classifier.pte --prompt Hi",
+            "classifier.pte: got a program with the methods forward, expected a language",
+        ),
         ("serve classifier.pte", "classifier.pte: got a program with the methods forward, expected a language"),
         ("transcribe classifier.pte talk.wav", "got a program with the methods forward, expected a language or speech"),
         ("run image.png", "image.png: got a PNG picture, expected a .pte file, a checkpoint folder"),

@@ -16,8 +16,8 @@ import pytest
 import small_llm
 from executorch.devtools import Inspector
 from executorch_mlx import memory
-from executorch_mlx.cli.main import console, main
 from executorch_mlx.cli.errors import CommandError
+from executorch_mlx.cli.main import console, main
 from executorch_mlx.cli.run import add_to
 from executorch_mlx.cli.session import Session
 from executorch_mlx.llm import LLM

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ def run(options: argparse.Namespace) -> int:
 def _check_installed(options: argparse.Namespace) -> None:
     check_installed("batch", "serve", ("fastapi", "rich"))
     if PARQUET in (options.input.suffix, options.output.suffix):
-        check_installed("batch", "serve", ("pyarrow",))
+        if find_spec("pyarrow") is None:
+            raise CommandError("batch needs pyarrow for Parquet files: pip install pyarrow")
     if options.ray is not None:
         check_installed("batch", "ray", ("ray",))
 

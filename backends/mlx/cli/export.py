@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm.export_options import HEAD_OPTIONS, OPTIONS, SPEECH, TEXT, ExportOptions, HeadConfig, OptionError
+from . import export_defaults
 from .errors import CommandError
 from .export_arguments import add_options, flag, given
 from .extras import EXPORT, check_installed
@@ -21,9 +22,6 @@ from .files import CHECKPOINTS, check_checkpoint
 
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
-
-# For a program that returns only tokens and is not portable. docs/performance.md says what a row costs.
-DEFAULT_BATCH = 4
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -42,7 +40,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     check_installed("export", "export", EXPORT)
     values = given(options)
-    arguments = _arguments(values, options.output)
+    _check_output(options.output)
+    _arguments(values)  # before any slow step
     check_checkpoint(options.model, CHECKPOINTS)
     atexit.register(gc.freeze)  # else Python searches all objects for cycles when it ends, which takes seconds
     progress = _Progress()
@@ -50,14 +49,18 @@ def run(options: argparse.Namespace) -> int:
         from ..llm.export import VerificationError, export_llm
         from ..llm.export.checkpoints.open import opened
         from ..llm.speech.export import export_speech, is_speech
+
+        _quiet_transformers()
     try:
         with progress:
             checkpoint = opened(options.model, "export_llm")
             kind, export = (SPEECH, export_speech) if is_speech(checkpoint) else (TEXT, export_llm)
             _check_kind(values, kind, options.model)
-            if kind == TEXT and not values.get("portable") and values.get("outputs", "tokens") == "tokens":
-                arguments.setdefault("batch", DEFAULT_BATCH)
-            exported = export(checkpoint, **arguments, progress=progress.begin)
+            if kind == TEXT:
+                values |= export_defaults.defaults(checkpoint, values)
+                if hint := export_defaults.memory_hint(checkpoint, values):
+                    progress.note(hint)
+            exported = export(checkpoint, **_arguments(values), progress=progress.begin)
             progress.begin("write and verify" if values.get("verify", True) else "write")
             size = exported.save(options.output)
     except (ValueError, VerificationError) as error:
@@ -69,8 +72,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _arguments(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """Return the options of the export. Raises CommandError for an invalid combination, before any slow step."""
+def _quiet_transformers() -> None:
+    """Keep bars and warnings of transformers from the terminal, such as that a calibration text is long."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the export. Raises CommandError for an invalid combination."""
     head = {name: value for name, value in values.items() if name in HEAD_OPTIONS}
     try:
         arguments = {n: value for n, value in values.items() if n not in head} | {"head": HeadConfig(**head)}
@@ -80,6 +91,11 @@ def _arguments(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
         raise CommandError(needed) from error
     if values.get("outputs") == "logits" and not values.get("seed", True):
         raise CommandError("--unseeded: got --outputs logits, expected tokens or both")
+    return arguments
+
+
+def _check_output(output: Path) -> None:
+    """Raise CommandError if the file cannot be written."""
     is_other = output.exists() and not output.is_file()
     if is_other or not output.parent.is_dir():
         raise CommandError(f"--output: got {output}, expected a file in an existing folder")
@@ -87,7 +103,6 @@ def _arguments(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
         tempfile.TemporaryFile(dir=output.parent).close()
     except OSError as error:
         raise CommandError(f"--output: cannot write to the folder of {output}: {error.strerror}") from error
-    return arguments
 
 
 def _check_kind(values: Mapping[str, Any], kind: str, model: str) -> None:

@@ -41,7 +41,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "--name",
         action="append",
         metavar="NAME",
-        help="name of the model in the API; once for each model (default: the hub id, or the name of the folder or file)",
+        help="name of the model in the API; once for each model (default: the hub id, or the name of the "
+        "folder or file)",
     )
     parser.add_argument(
         "--queue",

@@ -163,7 +163,7 @@ class LLM:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The sampling parameters that the authors of the model recommend, name → value, as far as the program takes them.
+        """The sampling parameters that the authors of the model recommend and the program takes, name → value.
 
         The commands and the server use them for what a user leaves open. `generate` does not.
         """

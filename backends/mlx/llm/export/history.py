@@ -48,5 +48,5 @@ class TokenHistory(torch.nn.Module):
 
 
 def last_positions(length: int, input_pos: torch.Tensor) -> torch.Tensor:
-    """Return the position of the last token of each row. `length` tokens of one row begin at `input_pos`, or one of each."""
+    """Return the last position of each row that a call writes: `length` tokens of one row, or a token of each."""
     return input_pos + (length - 1) if input_pos.shape[0] == 1 else input_pos

@@ -96,8 +96,6 @@ def tokenizer_methods(tokenizer: Any, vocab_size: int, silent: Collection[int] =
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)
         files = {name: Path(folder) / file for name, file in TOKENIZER_FILES.items()}
-        contents = {
-            name: _bytes(file.read_bytes()) for name, file in files.items() if file.is_file()
-        }
+        contents = {name: _bytes(file.read_bytes()) for name, file in files.items() if file.is_file()}
         table = token_table(Tokenizer.from_folder(folder), vocab_size, silent)
     return contents | dict(zip(("token_bytes", "token_offsets"), table))

@@ -147,7 +147,6 @@ class _Method(torch.nn.Module):
         )
         return tuple(result.unsqueeze(0) for result in results)
 
-
     def _adjust(self, logits, adjusts, processed):
         """Apply the logits processors if `adjusts`, bool, is true. Otherwise, the call spends no time on them."""
 

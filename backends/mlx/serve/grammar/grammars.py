@@ -106,7 +106,7 @@ class Grammars:
             )
         if not self._model.llm.eos_ids:
             return f"the model {self._model.name!r} has no stop id, with which such an answer ends"
-        return "" if find_spec("llguidance") else "needs llguidance: pip install 'executorch-mlx[grammar]'"
+        return "" if find_spec("llguidance") else "needs llguidance: pip install 'executorch-mlx[serve]'"
 
     def _check_support(self, param: str) -> None:
         if obstacle := self.obstacle:
