@@ -106,11 +106,11 @@ def export_model(model: str, values: dict[str, Any]) -> store.Export:
     Raises CommandError, ReportedError or OSError.
     """
     check_installed(f"{model} has to be exported, which", "export", EXPORT)
-    note(f"{model}: exporting it once, for later runs")
     sources = [Path(values[name]) for name in ("adapter", "calibrate") if name in values]
 
     def run(checkpoint: Path, program: Path, lock: int) -> None:
         # The process keeps the lock, also if this one is killed. Its memory is free before the program runs.
+        note(f"{model}: exporting it once, for later runs")
         command = export_arguments.command(checkpoint, program, values)
         code = subprocess.run(command, stdout=subprocess.DEVNULL, pass_fds=[lock], check=False).returncode
         if code:
