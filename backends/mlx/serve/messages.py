@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .answer import LENGTH, TOOL_CALLS, Answer, Call, Choice, Delta
+from .answer import LENGTH, TOOL_CALLS, Answer, Choice
 from .chat_request import parse_arguments
+from .delta import Call, Delta
 from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT

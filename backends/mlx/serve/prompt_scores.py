@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from ..llm import BusyError
-from .answer import RETRY_SECONDS
 from .errors import request_error, server_error
 from .model import ServedModel
 
+RETRY_SECONDS = 0.05  # between two attempts to start a request while the queue is full
 TOKENS_AT_ONCE = 64  # tokens that are scored between two looks at whether the answer was cancelled
 
 # Of each token: its log probability, and the most likely tokens in its place with theirs. The first token has none.

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .answer import LOWEST_LOGPROB, Answer, Call, Choice, Delta, TokenLogprob, text_of
+from .answer import Answer, Choice
+from .delta import LOWEST_LOGPROB, Call, Delta, TokenLogprob
 from .errors import ApiError
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL
+from .model import text_of
 from .request import GenerationRequest
 
 

@@ -6,7 +6,8 @@ import uuid
 from functools import partial
 from typing import Any
 
-from .answer import LENGTH, Answer, Call, Choice, Delta
+from .answer import LENGTH, Answer, Choice
+from .delta import Call, Delta
 from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from .answer import Answer, Choice, Delta
+from .answer import Answer, Choice
+from .delta import Delta
 from .errors import ApiError, answer_error
 from .middleware import CLIENT_DISCONNECTED, annotate
 

@@ -13,14 +13,10 @@ from ...sampling_parameters import INPUTS
 from .decoder import ProgramModel
 
 
-def example_samples(program_model: ProgramModel, count: int) -> torch.Tensor:
-    """Return samples `[1, N]` of noise.
-
-    N is `count`, clamped to the limits of the encoder and rounded down to its `multiple`.
-    """
+def clamped_length(program_model: ProgramModel, count: int) -> int:
+    """Return `count` samples, clamped to the limits of the encoder and rounded down to its `multiple`."""
     family = program_model.family
-    count = min(family.max_samples, max(family.min_samples, count)) // family.multiple * family.multiple
-    return torch.randn(1, count, generator=torch.Generator().manual_seed(20)) * 0.1
+    return min(family.max_samples, max(family.min_samples, count)) // family.multiple * family.multiple
 
 
 def example_inputs(program_model: ProgramModel, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
@@ -106,7 +102,8 @@ def _export_encode(program_model: ProgramModel) -> torch.export.ExportedProgram:
     with torch.no_grad():
         # The example is the longest sound. torch's shape rules for convolutions compare sizes: with a shorter example,
         # the exported program would accept only some of the lengths.
-        example = example_samples(program_model, family.max_samples)
+        count = clamped_length(program_model, family.max_samples)
+        example = torch.randn(1, count, generator=torch.Generator().manual_seed(20)) * 0.1
         return torch.export.export(Encode(program_model), (example,), dynamic_shapes=shapes)
 
 
