@@ -46,7 +46,9 @@ class SpeechModel:
         self.program = LLMProgram(path, device=device)
         config = self.program.data("speech_config")
         if config is None:
-            raise ValueError(f"SpeechModel: {path}: got a language model, expected a speech model; see LLM")
+            raise ValueError(
+                f"SpeechModel: {path}: got a language model, expected a speech model; executorch-mlx run runs it"
+            )
         self._config = json.loads(config)
         self.languages: tuple[str, ...] = tuple(self._config["languages"])
         self.tasks: tuple[str, ...] = tuple(self._config["tasks"])
