@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _SETTINGS = {"temperature": float, "top_p": float, "top_k": int, "seed": int, "max_new_tokens": int}
 
+_OPTIONS = ("language", "task", "timestamps", "prompt", "voice_activity", "words", "no_speech_threshold")
+
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
@@ -51,6 +53,17 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         action="store_false",
         help="do not let the model write timestamps: a segment is a window",
     )
+    add("--prompt", metavar="TEXT", help="text that was said before: names, the spelling of words, or a style")
+    add("--voice-activity", action="store_true", help="leave out parts that are quiet for longer than a second")
+    add("--words", action="store_true", help="with --format json, give the words of each segment with their times")
+    add(
+        "--no-speech-threshold",
+        type=float,
+        metavar="P",
+        default=0.6,
+        help="a window has no text if the model takes it for one without speech, with a higher probability than P "
+        "(default: %(default)s; 1: never)",
+    )
     add("--device", choices=("cpu", "gpu"), help="device to run on (default: the GPU if there is one)")
     for name, type_ in _SETTINGS.items():
         add(
@@ -71,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with SpeechModel(options.model, device=options.device) as model:
             segments = model.transcribe(
-                options.sound, language=options.language, task=options.task, timestamps=options.timestamps, **settings
+                options.sound, **{name: getattr(options, name) for name in _OPTIONS}, **settings
             )
             if options.format == "vtt":
                 print("WEBVTT\n", flush=True)

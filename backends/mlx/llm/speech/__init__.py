@@ -6,5 +6,6 @@
 from .audio import read_audio
 from .model import SpeechModel
 from .segments import Segment
+from .words import Word
 
-__all__ = ["Segment", "SpeechModel", "read_audio"]
+__all__ = ["Segment", "SpeechModel", "Word", "read_audio"]
