@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm docs peers cuda-kernels test test-all test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
+.PHONY: help demo demo-llm check format docs peers cuda-kernels test test-all test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -14,7 +14,8 @@ help:
 	@echo "make build      set up .venv and build the delegate in build/"
 	@echo "make demo       export the demo model and print text that mlx_llm_runner generates"
 	@echo "make demo-llm   download SmolLM2-135M-Instruct as a GGUF file (93 MB), export it, and ask it a question"
-	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
+	@echo "make check      check the style, the types and the imports, in a minute; make format applies the formatters"
+	@echo "make test       also run the tests              [N=processes] [ARGS='-k sample -x']"
 	@echo "make test-all   also run the tests that test/long_tests.py leaves out"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make test-ray   install Ray and run the tests on a local Ray cluster, about five minutes [ARGS='-k serve']"
@@ -42,9 +43,26 @@ demo: build
 demo-llm: build
 	@$(PY) examples/demo_llm.py
 
+# All but the generated header. `find` instead of git: an archive of the sources has no repository.
+CPP := find backends benchmarks examples test ! -name output_fields.h \( -name '*.cpp' -o -name '*.h' -o -name '*.c' \)
+
+# The checks that read the sources and run none of them. test_imports.py needs no fixture.
+check: $(VENV)/.installed
+	@$(VENV)/bin/ruff check --quiet
+	@$(VENV)/bin/ruff format --check --quiet
+	@$(CPP) | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	@$(PY) backends/mlx/serialization/generate.py --no-flatc
+	@$(VENV)/bin/mypy --no-error-summary
+	@$(PY) -m pytest --quiet --no-header --noconftest test/packaging/test_imports.py
+
+format: $(VENV)/.installed
+	@$(VENV)/bin/ruff check --quiet --fix --exit-zero
+	@$(VENV)/bin/ruff format --quiet
+	@$(CPP) | xargs $(VENV)/bin/clang-format -i
+
 # The processes share the processors, so torch's threads of OpenMP sleep while they wait.
 test: SHORT := --short
-test test-all: build
+test test-all: check build
 	@tools/setup.sh browser
 	@tools/setup.sh speech
 	@tools/setup.sh linker

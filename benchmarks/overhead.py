@@ -67,10 +67,9 @@ def from_cpp(layers: int, calls: int, rows: int, columns: int) -> tuple[float, f
 
 def from_python(calls: int, rows: int, columns: int) -> tuple[float, float]:
     """Return the median microseconds of a call from Python: through ExecuTorch, and of the same function in MLX."""
-    from executorch_mlx import Runtime  # before mlx, so that MLX uses OpenBLAS
-
     import mlx.core as mx
     import numpy as np
+    from executorch_mlx import Runtime  # before mlx, so that MLX uses OpenBLAS
 
     x = torch.rand(rows, columns)
     program = Runtime.get().load_program(lower(Exp(), x).buffer)

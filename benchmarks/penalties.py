@@ -15,9 +15,8 @@ import statistics
 import time
 
 import torch
-from sampling import lower_and_load, make_logits
-
 from executorch_mlx import SamplingHead
+from sampling import lower_and_load, make_logits
 
 DRAW = {"temperature": torch.tensor(1.0), "seed": torch.tensor(0), "top_k": torch.tensor(40)}
 

@@ -45,7 +45,6 @@ def export(model, x):
     """Return the exported program, and the seconds that the export took."""
     import torch
     from executorch.exir import to_edge_transform_and_lower
-
     from executorch_mlx import MLXPartitioner, dynamic_steps
 
     start = time.perf_counter()

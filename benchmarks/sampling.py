@@ -20,7 +20,6 @@ import time
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
-
 from executorch_mlx import MLXPartitioner, Runtime, SamplingHead
 from executorch_mlx.builder.registry import REGISTRY, tracing_handler
 from executorch_mlx.custom_kernel_ops.sample import sample, sample_definition

@@ -242,7 +242,7 @@ Its answers at temperature 0.8, top-k 40, top-p 0.9, at most 160 new tokens (`>`
 
 Trained on the docstrings of CPython's standard library, which are licensed under the
 [PSF License Agreement](https://docs.python.org/3/license.html), © Python Software Foundation.
-"""
+"""  # noqa: E501
 
 
 def write_model_card(folder: Path, model: LlamaForCausalLM, outcome: Outcome, args: argparse.Namespace) -> None:

@@ -297,7 +297,7 @@ FUNCTIONS = {
     "solve_triangular": (lambda a, b: torch.linalg.solve_triangular(a.tril(), b, upper=False), (sq, torch.randn(4, 2))),
     "triangular_solve": (lambda a, b: torch.triangular_solve(b, a.triu())[0], (sq, torch.randn(4, 2))),
     "cholesky": (torch.linalg.cholesky, (spd,)),
-    "cholesky_solve": (lambda b, l: torch.cholesky_solve(b, l), (torch.randn(4, 2), sq.tril())),
+    "cholesky_solve": (torch.cholesky_solve, (torch.randn(4, 2), sq.tril())),
     "cholesky_inverse": (torch.cholesky_inverse, (sq.tril(),)),
     "qr": (lambda x: tuple(torch.linalg.qr(x)), (sq,)),
     "svd": (lambda x: torch.linalg.svdvals(x), (sq,)),

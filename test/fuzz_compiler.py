@@ -5,8 +5,8 @@
 The family `graphs` has random graphs of supported operators. Each of the other families varies the subgraph of one
 fusion. Without `--family`, all families run in turn. `--direct` leaves out torch.export and ExecuTorch's passes, and is
 about five times as fast. So does `--portable`, which runs portable programs as ExecuTorch's own MLX delegate does, in
-the interpreter of test/interpreter. The script prints each kind of failure once, with the source of a program that fails in this
-way. It exits with code 1 if a program failed.
+the interpreter of test/interpreter. The script prints each kind of failure once, with the source of a program that
+fails in this way. It exits with code 1 if a program failed.
 """
 
 from __future__ import annotations

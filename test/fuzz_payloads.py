@@ -57,7 +57,7 @@ def mutated(value, rng: random.Random):
         return changed
     if value is None:
         return rng.choice((None, ir.Tid(rng.randrange(24))))
-    field = rng.choice([f for f in dataclasses.fields(value)])
+    field = rng.choice(dataclasses.fields(value))
     return dataclasses.replace(value, **{field.name: mutated(getattr(value, field.name), rng)})
 
 

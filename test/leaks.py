@@ -25,9 +25,10 @@ def run_two_methods(model: Model, args, first: str) -> None:
     del model.method
     for method in methods.values():
         method.execute(args)
+    del method
     for name in sorted(methods, key=first.__ne__):  # `first`, then the other method
-        del methods[name], method
-        model.program._methods[name] = method = None  # the last reference to the method
+        model.program._methods[name] = None
+        del methods[name]  # the last reference to the method
 
 
 def main() -> None:

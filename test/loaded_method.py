@@ -1,7 +1,8 @@
 """A method of a program, loaded with ExecuTorch's runtime."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 
 class LoadedMethod:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import memory
-    from .loader import load_delegate
     from .llm import LLM, SamplingHead
+    from .loader import load_delegate
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
     from .programs import Runtime
     from .state import reset
-    from .verification import verify
+    from .verification import verify  # type: ignore[no-redef]
     from .workarounds.dynamic_steps import dynamic_steps
 
 __all__ = [
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
     with quiet_imports():
         if name == "Runtime":  # imported after the delegate is registered
-            return import_module(".loader", __name__).import_runtime()
+            return import_module(".bindings", __name__).import_runtime()
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 

@@ -6,6 +6,7 @@ import operator
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -16,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from . import ops as _  # noqa: F401  (fills the registry)
+from . import ops, patterns  # noqa: F401  (fill the registry)
 from .buffers import KEPT, SHARE_BUFFERS, State, refuse_lost_writes, shared_names, tag_owned_data
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
@@ -132,7 +133,7 @@ class MLXPartitioner(Partitioner):
         if allow_extensions and portable:
             raise ValueError("MLXPartitioner: got allow_extensions and portable, expected at most one of them")
         self._legalize = checked_names(legalize)
-        self._options = {"allow_extensions": allow_extensions, "portable": portable}
+        self._options: dict[str, Any] = {"allow_extensions": allow_extensions, "portable": portable}
         specs = [CompileSpec(key, b"") for key, is_set in self._options.items() if is_set]
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
@@ -239,7 +240,6 @@ class MLXPartitioner(Partitioner):
 
         Runs the passes of `legalize` before.
         """
-        dynamic_sizes.watch(exported_program)
         remove_checks(exported_program)
         read_storages(exported_program)
         exported_program = legalized(exported_program, self._legalize)
@@ -359,7 +359,7 @@ def _origin(node: Node) -> Node:
 
 
 def _shares_memory(target: object) -> bool:
-    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else []
     return len(returns) == 1 and returns[0].alias_info is not None
 
 

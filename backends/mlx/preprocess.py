@@ -8,7 +8,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, ExportedProgram, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from . import ops as _  # noqa: F401  (fills the registry)
+from . import ops, patterns  # noqa: F401  (fill the registry)
 from .buffers import KEPT, SharedBuffers
 from .builder.assemble import assemble
 from .builder.digests import Digests, raw_bytes
@@ -69,11 +69,11 @@ class MLXBackend(BackendDetails):
             for method, programs in edge_programs.items()
         }
         portable = {
-            method: [graph for (_, graph), specs in zip(results, compile_specs[method]) if _has_spec(specs, PORTABLE)]
+            method: [result[1] for result, specs in zip(results, compile_specs[method]) if _has_spec(specs, PORTABLE)]
             for method, results in compiled.items()
         }
         _refuse(shared_buffers(portable))
-        return {method: [result for result, _ in results] for method, results in compiled.items()}
+        return {method: [result[0] for result in results] for method, results in compiled.items()}
 
 
 def _has_spec(specs: list[CompileSpec], key: str) -> bool:

@@ -38,7 +38,8 @@ set -e
 here=$(cd "$(dirname "$0")" && pwd)
 root=${ROOT:-/tmp/executorch-mlx-cuda}
 [ -d "$root/site" ] || { mkdir -p "$root" && tar -xJf "$here/bundle.tar.xz" -C "$root"; }
-cuda=$(python3 -c 'import glob, sysconfig; print(":".join(glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib")))')
+purelib=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+cuda=$(printf "%s:" "$purelib"/nvidia/*/lib)
 export LD_LIBRARY_PATH="$root/lib:$root/site/executorch/lib:$root/site/mlx/lib:$cuda:$LD_LIBRARY_PATH"
 export PYTHONPATH="$root/package:$root/site" EXECUTORCH_MLX_BUILD="$root/lib" PYTHONUNBUFFERED=1
 [ $# -gt 0 ] || python3 "$root/cuda/sampler.py" "$root/programs/sampler.pte"

@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
     } else {
       printf("%s\n", answers[i].text);
       fprintf(stderr, "%lld tokens, %lld of the prompt reused\n", (long long)info.generated_tokens,
-              (long long)info.reused_tokens);
+          (long long)info.reused_tokens);
     }
     executorch_mlx_request_free(requests[i]);
     free(answers[i].text);

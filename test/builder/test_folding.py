@@ -35,7 +35,7 @@ class OldValue(torch.nn.Module):
 
 
 class ScaledWeight(torch.nn.Module):
-    """A large weight that is scaled and cast before it is used. With `reads_weight`, the program also reads it alone."""
+    """A large weight that is scaled and cast before its use. With `reads_weight`, the program also reads it alone."""
 
     def __init__(self, reads_weight=False):
         super().__init__()

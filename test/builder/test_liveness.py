@@ -10,8 +10,8 @@ from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, preprocess
 from executorch_mlx.builder import order
 from executorch_mlx.builder.assemble import assemble
-from executorch_mlx.builder.liveness import lifetimes, recycle
 from executorch_mlx.builder.emitter import Emitted, Replacement
+from executorch_mlx.builder.liveness import lifetimes, recycle
 from executorch_mlx.builder.program import ProgramBuilder
 from executorch_mlx.builder.slots import Interface, Space, TensorSlot
 from executorch_mlx.serialization import ir

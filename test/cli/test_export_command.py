@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from executorch_mlx.llm import LLM
 from executorch_mlx.cli.main import main
+from executorch_mlx.llm import LLM
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 

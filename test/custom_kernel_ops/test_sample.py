@@ -7,9 +7,8 @@ from executorch_mlx.custom_kernel_ops.sample import sample
 from executorch_mlx.custom_kernel_ops.sampling.branches import UNSURE
 from executorch_mlx.custom_kernel_ops.sampling.noise import NOISE_KEY, words_by_rank
 from executorch_mlx.custom_kernel_ops.sampling.unfiltered import _unfiltered_columns
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from sampling_logits import logits_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SETTINGS = {
     "greedy": {"temperature": 0.0},

@@ -6,9 +6,8 @@ from executorch_mlx.custom_kernel_ops.logits_processors import bias_logits, pena
 from executorch_mlx.custom_kernel_ops.sample import sample
 from executorch_mlx.llm.sampling_head import sample_logits
 from loaded_method import LoadedMethod
-from sampling_programs import DTYPES, Sample, lower
-
 from sampling_logits import logits_of
+from sampling_programs import DTYPES, Sample, lower
 
 NAMES = ("temperature", "top_p", "seed", "top_k", "min_p")
 # The parameters of eight rows: greedy, without filters, top-p, top-k, min-p, all filters, filters at off values, and a

@@ -1,9 +1,8 @@
 """mlx::argpartition in eager torch."""
 
+import executorch_mlx.custom_ops  # noqa: F401
 import pytest
 import torch
-
-import executorch_mlx.custom_ops  # noqa: F401
 
 
 @pytest.mark.parametrize("kth", [0, 3, 9, 49])

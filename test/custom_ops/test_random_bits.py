@@ -3,15 +3,13 @@
 import subprocess
 from pathlib import Path
 
+import executorch_mlx.custom_ops  # noqa: F401
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-import executorch_mlx.custom_ops  # noqa: F401
-
 from compile_cpp import compile_cpp
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 SEEDS = [0, 1, 42, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, -1, -(2**63), -7]
 COUNTS = [1, 2, 3, 4, 5, 7, 8, 31, 64, 255, 1001]

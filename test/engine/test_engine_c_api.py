@@ -357,7 +357,7 @@ def test_metadata(path, tmp_path):
 
 def test_token_bytes_can_be_added(program):
     model = api.Model(program("no_table", programs.successor, vocabulary=None))
-    offsets = api.array(c.c_int64, [0, *range(0, 12)])
+    offsets = api.array(c.c_int64, [0, *range(12)])
     api.call("model_set_token_bytes", model.handle, b"abcdefghijk", offsets, c.c_size_t(12))
     with api.Engine(model) as engine:
         with engine.submit([5], max_new_tokens=8, stop=["x"]) as request:

@@ -5,7 +5,6 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
-
 from compile_cpp import compile_cpp
 
 HERE = Path(__file__).parent

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -463,6 +464,7 @@ def computed_indices(g: Graph):
     values = f"{x.name}.index_select({axis}, {indices})"
     expanded = f"{indices}.reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape)"
     before = ":, " * (axis % x.ndim)
+    reduce = g.choice(["amax", "amin", "sum", "mean"])
     return g.choice(
         [
             f"torch.index_copy({x.name}, {axis}, torch.arange({limit}).flip(0), {x.name})",
@@ -471,7 +473,7 @@ def computed_indices(g: Graph):
             f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0)"
             f".reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape), {x.name})",
             f"torch.scatter_add({x.name}, {axis}, {expanded}, {x.name})",
-            f"torch.scatter_reduce({x.name}, {axis}, {expanded}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
+            f"torch.scatter_reduce({x.name}, {axis}, {expanded}, {x.name}, {reduce!r})",
             f"torch.select_scatter({x.name}, {x.name}.select({axis}, 0), {axis}, {limit - 1})",
             f"torch.slice_scatter({x.name}, {x.name}.narrow({axis}, 0, 1), {axis}, {limit - 1}, {limit})",
             f"torch.index_put({x.name}, ({indices},), torch.ones_like({x.name}[:1]))" if axis % x.ndim == 0 else values,
@@ -665,10 +667,8 @@ def programs(draw) -> Program:
     for _ in range(4 * wanted):
         if len(g.statements) == wanted:
             break
-        try:
+        with suppress(Skip):
             g.add(g.choice(templates)(g))
-        except Skip:
-            pass
     if not g.statements:
         g.add(f"{g.values[0].name}.clone()")
     state = [(name, e) for name, e in g.initial if any(_reads(s.expression, name) for s in g.statements)]

@@ -3,10 +3,10 @@
 A table here is a FlatBuffer table of the schema. Nodes with the same fields share a table and the rule of the table.
 """
 
+from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.infer_types import infer_types
 from executorch_mlx.serialization.type_rules import OP_RULES, TABLE_RULES, rule_of
 from executorch_mlx.serialization.types import Env, Type
-from executorch_mlx.serialization import ir
 from irprograms import BOOL, FLOAT32
 from oprows.inferred_types import problems
 

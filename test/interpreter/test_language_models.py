@@ -5,8 +5,9 @@ import small_llm
 import torch
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
-from interpreter import OFFICIAL, Program
 from loaded_method import LoadedMethod
+
+from interpreter import OFFICIAL, Program
 
 HEAD = HeadConfig(penalties=32)
 CHUNK = 32

@@ -6,10 +6,11 @@ For this runtime, the interpreter must agree with the runtime itself.
 import pytest
 import torch
 from executorch_mlx.serialization import ir
-from interpreter import OFFICIAL, OURS, Program, Refused, Undefined
-from interpreter.nodes import NODES
 from irprograms import Graph, lit, lits, number, pte, value_of
 from loaded_method import LoadedMethod
+
+from interpreter import OFFICIAL, OURS, Program, Refused, Undefined
+from interpreter.nodes import NODES
 
 I64, I32, U16, BOOL = torch.int64, torch.int32, torch.uint16, torch.bool
 INT64_TYPE, INT32_TYPE, FLOAT_TYPE = 4, 3, 6

@@ -4,7 +4,6 @@ Each function returns a graph and the arguments of a call.
 """
 
 import torch
-
 from executorch_mlx.serialization import ir
 
 from .graph import FLOAT32, INT32, Graph, lit, lits, number, value_of

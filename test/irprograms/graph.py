@@ -1,14 +1,14 @@
 """Builds an MLX program and a .pte that contains it, and loads and runs its methods."""
 
 import dataclasses
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from executorch.exir import schema as et
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
-
 from executorch_mlx import Runtime
 from executorch_mlx.builder.digests import raw_bytes
 from executorch_mlx.serialization import ir

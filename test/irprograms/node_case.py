@@ -1,11 +1,11 @@
 """Tests of one IR node: a case has the IR node, its inputs, its other fields, and the expected outputs."""
 
 import dataclasses
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-
 from executorch_mlx.serialization import ir
 
 from .graph import Graph

@@ -104,7 +104,10 @@ def test_functions_of_complex_tensors(delegate, functions):
 def test_frequencies_without_an_imaginary_part(delegate, length):
     """The phase of a real frequency is exactly 0 or pi. The imaginary part is exactly zero there, and not -0."""
     r = torch.rand(2, length, generator=torch.Generator().manual_seed(0))
-    function = lambda r: [fft.rfft(x).angle() for x in (r, -r, r.roll(1, -1) - r)] + [fft.rfft(r).imag, fft.fft(r).imag]
+
+    def function(r):
+        return [fft.rfft(x).angle() for x in (r, -r, r.roll(1, -1) - r)] + [fft.rfft(r).imag, fft.fft(r).imag]
+
     method, _ = lower(Function(function), (r,))
     *phases, half, whole = method.execute([r])
     real = [0, length // 2] if length % 2 == 0 else [0]

@@ -37,7 +37,7 @@ def make(name: str, folder: Path, *, layer_scale: float = 1.0) -> Path:
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     for key in tensors:
-        if key.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) or key.endswith("experts.down_proj"):
+        if key.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
             tensors[key] = tensors[key] * layer_scale
     last = next(key.partition("layers.3.")[0] + "layers.3." for key in tensors if "layers.3." in key)
     head = {key.replace(last, "mtp.layers.0."): value for key, value in tensors.items() if key.startswith(last)}

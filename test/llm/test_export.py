@@ -124,7 +124,7 @@ def test_an_answer_ends_when_the_context_is_full(llm):
 @pytest.mark.parametrize("length", [0, 49])
 def test_a_prompt_of_wrong_length_is_refused(llm, length):
     with pytest.raises(ValueError, match=f"prompt: got {length} tokens, expected 1 to 48"):
-        llm.generate([1] * length, max_new_tokens=1).result().tokens
+        llm.generate([1] * length, max_new_tokens=1).result()
 
 
 def test_a_write_beyond_the_cache_fails_and_keeps_the_cache(step):

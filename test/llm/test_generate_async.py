@@ -321,7 +321,7 @@ def test_a_request_is_freed_once_when_both_parties_leave_it_at_the_same_time():
 
 
 def test_many_requests_leave_nothing_behind(chat_program):
-    """Run 300 requests, 16 at once. A third is cancelled or dropped, and some fail. All others are complete and right."""
+    """Run 300 requests, 16 at once. A third is cancelled or dropped, and some fail. All others are complete."""
 
     async def request(number: int, llm: LLM) -> list[int] | None:
         fails = number % 7 == 0

@@ -236,7 +236,7 @@ def test_more_log_probabilities_than_those_of_the_head_are_an_error(logprob_prog
 def test_host_applies_a_bias_that_is_too_long_for_the_head(mask_program, head):
     """The host draws, because the program returns logits. Without logits, such a bias would be an error."""
     likely = drawn(head, temperature=1.0)
-    bias = {token: -100.0 for token in likely[:10]}
+    bias = dict.fromkeys(likely[:10], -100.0)
     assert len(bias) > 4  # the limit of the head
     tokens = drawn(head, temperature=1.0, logit_bias=bias)
     assert len(tokens) == COUNT and not set(tokens) & bias.keys()

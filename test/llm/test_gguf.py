@@ -9,9 +9,9 @@ import small_llm
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
+from executorch_mlx.llm.export.checkpoints.gguf import GGUFCheckpoint
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.gguf.blocks import EXACT, packed_tensor
-from executorch_mlx.llm.export.checkpoints.gguf import GGUFCheckpoint
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.survey import survey
 from executorch_mlx.llm.export.weights import load_causal_lm

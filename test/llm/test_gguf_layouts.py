@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.checkpoints.gguf import GGUFCheckpoint
+from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.packed import MLXExperts, MLXLinear
 from executorch_mlx.llm.export.weights import load_causal_lm
 from gguf import GGMLQuantizationType as Type
@@ -442,7 +442,7 @@ def test_a_head_for_multi_token_prediction_is_left_out(tmp_path):
     path = tmp_path / "m.gguf"
     reference = write_gguf(path, "qwen35", Type.F32, block_count=4, nextn_predict_layers=0)
     count = len(gguf.GGUFReader(path).tensors)
-    write_gguf(path, "qwen35", Type.F32, **{"block_count": 4, "nextn_predict_layers": 1})
+    write_gguf(path, "qwen35", Type.F32, block_count=4, nextn_predict_layers=1)
     file = GGUFCheckpoint(path)
     assert len(file.file.tensors) == count and file.file.layer_count == 3
     model = file.load()

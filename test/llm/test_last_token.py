@@ -7,9 +7,9 @@ import torch
 from executorch_mlx.custom_ops.quantized import gathered_matmul
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export_options import HeadConfig
 from executorch_mlx.llm.export.methods import export_methods, method_kinds
 from executorch_mlx.llm.export.passes.last_token import narrow_to_last_token
+from executorch_mlx.llm.export_options import HeadConfig
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 WIDTH = 8

@@ -6,7 +6,6 @@ import sys
 import pytest
 import small_llm
 import torch
-
 from executorch_mlx import LLM, memory
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm.export import HeadConfig, export_llm

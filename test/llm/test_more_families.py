@@ -12,9 +12,9 @@ from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
+from executorch_mlx.llm.export.precision import cast_parameters
 from executorch_mlx.llm.export.reference import Reference
 from executorch_mlx.llm.export.survey import survey
-from executorch_mlx.llm.export.precision import cast_parameters
 from test_families import ALTERNATING, FAMILIES, SMALL, greedy, random_model
 
 LATENT = dict(

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize
-from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.checkpoints.head import UnknownHead, load_mtp
+from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantization.scale_search import Format, quantized
 from executorch_mlx.llm.export.survey import survey
@@ -351,7 +351,7 @@ def test_gemma(quantize, floats, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "config, changes, pattern",
     [
-        # Layers that store the transpose of a weight, and biases with names that transformers ignores in some checkpoints.
+        # Layers that store the transpose of a weight, and biases whose names transformers ignores in some checkpoints.
         (hf.GPT2Config, dict(n_embd=64, n_head=4, n_layer=1, n_positions=16), r"c_(attn|proj|fc)\.weight$"),
         # The experts have one tensor for each projection, and stay floats.
         (

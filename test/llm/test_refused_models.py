@@ -277,7 +277,7 @@ DAMAGES = {
     set_a_list_of_settings: r"config.json: quantization_config: got \['gptq'\], expected an object",
     make_the_config_a_list: r"config.json: got \[\], expected a JSON object",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
-    set_a_number_as_truncation: "tokenizer: cannot read the one in .*model: Exception.*expected struct TruncationParams",
+    set_a_number_as_truncation: "tokenizer: cannot read the one in .*model: Exception.*struct TruncationParams",
     set_a_prefix_that_merges_lack: "tokenizer: cannot read the one in .*model: PanicException",
     remove_the_file_of_the_tokens: "tokenizer: .*model lacks the file of its tokens, such as tokenizer.json",
     name_code_of_the_model: "model: the code of the model is a part of the checkpoint, and is not run; expected",

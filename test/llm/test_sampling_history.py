@@ -154,7 +154,8 @@ def steps():
     lowered = lower(Step(), arguments, dynamic_shapes=({1: sequence}, *[None] * 6))
     calls = [n for n in lowered.exported_program().graph.nodes if n.op == "call_function"]
     assert len(calls) == 2  # the call of the delegate and a getitem
-    return {"eager": lambda *inputs, step=Step(): [step(*inputs)], "runtime": method_of(lowered)}
+    step = Step()
+    return {"eager": lambda *inputs: [step(*inputs)], "runtime": method_of(lowered)}
 
 
 def answer(step, penalties, temperature=0.0, seed=0, prompt=(3, 1, 4), length=18):

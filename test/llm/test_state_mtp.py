@@ -6,9 +6,9 @@ import torch
 from executorch_mlx import memory
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
+from executorch_mlx.llm.export.checkpoints.head import UnknownHead, load_mtp
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
-from executorch_mlx.llm.export.checkpoints.head import UnknownHead, load_mtp
 from executorch_mlx.llm.export.recurrent.rewind import LENGTH
 from executorch_mlx.llm.export.weights import load_causal_lm
 from executorch_mlx.llm.generation import Request

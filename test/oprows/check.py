@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from executorch_mlx.inspect.pte import read_payloads
 from executorch_mlx.inspect.portability import file_findings
+from executorch_mlx.inspect.pte import read_payloads
 from interpreter import OFFICIAL, OURS, Meaning, Program, Refused
 from loaded_method import LoadedMethod
 

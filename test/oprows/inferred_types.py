@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.infer_types import declared_type, infer_types
 from executorch_mlx.serialization.type_rules import rule_of
 from executorch_mlx.serialization.types import Type
-from executorch_mlx.serialization import ir
 
 RULES = "backends/mlx/serialization/type_rules.py"
 # infer_types handles loops itself. The results of a Metal kernel depend on its source.

@@ -5,9 +5,9 @@ import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
+from executorch_mlx.custom_ops.packing import pack, quantize, unpack
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantize import quantize_model
-from executorch_mlx.custom_ops.packing import pack, quantize, unpack
 from executorch_mlx.serialization.read import read_payload
 from loaded_method import LoadedMethod
 from oprows import Dyn, bf16, data, f16, f32, floats, indices, ints, pytest_function, row

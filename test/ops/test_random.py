@@ -3,11 +3,11 @@
 `test/custom_ops/test_random_bits.py` compares mlx::random_bits with libmlx.
 """
 
+import executorch_mlx.custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
 import torch
 import torch.nn.functional as F
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-import executorch_mlx.custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
 from loaded_method import LoadedMethod
 from oprows import Dyn, bf16, data, f16, f32, floats, i32, i64, ints, lower, pytest_function, row
 

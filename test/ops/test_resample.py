@@ -125,7 +125,7 @@ ROWS = [
     *(
         row(
             f"{name}{axes}d",
-            lambda x, op=getattr(torch.ops.aten, f"{name}{axes}d"), n=axes: op(x, [5, 6, 3][:n]),
+            lambda x, name=name, n=axes: getattr(torch.ops.aten, f"{name}{n}d")(x, [5, 6, 3][:n]),
             floats(1, 2, *(3, 4, 2)[:axes]),
         )
         for name in ("upsample_nearest", "_upsample_nearest_exact")

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from executorch.exir import to_edge, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.workarounds import dynamic_sizes
-
 from function_module import Function
 
 CELLS = torch.nn.ModuleDict({"lstm": torch.nn.LSTMCell(4, 5), "gru": torch.nn.GRUCell(4, 5)}).eval()

@@ -1,6 +1,6 @@
 """The CPU kernels, for every instruction set that this processor supports.
 
-The ctypes structures here and in product_arguments.py are the arguments of the kernels, as runtime/cpu/kernels declares
+The ctypes structures here and in product_arguments.py are the arguments of the kernels, as runtime/kernels/cpu declares
 them in C++.
 """
 

@@ -13,8 +13,6 @@ import torch
 from executorch_mlx import memory, reset
 from hypothesis import given, settings
 from irprograms import Graph, ir, lit, lits
-from irprograms.graph import value_of
-from irprograms.options import option
 
 INT64 = torch.int64
 
@@ -285,8 +283,8 @@ def test_chains_of_views(case):
     x = g.input(tuple(shape))
     value = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     slot, expected = x, value
-    for operation, random in operations:
-        slot, expected = apply(g, operation, random, slot, expected)
+    for operation, draws in operations:
+        slot, expected = apply(g, operation, draws, slot, expected)
     g.emit(ir.IdCopyNode(x=slot, out=g.output(tuple(expected.shape))))
     assert torch.equal(g.run(value)[0], expected)
 

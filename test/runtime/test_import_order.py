@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from compile_cpp import compile_cpp
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, loader
-
-from compile_cpp import compile_cpp
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_SOURCES = ("docs", "examples", "benchmarks")

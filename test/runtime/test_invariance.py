@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_blas import NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE
 from product_arguments import BFLOAT16, FLOAT16, FLOAT32, SILU, HalfMatmul, Matmul, QuantizedMatmul
+from test_blas import NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE
 from test_cpu_kernels import Rope, address, attend, encode, heads_of, random_tensor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_cpu_kernels is built on Linux only")

@@ -4,10 +4,9 @@ import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
+from executorch_mlx import MLXPartitioner, load_delegate, memory
 from irprograms import FLOAT32, Graph, ir, lit, pte, value_of
 from irprograms.memory_limit import FAILED, MEGABYTE, SLACK, products
-
-from executorch_mlx import MLXPartitioner, load_delegate, memory
 from loaded_method import LoadedMethod
 
 pytestmark = pytest.mark.usefixtures("delegate")  # loads the delegate before a test imports mlx.core

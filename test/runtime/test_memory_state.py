@@ -7,10 +7,9 @@ import threading
 
 import pytest
 import torch
+from executorch_mlx import memory, reset
 from irprograms import Graph, Model, ir, lit
 from irprograms.memory_limit import FAILED, MEGABYTE, SLACK, products
-
-from executorch_mlx import memory, reset
 
 # -- buffers -----------------------------------------------------------------------
 

@@ -4,13 +4,12 @@ import sys
 import threading
 from pathlib import Path
 
+import executorch_mlx.custom_ops  # noqa: F401  (registers torch.ops.mlx.random_bits)
 import pytest
 import torch
+from executorch_mlx import reset
 from irprograms import FLOAT32, Graph, ir, lit, lits, number, value_of
 from irprograms.node_case import random
-
-import executorch_mlx.custom_ops  # noqa: F401  (registers torch.ops.mlx.random_bits)
-from executorch_mlx import reset
 
 I32, I64 = torch.int32, torch.int64
 
@@ -303,7 +302,11 @@ def test_buffers_are_updated_in_place():
 def peak_memory_during(call) -> int:
     """Bytes by which the resident memory of the process grows while `call` runs."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    size = lambda key: next(int(x.split()[1]) << 10 for x in Path("/proc/self/status").open() if x.startswith(key))
+
+    def size(key):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
     before = size("VmRSS")
     call()
     return size("VmHWM") - before
@@ -311,7 +314,7 @@ def peak_memory_during(call) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_loop_that_updates_a_buffer_keeps_no_copies():
-    """Each of 128 iterations overwrites 1 MB of the buffer. If the call fails, the buffer is undefined until a reset."""
+    """Each of 128 iterations overwrites 1 MB of the buffer. A failed call leaves the buffer undefined."""
     width = 1 << 18
     g = Graph()
     x, row, index = g.input(((0, 128), 2, 1)), g.input((1, width)), g.input((1,), torch.int32)

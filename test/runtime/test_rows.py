@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from irprograms import Graph, ir, lit, lits
-
 from executorch_mlx import reset
+from irprograms import Graph, ir, lit, lits
 
 STARTS, STOPS = (0, 20, 7), (5, 32, 8)
 LENGTH = 32

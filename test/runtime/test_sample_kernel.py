@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from executorch_mlx.custom_kernel_ops.sample import sample
-
 from compile_cpp import compile_cpp
+from executorch_mlx.custom_kernel_ops.sample import sample
 from sampling_logits import logits_of
 
 RUNTIME = Path(__file__).parents[2] / "backends/mlx/runtime"

@@ -323,7 +323,6 @@ def test_methods_share_kv_caches():
 
 def test_exported_methods_share_buffers_and_weights():
     from executorch.exir import to_edge_transform_and_lower
-
     from executorch_mlx import MLXPartitioner
 
     class Cache(torch.nn.Module):
@@ -370,7 +369,6 @@ def test_exported_methods_share_buffers_and_weights():
 
 def test_a_method_that_only_reads_a_buffer_shares_it():
     from executorch.exir import to_edge_transform_and_lower
-
     from executorch_mlx import MLXPartitioner
 
     class State(torch.nn.Module):

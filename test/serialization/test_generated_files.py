@@ -110,7 +110,7 @@ def test_fields():
     assert ir.Field("carry", 3, "[Tid]", None, True, output=True, inout=True) in ir.ScanNode.FIELDS
     assert ir.Field("base", 6, "float", 500000.0, False) in ir.RopeNode.FIELDS
     assert ir.Field("scalar_type", 4, "int8", None, False) in ir.ARangeNode.FIELDS
-    assert ir.Instruction.FIELDS == (ir.Field("op", 1, "OpNode", None, True),)
+    assert (ir.Field("op", 1, "OpNode", None, True),) == ir.Instruction.FIELDS
     assert ir.SlotVariant(idx=3).slot_type is ir.SlotType.TensorSlot
     with pytest.raises(TypeError, match="required keyword-only argument: 'out'"):
         ir.LogNode(x=ir.Tid(0))

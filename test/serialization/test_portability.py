@@ -1,4 +1,4 @@
-"""The table of what differs on ExecuTorch's own MLX delegate: a program for each kind of difference, and none besides."""
+"""The table of what differs on ExecuTorch's own MLX delegate: a program for each kind of difference, and no more."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from executorch_mlx.inspect.portability import file_findings
 from executorch_mlx.inspect.pte import Contents, Delegate
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.portability import KINDS, program_findings, shared_buffers
-from irprograms.graph import BOOL, FLOAT32, INT32, SCALAR_TYPES, Graph, lit, lits, number, value_of
+from irprograms.graph import FLOAT32, SCALAR_TYPES, Graph, lit, lits, number
 
 INT64, FLOAT64, UINT16 = (SCALAR_TYPES[dtype] for dtype in (torch.int64, torch.float64, torch.uint16))
 

@@ -3,7 +3,7 @@
 import small_llm
 
 # Logit biases that make a model of random weights end texts, objects, arrays and answers.
-ENDING = {id: 6 for id in [*small_llm.tokenizer().convert_tokens_to_ids(['"', "}", "]"]), small_llm.EOS]}
+ENDING = dict.fromkeys([*small_llm.tokenizer().convert_tokens_to_ids(['"', "}", "]"]), small_llm.EOS], 6)
 
 STRING, INTEGER, NUMBER, BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
 

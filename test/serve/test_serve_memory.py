@@ -2,9 +2,8 @@
 
 import openai
 import pytest
-from served import NAME
-
 from executorch_mlx import memory
+from served import NAME
 
 PROMPT = list(range(100, 400))
 

@@ -5,9 +5,12 @@ import openai
 import pytest
 import served
 import small_llm
-from executorch_mlx.serve.answer import Offsets
-from scripted import scripted_server  # noqa: F401 (fixture)
-from scripted import MESSAGES, chat
+from executorch_mlx.serve.delta import Offsets
+from scripted import (
+    MESSAGES,
+    chat,
+    scripted_server,  # noqa: F401 (fixture)
+)
 from served import NAME
 
 

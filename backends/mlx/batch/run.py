@@ -18,7 +18,8 @@ WATCH_SECONDS = 1.0  # the time between two looks at the width of the workers, w
 class Requests(Protocol):
     """The requests of a file."""
 
-    path: Path
+    @property
+    def path(self) -> Path: ...
 
     def ids(self) -> Iterator[str]:
         """Yield the ids of the requests."""

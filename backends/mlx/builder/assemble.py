@@ -39,8 +39,9 @@ class MLXProgram:
 def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Digests | None = None) -> MLXProgram:
     """Convert the program of `builder`, whose `build` has run, to the IR.
 
-    Removes dead instructions from `builder` and orders the others, then numbers the slots. With `reuse_slots`, temporaries with disjoint
-    lifetimes share a slot. `digests` remembers the digests of constants for the programs of other methods.
+    Removes dead instructions from `builder` and orders the others, then numbers the slots. With `reuse_slots`,
+    temporaries with disjoint lifetimes share a slot. `digests` remembers the digests of constants for the programs of
+    other methods.
     """
     arrange(builder)
     return _Assembler(builder, reuse_slots, digests or Digests()).assemble()
@@ -133,7 +134,11 @@ class _Assembler:
             if not digest.is_zero and torch.count_nonzero(data):  # -0.0 is a zero, too
                 self.constants[name] = data
                 initial[slot] = TensorSlot(
-                    slot.dtype, slot.shape, Space.CONSTANT, without_digest(name), lambda data=data: data
+                    slot.dtype,
+                    slot.shape,
+                    Space.CONSTANT,
+                    without_digest(name),
+                    lambda data=data: data,  # type: ignore[misc]
                 )
         return initial
 

@@ -40,7 +40,7 @@ def fold(node: Node, value: Any, slot_of: Callable[[Node], Any], num_readers: Ca
     shape = tuple(result.shape)
     size = _num_bytes(shape, result.dtype)
     sizes = {slot: _num_bytes(slot.shape, slot.dtype) for slot in operands.values()}
-    data = functools.partial(_compute, node, operands)
+    data: Callable = functools.partial(_compute, node, operands)
     if size + sum(sizes.values()) <= MAX_BYTES:
         data = functools.cache(data)
     else:

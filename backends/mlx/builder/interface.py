@@ -138,7 +138,7 @@ def _output(P: Lowering, slot: Slot, val: Any) -> Slot:
             slot = _in_order(P, slot, order)
         elif slot.space != Space.TEMP:
             slot = P.emit(ir.IdCopyNode, x=slot, out=TensorSlot(slot.dtype, slot.shape))
-        slot.space = Space.OUTPUT
+        slot.space = Space.OUTPUT  # type: ignore[union-attr]
     return slot
 
 

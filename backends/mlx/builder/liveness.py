@@ -108,8 +108,8 @@ def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
             own = {s: None for s in slots if _is_temporary(s)}
             is_loop = issubclass(emitted.op, _LOOPS)
             for slot in own | inner if is_loop else own:
-                first, last = lives.get(slot, (now, now))
-                lives[slot] = min(first, start if is_loop else now), max(last, now)
+                first, last = lives.get(slot, (now, now))  # type: ignore[arg-type]
+                lives[slot] = min(first, start if is_loop else now), max(last, now)  # type: ignore[index]
             used |= own | inner
             now += 1
         return used

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from .slots import Space, TensorSlot
 _VIEWS = (ir.ReshapeNode, ir.ExpandDimsNode, ir.SqueezeNode)
 
 
-def simplify(producers: dict[TensorSlot, Any], op: type[ir.Op], fields: dict[str, Any]) -> TensorSlot | dict[str, Any]:
+def simplify(producers: Mapping[Any, Any], op: type[ir.Op], fields: dict[str, Any]) -> TensorSlot | dict[str, Any]:
     """Simplify an instruction that has not been emitted yet. Appends nothing.
 
     Returns a slot if that slot already holds the result of the instruction. Otherwise returns the fields with which to
@@ -107,7 +107,7 @@ def _kind(dtype: torch.dtype) -> str:
     return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
 
 
-_RULES = {
+_RULES: dict[type[ir.Op], Callable] = {
     ir.TransposeNode: _transpose,
     ir.ReshapeNode: _reshape,
     ir.AsTypeNode: _as_type,

@@ -87,7 +87,7 @@ class Interface:
 SYMBOLIC = (torch.SymBool, torch.SymInt, torch.SymFloat)
 
 
-def slot_for(val: Any, **kwargs: Any) -> Slot:
+def slot_for(val: Any, **kwargs: Any) -> Any:
     """Return a new slot for `val`, the fake value of an FX node. `kwargs` are further attributes of a `TensorSlot`.
 
     Raises TypeError if `val` is neither a tensor nor a number.

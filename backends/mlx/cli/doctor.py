@@ -140,10 +140,10 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     if sys.platform == "linux" and blas_name(path) == "mlx":
         _print("", "float64 products are many times slower than with OpenBLAS: pip install scipy-openblas32")
     with quiet_imports(), quiet_lowering():
-        error = _program_error()
-    _print("program", "runs" if error is None else "failed")
-    if error is not None:
-        yield f"program: {error}"
+        failure = _program_error()
+    _print("program", "runs" if failure is None else "failed")
+    if failure is not None:
+        yield f"program: {failure}"
 
 
 def _loaded_files() -> set[str]:

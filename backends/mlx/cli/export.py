@@ -39,7 +39,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the table. Those that are not given are missing in the result of the parser."""
-    groups = {"": parser}
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for name, spec in OPTIONS.items():
         if spec.group not in groups:
             groups[spec.group] = parser.add_argument_group(spec.group)

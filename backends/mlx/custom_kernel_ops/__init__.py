@@ -7,9 +7,12 @@ the operators become IR nodes of their own, for which the runtime has kernels: `
 ExecuTorch; the folder contains no kernels.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from . import int8_activations, layer_state, logits_processors, logprobs, recurrence, sample  # noqa: F401
 
-COMPOSITES = {
+COMPOSITES: dict[Any, Callable] = {
     **sample.COMPOSITES,
     **logits_processors.COMPOSITES,
     **logprobs.COMPOSITES,

@@ -10,6 +10,9 @@ its parameters have their off values, an operator returns the logits unchanged, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ..custom_ops.library import define
@@ -174,4 +177,8 @@ bias_logits = _define(
 )
 mask_logits = _define("mask_logits(Tensor logits, Tensor allowed) -> Tensor", _check_mask, mask_definition)
 
-COMPOSITES = {penalize_logits: penalize_definition, bias_logits: bias_definition, mask_logits: mask_definition}
+COMPOSITES: dict[Any, Callable] = {
+    penalize_logits: penalize_definition,
+    bias_logits: bias_definition,
+    mask_logits: mask_definition,
+}

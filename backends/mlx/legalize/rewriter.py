@@ -59,14 +59,15 @@ class Rewriter(ABC):
     def rewrite(self) -> ExportedProgram:
         """Return the program with the new graph. Raises `NoRule`, with `node` as the node that has no rule."""
         specs = iter(self.program.graph_signature.input_specs)
-        for self.node in self.program.graph.nodes:
-            if self.node.op == "placeholder":
+        for node in self.program.graph.nodes:
+            self.node = node
+            if node.op == "placeholder":
                 value = self._input(next(specs))
-            elif self.node not in self.kept and has_replaced(self.node, self.is_replaced):
+            elif node not in self.kept and has_replaced(node, self.is_replaced):
                 value = self.replace()
             else:
                 value = self._copy()
-            self.values[self.node] = value
+            self.values[node] = value
         return self._program()
 
     def replace(self) -> Any:

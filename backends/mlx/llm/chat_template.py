@@ -47,8 +47,13 @@ def render(
         if not isinstance(message, dict):
             raise ValueError(f"messages: got {message!r}, expected a mapping with role and content")
     messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    chat = {"tools": None, "documents": None} | variables
-    chat |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+    chat = {
+        "tools": None,
+        "documents": None,
+        **variables,
+        "messages": messages,
+        "add_generation_prompt": add_generation_prompt,
+    }
     try:
         return _compile(template).render(chat)
     except _TEMPLATE_ERRORS as error:
@@ -108,6 +113,14 @@ def abilities(template: str) -> Abilities:
     fields = {node.attr for node in tree.find_all(nodes.Getattr)}
     fields |= {node.arg.value for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)}
     return Abilities(variables, frozenset(map(str, fields)), tuple(texts))
+
+
+def check(template: str) -> None:
+    """Raise ValueError if a chat template is invalid."""
+    try:
+        _compile(template)
+    except TemplateError as error:
+        raise ValueError(f"chat_template: {error}") from error
 
 
 @cache

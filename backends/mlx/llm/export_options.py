@@ -26,7 +26,7 @@ DEFAULT_SECONDS = 30.0
 
 
 class OptionError(ValueError):
-    """Raised for an invalid option. `name` is its name; `needs` names another option and the values it needs, or None."""
+    """Raised for an invalid option, `name`. `needs` names another option and the values it needs, or is None."""
 
     def __init__(self, name: str, message: str, needs: str | None = None):
         super().__init__(f"{name}: {message}")

@@ -322,7 +322,7 @@ class Request:
         arrived = loop.create_future()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
+            loop.call_soon_threadsafe(lambda: None if arrived.done() else arrived.set_result(None))
 
         self._wakers.append(wake)
         try:
@@ -364,7 +364,7 @@ class Request:
             if mask is not None:
                 _copy_mask(mask, target, self._words)
             return True
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised again where the answer is read)
             self._exception = error
             return False
 

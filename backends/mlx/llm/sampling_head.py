@@ -66,7 +66,7 @@ def _forward_of(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
     of_head = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in HEAD_ARGUMENTS]
     of_head[0] = of_head[0].replace(default=inspect.Parameter.empty)  # the temperature has no default
     myself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    forward.__signature__ = inspect.Signature([myself, *of_model, *of_head, *others])
+    forward.__signature__ = inspect.Signature([myself, *of_model, *of_head, *others])  # type: ignore[attr-defined]
     return forward
 
 
@@ -194,7 +194,7 @@ def _parameter(name: str, value, logits: torch.Tensor) -> torch.Tensor:
         value = python_number(value)
         types = (int, torch.SymInt) if is_integer else (int, float, torch.SymInt, torch.SymFloat)
         if isinstance(value, types) and not isinstance(value, bool):
-            return torch.full((), _signed(name, value) if is_integer else _float32(name, value), dtype=dtype)
+            return torch.full((), _signed(name, value) if is_integer else _float32(name, value), dtype=dtype)  # type: ignore[arg-type]
         received = type(value).__name__
     expected = "an integer" if is_integer else "a number"
     raise TypeError(f"SamplingHead: {name}: got {received}, expected {expected} or a tensor of one element")

@@ -67,9 +67,8 @@ def _broadcast(P: Lowering, axis, *tensors):
     wide = next((t for t in tensors if t not in narrow), None)
     if wide is None or not narrow:
         return tensors
-    extents = [-1] * wide.ndim
+    extents: list = [-1] * wide.ndim
     extents[axis] = P.size(wide, axis)
-
     return [P.emit(ir.BroadcastToNode, x=t, shape=extents) if t in narrow else t for t in tensors]
 
 

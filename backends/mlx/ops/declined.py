@@ -35,22 +35,22 @@ DECLINED = {
     aten.linalg_matrix_exp: "use a Taylor series: the sum of torch.linalg.matrix_power(x, k) / k!",
     aten.frexp: "use torch.floor(torch.log2(x.abs())) + 1 for the exponent",
     aten.special_zeta: "use torch.polygamma, of order 0 or 1",
-    **{
-        op: "draw these numbers on the host, and pass them as an input of the program"
-        for op in (aten.poisson, aten.binomial, aten._standard_gamma, aten._sample_dirichlet)
-    },
+    **dict.fromkeys(
+        (aten.poisson, aten.binomial, aten._standard_gamma, aten._sample_dirichlet),
+        "draw these numbers on the host, and pass them as an input of the program",
+    ),
     aten.random.default: "use torch.randint with a range of at most 2^31 numbers",
-    **{
-        op: "packed sequences are unsupported; pad the sequences and mask the result"
-        for op in (
+    **dict.fromkeys(
+        (
             aten.lstm.data,
             aten.gru.data,
             aten.rnn_tanh.data,
             aten.rnn_relu.data,
             aten._pack_padded_sequence,
             aten._pad_packed_sequence,
-        )
-    },
+        ),
+        "packed sequences are unsupported; pad the sequences and mask the result",
+    ),
 }
 
 for _operator, _reason in DECLINED.items():

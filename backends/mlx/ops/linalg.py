@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..builder.lowering import Lowering
-from ..custom_ops import quantized
 from ..builder.registry import REGISTRY, Unsupported
+from ..custom_ops import quantized
 from ..serialization import ir
 
 aten = torch.ops.aten

@@ -118,7 +118,7 @@ Pooling = Strided | Adaptive
 
 def _strided_axes(x, rank, kernel_size, stride, padding, dilation, ceil_mode, counts_padding=True) -> list[Pooling]:
     options = (_one_per_axis(values, rank) for values in (kernel_size, stride or kernel_size, padding, dilation))
-    axes = [Strided(*numbers, counts_padding, ceil_mode) for numbers in zip(*options)]
+    axes: list = [Strided(*numbers, counts_padding, ceil_mode) for numbers in zip(*options)]  # type: ignore[call-arg]
     for axis, extent in zip(axes, x.shape[-rank:]):
         # torch drops a last window that starts in the padding after the axis. Such a window is possible only if
         # stride + padding exceeds the length of a window.
@@ -166,7 +166,7 @@ def _pooled_axes(P: Lowering, axes: list[Pooling], extents, substitute) -> list[
     """
     result = []
     for axis, (extent, count) in zip(axes, extents):
-        if _is_static((extent, count)) and not (axis.can_miss and extent < axis.dilation):
+        if _is_static((extent, count)) and not (axis.can_miss and extent < axis.dilation):  # type: ignore[union-attr]
             table = _table(P, axis.windows(extent, count), extent, substitute)
             result.append(PooledAxis(axis, count, table))
         elif axis == Adaptive(1):

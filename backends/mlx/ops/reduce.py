@@ -90,7 +90,7 @@ def _variance_by_flag(op):
     return lower
 
 
-for _packet, _op in ((aten.var, ir.VarNode), (aten.std, ir.StdNode)):
+for _packet, _op in ((aten.var, ir.VarNode), (aten.std, ir.StdNode)):  # type: ignore[assignment]
     REGISTRY.add(_packet.correction, _variance(_op))
     REGISTRY.add([_packet.default, _packet.dim], _variance_by_flag(_op))
 

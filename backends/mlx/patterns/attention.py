@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from ..builder.bind import bind_arguments
 from ..builder.lowering import Lowering
 from ..builder.matcher import UNSQUEEZES, Match, Matcher, NoMatch, attempt, extents, is_call
-from ..builder.bind import bind_arguments
 from ..builder.registry import REGISTRY
 
 _SDPA = "aten.scaled_dot_product_attention.default"

@@ -19,8 +19,8 @@ from torch.fx import Node
 from ..builder.bind import bind_arguments
 from ..builder.lowering import Lowering
 from ..builder.matcher import CASTS, Match, Matcher, NoMatch, attempt, is_call, tensor
-from ..builder.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..builder.registry import REGISTRY, aten_target
+from ..ops.lib.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..serialization import ir
 
 _TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t_copy", "t"))
@@ -35,7 +35,7 @@ def _weight(P: Lowering, node: Node) -> Affine | Microscaled:
     if not is_call(node, *DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
         raise NoMatch
     read = DEQUANTIZE[str(aten_target(node.target))]
-    weight = read(P, **bind_arguments(node, P.value_or_none))
+    weight = read(P, **bind_arguments(node, P.value_or_none))  # type: ignore[operator]
     if weight is None or not weight.can_pack:
         raise NoMatch
     return weight

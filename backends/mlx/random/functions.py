@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
 import torch
 
 from .. import custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
 from . import distributions
 
-Seed = SupportsIndex | torch.Tensor | None
+Seed: TypeAlias = SupportsIndex | torch.Tensor | None
 
 
 def rand(size: Sequence[int], *, seed: Seed = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -123,7 +123,7 @@ def random_words(size, seed):
 def _seed_tensor(seed: Seed) -> torch.Tensor | None:
     if seed is None or (isinstance(seed, torch.Tensor) and seed.dtype == torch.int64 and seed.numel() == 1):
         return seed
-    if isinstance(seed, numbers.Integral) and -(2**63) <= seed < 2**64:
+    if isinstance(seed, numbers.Integral) and -(2**63) <= int(seed) < 2**64:
         seed = int(seed)
         return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64)
     got = f"{seed.dtype} of shape {list(seed.shape)}" if isinstance(seed, torch.Tensor) else repr(seed)

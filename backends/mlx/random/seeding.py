@@ -28,9 +28,9 @@ def seed_random_ops(program: ExportedProgram) -> ExportedProgram:
     Its results are a function of the inputs, in eager torch and on every device: the same seed draws the same numbers,
     so the caller passes another seed in every call. The numbers differ from those that torch's own generator draws.
 
-    Draw i, in the order of the graph, uses the seed `seed ^ k`, where k is i with its 31 bits in reverse order: 0, 2^30,
-    2^29, 2^30 + 2^29, …. A seed that fits in an int32 then gives seeds that fit, as ExecuTorch's own MLX delegate needs.
-    Consecutive seeds share no seed of a draw: with 1,000 draws, two seeds that do lie at least 2^21 apart.
+    Draw i, in the order of the graph, uses the seed `seed ^ k`, where k is i with its 31 bits in reverse order: 0,
+    2^30, 2^29, 2^30 + 2^29, …. A seed that fits in an int32 then gives seeds that fit, as ExecuTorch's own MLX delegate
+    needs. Consecutive seeds share no seed of a draw: with 1,000 draws, two seeds that do lie at least 2^21 apart.
 
     Raises ValueError if the program has no random operator or already an input `seed`, and for a random operator
     that cannot take a seed: one in a branch or a loop body, one with a `torch.Generator`, or one of a distribution that

@@ -72,7 +72,8 @@ def serve_app(
         if value < low:
             raise ValueError(f"{argument}: got {value}, expected at least {low}")
     path = Path(model).resolve()
-    options = ModelOptions(path, name or path.stem, tokenizer and Path(tokenizer).resolve(), memory_limit)
+    folder = None if tokenizer is None else Path(tokenizer).resolve()
+    options = ModelOptions(path, name or path.stem, folder, memory_limit)
     sizes = {"min_replicas": min_replicas, "max_replicas": max_replicas, "target_ongoing_requests": rows}
     replicas = serve.deployment(Replica).options(
         name=f"{options.name}-engine",
@@ -93,7 +94,7 @@ def serve_app(
 class Replica:
     """Answers HTTP requests with the app of the server."""
 
-    async def __init__(self, model: ModelOptions, api_key: str | None):
+    async def __init__(self, model: ModelOptions, api_key: str | None):  # type: ignore[misc]
         from ..serve import create_app
         from ..serve.in_process import running
 

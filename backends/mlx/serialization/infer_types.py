@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import ir
 from .limits import MAX_INFERENCE_STEPS, MAX_INTEGER, MAX_NESTING, MAX_RANK, ProgramError
@@ -141,7 +142,7 @@ class _Inference:
             shape = declared.shape
         return Type(shape, type_.dtype or declared.dtype)
 
-    def _integer(self, node: ir.Op) -> int | None:
+    def _integer(self, node: Any) -> int | None:
         """Return the integer that `node` computes on the host, or None if the integer is unknown before a call."""
         if isinstance(node, ir.SymSizeNode):
             shape = self.env.type(node.a.idx).shape
@@ -167,7 +168,7 @@ class _Inference:
         )
 
     def _scan(self, typed: TypedInstruction) -> None:
-        node = typed.instruction.node
+        node: Any = typed.instruction.node
         iterations = None
         for original, sliced in zip(node.originals, node.sliced):
             type_ = self.env.type(original.idx)

@@ -12,9 +12,10 @@ starts with the path of the value in the program:
 
 import math
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from flatbuffers import Builder
 
@@ -42,7 +43,8 @@ def pack(graph: ir.MLXGraph) -> bytes:
     try:
         root = _table_encoder(ir.MLXGraph).prepare(packer, graph)
     except (TypeError, ValueError) as error:
-        raise prepend_path("MLXGraph", error)
+        prepend_path("MLXGraph", error)
+        raise
     packer.builder.Finish(root)
     return bytes(packer.builder.Output())
 
@@ -69,10 +71,9 @@ class Encoder(NamedTuple):
     prepend: Callable[[Builder, Any], None]
 
 
-def prepend_path(part: str, error: Exception) -> Exception:
-    """Put `part`, the outer part of a path, in front of the message of `error`. Return `error`."""
+def prepend_path(part: str, error: Exception) -> None:
+    """Put `part`, the outer part of a path, in front of the message of `error`."""
     error.args = (f"{part}{error}",)
-    return error
 
 
 def _wrong_type(value: Any, expected: str) -> TypeError:
@@ -176,7 +177,8 @@ def _vector(element: Encoder, type_: str) -> Encoder:
             try:
                 prepared.append(element.prepare(packer, value))
             except (TypeError, ValueError) as error:
-                raise prepend_path(f"[{i}]", error)
+                prepend_path(f"[{i}]", error)
+                raise
         builder = packer.builder
         builder.StartVector(element.size, len(prepared), element.size)
         for value in reversed(prepared):
@@ -229,7 +231,8 @@ def _table_encoder(cls: type[ir.Table]) -> Encoder:
                     continue
                 item = encoder.prepare(packer, item)
             except (TypeError, ValueError) as error:
-                raise prepend_path(f".{name}", error)
+                prepend_path(f".{name}", error)
+                raise
             if default is None or not _reads_as_default(item, default):
                 present.append((id_, item, encoder.prepend))
         if not shareable:
@@ -270,7 +273,8 @@ def _op() -> Encoder:
         try:
             return _table_encoder(cls).prepare(packer, value)
         except (TypeError, ValueError) as error:
-            raise prepend_path(f"({cls.NAME})", error)
+            prepend_path(f"({cls.NAME})", error)
+            raise
 
     return _reference(prepare)
 

@@ -405,8 +405,8 @@ def _interface_findings(graph: ir.MLXGraph) -> Iterator[Finding]:
     for kind, slots in (("value_input", graph.input_map), ("value_output", graph.output_map)):
         for slot in slots or ():
             if slot.slot_type in (ir.SlotType.FloatValueSlot, ir.SlotType.BoolValueSlot):
-                type_ = slot.slot_type.name.removesuffix("ValueSlot").lower()
-                yield Finding(names(ir.Vid(slot.idx)), Problem(kind, type_))
+                number = slot.slot_type.name.removesuffix("ValueSlot").lower()
+                yield Finding(names(ir.Vid(slot.idx)), Problem(kind, number))
     ids = tensor_ids(graph)
     for tid, meta in enumerate(graph.tensor_meta or ()):
         type_ = declared_type(meta)

@@ -8,13 +8,13 @@ file, which can store a table once and refer to it many times.
 """
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from . import ir
 from .pack import DATA_ALIGNMENT, HEADER, MAGIC, prepend_path
-
 
 MAX_EXPANSION = 8
 """How many times larger than its bytes a program may be. A FlatBuffer can store a value once and refer to it many
@@ -44,7 +44,8 @@ def read(program: bytes) -> ir.MLXGraph:
     try:
         return _table_decoder(ir.MLXGraph).read(Buffer(program), 0)
     except ValueError as error:
-        raise prepend_path("MLXGraph", error)
+        prepend_path("MLXGraph", error)
+        raise
 
 
 class Buffer:
@@ -131,7 +132,8 @@ def _vector(element: Decoder) -> Decoder:
             try:
                 values.append(element.read(buffer, start + 4 + i * element.size))
             except ValueError as error:
-                raise prepend_path(f"[{i}]", error)
+                prepend_path(f"[{i}]", error)
+                raise
         return values
 
     return Decoder(4, read)
@@ -178,7 +180,8 @@ def _table_decoder(cls: type[ir.Table]) -> Decoder:
                     decoder = _op(buffer, table.field(f.id - 1))
                 values[f.name] = decoder.read(buffer, field_offset)
             except ValueError as error:
-                raise prepend_path(f".{f.name}", error)
+                prepend_path(f".{f.name}", error)
+                raise
         return cls(**values)
 
     return Decoder(4, read)
@@ -194,7 +197,8 @@ def _op(buffer: Buffer, tag_offset: int) -> Decoder:
         try:
             return _table_decoder(cls).read(buffer, offset)
         except ValueError as error:
-            raise prepend_path(f"({cls.NAME})", error)
+            prepend_path(f"({cls.NAME})", error)
+            raise
 
     return Decoder(4, read)
 

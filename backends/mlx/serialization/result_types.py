@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-from . import ir
 from .listing import unwrap_operand
 from .types import Env, Shape, Type, Unknown, at_least_float, broadcast, dtype_name, promote
 
-Rule = Callable[[ir.Op, Env], Type | list[Type]]
+Rule = Callable[[Any, Env], Any]  # takes an instruction and returns a Type, or a list of them
 """`rule(n, env)` returns the Type of the result of IR node `n`, or a list of Types if `n` has several results. `env`
 has the types and numbers of the operands. The rule raises Unknown if it needs a shape that is unknown."""
 

@@ -9,7 +9,14 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 # The scalar types of the schema, for annotations. `bool`, and `float` for 32 bits, need no definition here: they have
 # the same names in Python.
-int8 = int16 = int32 = int64 = uint8 = uint16 = uint32 = uint64 = int
+int8 = int
+int16 = int
+int32 = int
+int64 = int
+uint8 = int
+uint16 = int
+uint32 = int
+uint64 = int
 double = float
 string = str
 

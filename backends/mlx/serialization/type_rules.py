@@ -7,8 +7,7 @@ which take precedence. The results of an IR node without a rule have an unknown 
 
 from __future__ import annotations
 
-from . import ir
-from . import result_types
+from . import ir, result_types
 from .result_types import Rule
 from .types import at_least_float
 

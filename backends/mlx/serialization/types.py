@@ -74,7 +74,7 @@ class Unknown(Exception):
 class Env:
     """The types of the tensor slots and the numbers in the value slots, at one point of a program."""
 
-    def __init__(self, types: dict[int, Type], values: dict[int, int | None]):
+    def __init__(self, types: dict, values: dict[int, int | None]):
         self.types = types
         self.values = values
 

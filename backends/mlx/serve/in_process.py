@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -27,24 +27,24 @@ async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
         yield app
 
 
-async def post(app: FastAPI, path: str, body: bytes) -> Response:
-    """Send a POST request with a JSON body to `app`, and return the response.
+async def post(app: FastAPI, path: str, body: bytes, headers: Sequence[tuple] = ()) -> Response:
+    """Send a POST request with a JSON body to `app`, and return the response. `headers`: see `exchange`.
 
     If the app raises an exception, the response is the HTTP 500 that a client of the server would get. Cancelling the
     call cancels the answer.
     """
-    status, headers, parts = 500, {}, []
-    async for message in exchange(app, path, body):
+    status, given, parts = 500, {}, []
+    async for message in exchange(app, path, body, headers=[*headers]):
         if message["type"] == "http.response.start":
-            status, headers = message["status"], dict(message["headers"])
+            status, given = message["status"], dict(message["headers"])
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
-    id = headers.get(b"x-request-id", b"").decode() or f"req_{uuid.uuid4().hex}"
+    id = given.get(b"x-request-id", b"").decode() or f"req_{uuid.uuid4().hex}"
     return Response(status, b"".join(parts), id)
 
 
 async def exchange(
-    app: FastAPI, path: str, body: bytes, *, method: str = "POST", query: bytes = b"", headers: list = []
+    app: FastAPI, path: str, body: bytes, *, method: str = "POST", query: bytes = b"", headers: Iterable = ()
 ) -> AsyncIterator[dict]:
     """Send a request to `app`, and yield the ASGI messages of the response as they come.
 
@@ -71,14 +71,12 @@ async def _call(app: FastAPI, scope: dict, body: bytes, messages: asyncio.Queue)
             return request
         return await asyncio.get_running_loop().create_future()  # the client stays; `exchange` cancels this task
 
-    try:
+    with suppress(Exception):  # a defect of the app, which has already sent the response 500
         await app(scope, receive, messages.put)
-    except Exception:  # a defect of the app, which has already sent the response 500
-        pass
     await messages.put(None)
 
 
-def _scope(path: str, body: bytes, method: str, query: bytes, headers: list) -> dict:
+def _scope(path: str, body: bytes, method: str, query: bytes, headers: Iterable) -> dict:
     own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"host", b"localhost")]
     return {
         "type": "http",

@@ -84,9 +84,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def tolerance_of(
-    expected: torch.Tensor, noisy: Sequence[torch.Tensor], factor: float = SPREAD_FACTOR
-) -> torch.Tensor:
+def tolerance_of(expected: torch.Tensor, noisy: Sequence[torch.Tensor], factor: float = SPREAD_FACTOR) -> torch.Tensor:
     """Return the tolerance of each element, float64.
 
     It is infinite where rounding noise changes an integer or boolean, or changes whether a float is infinite or NaN.

@@ -70,7 +70,8 @@ def expand(program: ExportedProgram) -> None:
         with graph.inserting_before(node):
             for traced in segment:
                 if not _is_size(traced):
-                    values[traced] = graph.node_copy(traced, lambda n: _value(n, values, constants))
+                    value = functools.partial(_value, values=values, constants=constants)
+                    values[traced] = graph.node_copy(traced, value)
         _replace(node, [values[result] for result in results])
     for node in graph.find_nodes(op="call_function", target=_TEMPLATE_RESULTS):
         _replace(node, node.args[0])

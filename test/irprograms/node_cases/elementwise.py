@@ -1,7 +1,6 @@
 """Test cases of the elementwise nodes."""
 
 import torch
-
 from executorch_mlx.serialization import ir
 
 from ..graph import SCALAR_TYPES

@@ -1,7 +1,6 @@
 """Test cases of the nodes that slice, gather and scatter."""
 
 import torch
-
 from executorch_mlx.serialization import ir
 
 from ..graph import lit

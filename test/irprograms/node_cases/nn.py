@@ -7,7 +7,6 @@ import mlx.core as mx
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from executorch_mlx.serialization import ir
 
 from ..graph import FLOAT32

@@ -1,7 +1,6 @@
 """Test cases of the nodes that reduce or sort, and of cumsum."""
 
 import torch
-
 from executorch_mlx.serialization import ir
 
 from ..node_case import NodeCase, random

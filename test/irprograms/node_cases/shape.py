@@ -1,7 +1,6 @@
 """Test cases of the nodes that rearrange, join and split arrays."""
 
 import torch
-
 from executorch_mlx.serialization import ir
 
 from ..graph import lit, lits

@@ -10,10 +10,10 @@ BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
 # The ranks at which the second and the third part of the noise begin. Each part has a seed of its own. No tier has more
 # than 2048 candidates, so only the version for all tokens computes the third part.
 NOISE_PARTS = (256, 2048)
-# Part i has the seed `seed ^ (i * NOISE_KEY)`. ExecuTorch's own MLX delegate reads the low 32 bits of a seed, with their
-# sign. The multiples are therefore below 2**31: a seed that fits in an int32 then gives seeds that fit, and the upper
-# bits of a larger seed still count. The key comes from the golden ratio. Two seeds whose parts share a key lie at least
-# 390 million apart, so that the consecutive seeds of an answer never meet.
+# Part i has the seed `seed ^ (i * NOISE_KEY)`. ExecuTorch's own MLX delegate reads the low 32 bits of a seed, with
+# their sign. The multiples are therefore below 2**31: a seed that fits in an int32 then gives seeds that fit, and the
+# upper bits of a larger seed still count. The key comes from the golden ratio. Two seeds whose parts share a key lie at
+# least 390 million apart, so that the consecutive seeds of an answer never meet.
 NOISE_KEY = 0x278DDE6D
 
 

@@ -109,8 +109,8 @@ def _with_last(P: Rewriter, x: Pair, dim: int) -> Pair:
 def _axes(x: Pair | Node, s: list | None, dim: list | None) -> list[tuple[int | None, int]]:
     """Return the length and the dimension of each transform."""
     ndim = len(_shape(x))
-    dim = dim or range(-ndim if s is None else -len(s), 0)
-    return list(zip([None] * len(dim) if s is None else s, dim, strict=True))
+    axes = dim or range(-ndim if s is None else -len(s), 0)
+    return list(zip([None] * len(axes) if s is None else s, axes, strict=True))
 
 
 def _fftn(P, x, s=None, dim=None, norm=None, *, is_inverse=False):

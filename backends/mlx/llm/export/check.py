@@ -344,8 +344,8 @@ class _Runtime:
         copy = self.path.with_suffix(".logits")
         try:
             edge = self.program.exported_program(name)
-            method = NodeOutput(self.path, name, edge, "mlx.sample.default", copy)
-            results = [method(self._inputs(call, name)) for call in calls]
+            with_logits = NodeOutput(self.path, name, edge, "mlx.sample.default", copy)
+            results = [with_logits(self._inputs(call, name)) for call in calls]
         except CannotLocate as reason:
             method = load(self.path, name)
             return [method(self._inputs(call, name))[0] for call in calls], None, str(reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from ...workarounds.set_order import sorted_sets
-from .attention.cache import KVCache, LayerSpec
+from .attention.cache import KVCache
 from .attention.cached import use_cached_attention
 from .attention.key_bias import use_key_bias
 from .attention.latent import absorb
-from .attention.observe import observe
+from .attention.observe import Specs, observe
 from .attention.rope import use_stateless_rotary
 from .mtp import MTPDecoder
 from .positions import given_positions
@@ -68,7 +68,7 @@ class CachedDecoder(torch.nn.Module):
         max_context_len: int,
         chunk: int | None = None,
         window: str | int = "auto",
-        specs: Sequence[LayerSpec | None] | None = None,
+        specs: Specs | None = None,
         ring_chunk: int | None = None,
         mtp: MtpModel | None = None,
         logs_states: bool = False,

@@ -23,8 +23,8 @@ from .quantization.kv_caches import KVQuantization
 def folder_beside(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`. A file in it can be moved to its final name when it is complete.
 
-    Raises FileNotFoundError if the folder of `path` does not exist, and FileExistsError if `path` is something else than
-    a file, such as /dev/null.
+    Raises FileNotFoundError if the folder of `path` does not exist, and FileExistsError if `path` is something else
+    than a file, such as /dev/null.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -147,7 +147,7 @@ _ARGUMENTS += [
     inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
     for n in ("row", "row_length", *INPUTS, "logprobs", "targets")
 ]
-_Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)
+_Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)  # type: ignore[attr-defined]
 
 
 def _max_length(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig) -> int:

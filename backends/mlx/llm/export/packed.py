@@ -154,7 +154,7 @@ class MLXEmbedding(Packed):
         super().compute_in(dtype)
         # Not cast from the old factor, which may be rounded to the dtype of the scales.
         factor = 1.0 if self.exact_factor is None else self.exact_factor
-        self.factor = torch.tensor(factor, dtype=dtype, device=self.factor.device)
+        self.factor = torch.tensor(factor, dtype=dtype, device=self.factor.device)  # type: ignore[has-type]
 
 
 class MLXExperts(Packed):

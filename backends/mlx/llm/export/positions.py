@@ -22,7 +22,7 @@ def given_positions(model: torch.nn.Module, positions: torch.Tensor) -> Iterator
 
     with ExitStack() as hooks:
         for module in model.modules():
-            if _counts_cached_tokens(type(module)):
+            if _counts_cached_tokens(type(module)):  # type: ignore[arg-type]
                 hooks.enter_context(module.register_forward_pre_hook(add_positions, with_kwargs=True))
         yield
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 
 namespace executorch_mlx {
 

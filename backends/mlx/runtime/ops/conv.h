@@ -6,7 +6,7 @@
 #include <functional>
 #include <numeric>
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "ops/linalg.h"
 #include "ops/op_row.h"
 

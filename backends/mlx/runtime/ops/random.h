@@ -1,7 +1,7 @@
 // Random bits, the sampler, and the mask of the tokens that it may draw. See op_row.h.
 #pragma once
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "gpu/sample.h"
 #include "memory/views.h"
 #include "ops/op_row.h"

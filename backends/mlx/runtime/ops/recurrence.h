@@ -1,7 +1,7 @@
 // Recurrences over the tokens of a sequence, and the states of layers. See op_row.h.
 #pragma once
 
-#include "cpu/accelerate.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "ops/index.h"
 #include "ops/op_row.h"
 #include "ops/shape.h"

@@ -164,7 +164,7 @@ class CallReader:
         """Return whether `literal`, perhaps some space and one of `characters` follow. Takes nothing but space."""
         yield from self.take_while(SPACE)
         begin = self.position
-        found = (yield from self.take(literal)) and (yield from self.peek())
+        found = (yield from self.peek()) if (yield from self.take(literal)) else ""
         self.position = begin
         return bool(found) and found in characters
 

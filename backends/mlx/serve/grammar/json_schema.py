@@ -146,7 +146,7 @@ def _traits(schema: Any, root: dict[str, Any]) -> dict[tuple[str, ...], set[str]
     types = [types] if isinstance(types, str) else types
     if not isinstance(types, list) or not all(isinstance(name, str) for name in types):
         return {}
-    traits = {("type",): {"number" if name == "integer" else name for name in types}}
+    traits: dict[tuple[str, ...], set] = {("type",): {"number" if name == "integer" else name for name in types}}
     properties, required = schema.get("properties"), schema.get("required")
     if types == ["object"] and isinstance(properties, dict) and isinstance(required, list):
         for name in required:

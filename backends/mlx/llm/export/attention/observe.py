@@ -231,7 +231,7 @@ class _ObservedLayer:
         if self.is_latent:
             keys, values = (keys[0], keys[1] + values[1]), None
         if window != "auto":
-            span = AttentionSpan(window or None)
+            span = AttentionSpan(window or None)  # type: ignore[arg-type]
         else:
             span = next(iter(spans), None) or span_by_config(config, self.index)
         return LayerSpec(self.name, keys, values, span, self.slopes, self.has_sinks)

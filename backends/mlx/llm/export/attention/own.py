@@ -62,7 +62,7 @@ class _TorchArgument:
         name = function.__name__
         name = _NAMES.get(name, name if name.endswith("__") else name.removesuffix("_"))
         every = pytree.tree_leaves((arguments, options))  # `torch.cat` takes a list of tensors
-        owner = next((a for kind in (Scores, CachedStates) for a in every if isinstance(a, kind)))
+        owner = next(a for kind in (Scores, CachedStates) for a in every if isinstance(a, kind))
         return owner.apply(name, function, arguments, options or {})
 
     def __getattr__(self, name: str):

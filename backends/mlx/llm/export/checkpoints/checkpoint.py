@@ -58,5 +58,5 @@ class Checkpoint(ABC):
         """Return the head for multi-token prediction, which shares the embedding of `model`, or None."""
         return None
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  (most kinds have nothing to check)
         """Raise ValueError for a quantization that `load` cannot read, without a look at the weights."""

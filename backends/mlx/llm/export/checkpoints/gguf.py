@@ -137,11 +137,12 @@ class GGUFCheckpoint(Checkpoint):
             self.notes.append("left out the head for multi-token prediction")
         finish(model, unpacked)
         for type_, packings in inexact.items():
-            error = (sum(p.squared_error for p in packings) / max(sum(p.squared_norm for p in packings), 1e-30)) ** 0.5
+            squared_error, squared_norm = sum(p.squared_error for p in packings), sum(p.squared_norm for p in packings)
+            rounding = (squared_error / max(squared_norm, 1e-30)) ** 0.5
             bits = packings[0].bits
             self.notes.append(
                 f"{type_.name}: {len(packings)} weights converted to {bits} bits in groups of {GROUP_SIZE}, "
-                f"relative error {error:.1e}"
+                f"relative error {rounding:.1e}"
             )
 
     def _is_unused(self, name: str, config: PretrainedConfig) -> bool:
@@ -276,7 +277,7 @@ def _prefix(name: str, own_name: str) -> str | None:
     `own_name` is the part of `name` after `layers.N.` or, outside the layers, the whole name.
     """
     match = re.fullmatch(rf"(?:.*\blayers\.(\d+)\.(?:.*\.)?)?{re.escape(own_name)}", name)
-    return match and (f"blk.{match[1]}." if match[1] else "")
+    return None if match is None else f"blk.{match[1]}." if match[1] else ""
 
 
 def _joined(tensors: Sequence[torch.Tensor], source: Source, module: torch.nn.Module) -> torch.Tensor:

@@ -45,7 +45,7 @@ def load_mtp(model: PreTrainedModel, folder: Path) -> MtpModel | None:
             raise UnknownHead(f"its weights are quantized, such as {min(quantized)}")
         if getattr(config, "num_mtp_layers", None):
             head = _build(model)
-        elif _QWEN_TENSORS <= weights.keys():
+        elif weights.keys() >= _QWEN_TENSORS:
             head = _build_qwen(model)
         elif any(key.startswith("mtp.") for key in weights):
             raise UnknownHead(f"the names of its tensors are unknown, such as {min(weights)}")
@@ -69,7 +69,7 @@ def _build(model: PreTrainedModel) -> MtpModel:
         head = MtpModel(model, 1)
     except ValueError as error:  # the config does not say what kind of layer it is
         raise UnknownHead(str(error)) from error
-    kinds = getattr(head.config, "layer_types", None) or ()
+    kinds = getattr(head.config, "layer_types", None) or []
     if not STATE_KINDS.isdisjoint(kinds):
         raise UnknownHead(f"its layer is of kind {kinds[0]}, expected attention")
     return head

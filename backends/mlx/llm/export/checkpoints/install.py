@@ -1,4 +1,4 @@
-"""Puts the tensors of a checkpoint into a model without weights: the last step of mlx-lm, quantized and GGUF formats."""
+"""Puts the tensors of a checkpoint into a model without weights: mlx-lm, quantized and GGUF formats end with it."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
@@ -36,7 +37,8 @@ def load_config(folder: Path) -> PretrainedConfig:
     """Return the config of the checkpoint in `folder` as transformers reads it, without settings of a run.
 
     Checkpoints may name an implementation of attention that is not installed, such as flash_attention_2, and may ask
-    for results that are tuples. Code in the folder is not run. Raises ValueError if transformers cannot read the config.
+    for results that are tuples. Code in the folder is not run. Raises ValueError if transformers cannot read the
+    config.
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -131,7 +133,7 @@ def names_in_language_model(whole: PretrainedConfig, config: PretrainedConfig) -
     return renamings | LANGUAGE_MODEL_NAMES
 
 
-def language_class(config: PretrainedConfig, folder: Path) -> type:
+def language_class(config: PretrainedConfig, folder: Path) -> Any:
     """Return the class of transformers that builds a language model for `config`. Raises ValueError if there is none.
 
     If transformers has no causal language model for `config`, the class builds a model for text and other media, of

@@ -341,9 +341,8 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
     "bitnet": ("weight_scale", _bitnet),
     "gemma": ("weight_scale", _gemma),
     "metal": ("qbiases", _metal),
-    **{
-        kind: ("weight_scale", _compressed)
-        for kind in (
+    **dict.fromkeys(
+        (
             "pack-quantized",
             "nvfp4-pack-quantized",
             "mxfp4-pack-quantized",
@@ -352,9 +351,10 @@ _READERS: dict[str, tuple[str, Callable[[Tensors, dict], Tensors]]] = {
             "naive-quantized",
             "mixed-precision",
             "dense",
-        )
-    },
-    **{kind: ("weight_scale", _integers_of_8_bits) for kind in ("fp8", "mxfp8", "fbgemm_fp8", "modelopt", "quark")},
+        ),
+        ("weight_scale", _compressed),
+    ),
+    **dict.fromkeys(("fp8", "mxfp8", "fbgemm_fp8", "modelopt", "quark"), ("weight_scale", _integers_of_8_bits)),
 }
 
 

@@ -79,7 +79,7 @@ def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
             whole[first : first + step] = converted
         if type_ not in EXACT:
             expected = torch.from_numpy(gguf.dequantize(blocks, type_))
-            packing.squared_error += float((dequantize(*part, GROUP_SIZE, bits) - expected).square().sum())
+            packing.squared_error += float((dequantize(*part, GROUP_SIZE, bits) - expected).square().sum())  # type: ignore[call-arg]
             packing.squared_norm += float(expected.square().sum())
     return packing
 

@@ -23,7 +23,7 @@ _UNROTATED = 1e29  # divides the frequencies of the dimensions that Gemma 4 does
 def config_of(file: GGUFFile, known: Architecture) -> PretrainedConfig:
     """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
     settings = known.settings(file)
-    keys = {key: name for key, name in (KEYS | known.keys).items() if name not in settings}
+    keys = {key: name for key, name in {**KEYS, **known.keys}.items() if name not in settings}
     values = dict(known.values) | {name: _number(file, key) for key, name in keys.items()}
     values |= {"num_hidden_layers": file.layer_count, "vocab_size": file.row_count("token_embd.weight")}
     rotated, width = file.get("rope.dimension_count"), file.get("attention.key_length")

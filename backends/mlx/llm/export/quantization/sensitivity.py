@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -61,7 +62,7 @@ def _effect(weight: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor, forma
     if weight.shape[1] % format.group_size:
         return math.inf
     operands = quantized(weight, format, torch.float16)
-    change = dequantize(*operands, format.group_size, format.bits) - weight.float()
+    change = dequantize(*operands, format.group_size, format.bits) - weight.float()  # type: ignore[call-arg]
     return float(((x.float() @ change.mT) * gradient).sum(-1).square().mean()) / 2
 
 
@@ -79,7 +80,7 @@ def choose(
     }
     free = sum((budget - formats[index].bits_per_weight) * counts[path] for path, index in chosen.items())
     while True:
-        best = (0.0, None, None, None)
+        best: tuple[float, Any, Any, Any] = (0.0, None, None, None)
         for path, now in chosen.items():
             for wider in range(now + 1, len(formats)):
                 cost = (formats[wider].bits_per_weight - formats[now].bits_per_weight) * counts[path]

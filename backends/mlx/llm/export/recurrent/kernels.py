@@ -172,7 +172,7 @@ def _with_skip_and_gate(out, x, skip, z):
 
 
 # The name of a function in `transformers` → its replacement.
-KERNELS = {
+KERNELS: dict[Any, Callable] = {
     "causal_conv1d_fn": causal_conv1d_fn,
     "torch_chunk_gated_delta_rule": gated_delta_rule,
     "chunk_kimi_delta_attention": gated_delta_rule,

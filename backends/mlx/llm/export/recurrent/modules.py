@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -166,7 +167,7 @@ def hashed_ngrams(self, input_ids, cache):
 
 
 # The class of a module → its new forward method.
-FORWARDS = {
+FORWARDS: dict[Any, Callable] = {
     "Qwen4ExpTextNGramEmbedding": hashed_ngrams,
     "ZayaCCAProjection": convolved_projections,
     "MiniMaxLightningAttention": lightning_attention,

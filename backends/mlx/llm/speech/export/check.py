@@ -1,4 +1,4 @@
-"""The check of a speech export: runs the finished file and the eager model on a sound like speech, and compares them."""
+"""The check of a speech export: runs the finished file and the eager model on a sound like speech, and compares."""
 
 from __future__ import annotations
 

@@ -157,11 +157,11 @@ class _CrossLayer(CacheLayerMixin):
 
     # Assignments have no effect: only `encode` writes the keys and values.
 
-    @keys.setter
+    @keys.setter  # type: ignore[attr-defined, no-redef]
     def keys(self, value) -> None:
         pass
 
-    @values.setter
+    @values.setter  # type: ignore[attr-defined, no-redef]
     def values(self, value) -> None:
         pass
 

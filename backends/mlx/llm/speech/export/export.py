@@ -101,7 +101,7 @@ def export_speech(
         constants,
         tuple(methods),
         program_model.cache_bytes,
-        tuple(conversion.unquantized),
+        tuple(conversion.unquantized),  # type: ignore[arg-type]
         notes=tuple(notes),
         _checker=checker,
     )
@@ -117,7 +117,7 @@ def _load(
         raise ValueError(f"export_speech: model: {checkpoint.path}: got another model, expected {', '.join(FAMILIES)}")
     if extractor is None and _has_extractor(checkpoint.path):
         extractor = AutoFeatureExtractor.from_pretrained(checkpoint.path)
-    loaded = _load_folder(checkpoint).eval().requires_grad_(False)
+    loaded = _load_folder(checkpoint).eval().requires_grad_(False)  # type: ignore[arg-type]
     return loaded, tokenizer or checkpoint.tokenizer(), extractor, dtype or torch.float32, checkpoint.notes
 
 

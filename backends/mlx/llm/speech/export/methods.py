@@ -85,7 +85,7 @@ _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for 
 _ARGUMENTS += [
     inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in (*INPUTS, "logprobs", "timestamps")
 ]
-Forward.forward.__signature__ = inspect.Signature(_ARGUMENTS)
+Forward.forward.__signature__ = inspect.Signature(_ARGUMENTS)  # type: ignore[attr-defined]
 
 
 def prefer_timestamps(logits: torch.Tensor, begin: int, enabled: torch.Tensor) -> torch.Tensor:
