@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _SETTINGS = {"temperature": float, "top_p": float, "top_k": int, "seed": int, "max_new_tokens": int}
 
+_OPTIONS = ("language", "task", "timestamps", "prompt", "voice_activity", "words", "no_speech_threshold")
+
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
@@ -52,6 +54,17 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         action="store_false",
         help="do not let the model write timestamps: a segment is a window",
     )
+    add("--prompt", metavar="TEXT", help="text that was said before: names, the spelling of words, or a style")
+    add("--voice-activity", action="store_true", help="leave out parts that are quiet for longer than a second")
+    add("--words", action="store_true", help="with --format json, give the words of each segment with their times")
+    add(
+        "--no-speech-threshold",
+        type=float,
+        metavar="P",
+        default=0.6,
+        help="a window has no text if the model takes it for one without speech, with a higher probability than P "
+        "(default: %(default)s; 1: never)",
+    )
     model_arguments.add_device(parser)
     model_arguments.add_export_options(parser)
     for name, type_ in _SETTINGS.items():
@@ -81,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with SpeechModel(model_path, device=options.device) as model:
             segments = model.transcribe(
-                options.sound, language=options.language, task=options.task, timestamps=options.timestamps, **settings
+                options.sound, **{name: getattr(options, name) for name in _OPTIONS}, **settings
             )
             for entry in writers[options.format](segments):
                 print(entry, flush=True)
