@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SettingError
 from ..generation import Generation, Options
 from ..program import LLMProgram
-from ..sampling_parameters import PARAMETERS, SamplingParameters, SettingError
+from ..sampling_parameters import PARAMETERS, SamplingParameters
 from ..scoring import allow_only
 from .audio import read_audio
 from .segments import Piece, Segment, TimestampSplitter, quiet_window_length
@@ -196,7 +197,7 @@ class SpeechModel:
         if limit is None and self._config["tokens_per_second"] is not None:
             limit = max(1, int(len(samples) / self.sample_rate * self._config["tokens_per_second"]))
         if unknown := sorted(settings.keys() - PARAMETERS.keys()):
-            raise SettingError(unknown[0], f": unknown, expected max_new_tokens, {', '.join(PARAMETERS)}")
+            raise SettingError(unknown[0], problem=f"unknown, expected max_new_tokens, {', '.join(PARAMETERS)}")
         options = Options(max_new_tokens=limit, samples=samples, timestamps=timestamps)
         return Generation(self.program, prompt, SamplingParameters(**settings), options)
 
