@@ -37,6 +37,9 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
     )
     parser.add_argument(
+        "--chat-template", metavar="FILE", type=Path, help="chat template in Jinja (default: that of the tokenizer)"
+    )
+    parser.add_argument(
         "--draft-model",
         metavar="DRAFT.pte",
         type=Path,
@@ -72,7 +75,9 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
 
         if options.memory_limit is not None:
             memory.set_memory_limit(options.memory_limit)
-        return LLM.load(options.model, options.tokenizer, draft=options.draft_model, **settings)
+        return LLM.load(
+            options.model, options.tokenizer, draft=options.draft_model, chat_template=options.chat_template, **settings
+        )
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:
