@@ -12,27 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from .binding import BusyError
+from .errors import FieldError, PromptLengthError, SettingError
 from .generation import Generation, Options, Result
 from .program import EngineStats, LLMProgram
-from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
+from .sampling_parameters import PARAMETERS, SamplingParameters, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer, reading_tokenizer
 from .tokens import TokenTable, token_bytes
 
 Prompt = str | Sequence[int]
-
-
-class PromptLengthError(ValueError):
-    """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`.
-
-    `count` is None for a prompt that is so long that its tokens were not counted. `problem` is the message without the
-    name of the argument.
-    """
-
-    def __init__(self, count: int | None, longest: int):
-        got = f"more than {longest}" if count is None else count
-        self.count, self.longest, self.problem = count, longest, f": got {got} tokens, expected 1 to {longest}"
-        super().__init__(f"prompt{self.problem}")
 
 
 class LLM:
@@ -344,8 +332,8 @@ class LLM:
         logprobs = python_number(logprobs)
         check_integer("logprobs", logprobs, 0, 2**31, "an integer of at least 0")
         if logprobs > self.program.logprobs and not self.program.has_logits:
-            message = f": got {logprobs}, expected at most {self.program.logprobs}, the number that the program was "
-            raise SettingError("logprobs", message + "exported with")
+            most = f"at most {self.program.logprobs}, the number that the program was exported with"
+            raise SettingError("logprobs", logprobs, most)
         prompt_ids = self.prompt_ids(prompt)
         ids = [self._encode("continuations", continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
@@ -429,7 +417,7 @@ class LLM:
 
     def _token_table(self, function: str) -> TokenTable:
         if self.program.token_table is None:
-            raise ValueError(f"{function}: {self._name} has neither token bytes nor a tokenizer")
+            raise FieldError(function, problem=f"{self._name} has neither token bytes nor a tokenizer")
         return self.program.token_table
 
     @property
@@ -440,7 +428,7 @@ class LLM:
         size = self.program.vocab_size
         if min(ids) < 0 or max(ids) >= size:
             outside = next(token for token in ids if not 0 <= token < size)
-            raise ValueError(f"{argument}: id {outside} is outside the vocabulary [0, {size})")
+            raise FieldError(argument, problem=f"id {outside} is outside the vocabulary [0, {size})")
 
     def _options(
         self,
@@ -456,11 +444,11 @@ class LLM:
         try:
             strings = (stop,) if isinstance(stop, str) else tuple(stop)
         except TypeError as error:
-            raise SettingError("stop", f": got {reprlib.repr(stop)}, expected stop strings") from error
+            raise SettingError("stop", reprlib.repr(stop), "stop strings") from error
         try:
             own = frozenset(_token_ids(stop_ids))
         except TypeError as error:
-            raise SettingError("stop_ids", f": got {reprlib.repr(stop_ids)}, expected token ids") from error
+            raise SettingError("stop_ids", reprlib.repr(stop_ids), "token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
         return Options(max_new_tokens, min_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
 
