@@ -107,6 +107,21 @@ def test_a_value_from_another_chain_is_not_fused(fused):
     assert fused(g) == []
 
 
+@pytest.mark.parametrize("case", ["read", "overwritten", "not called"])
+def test_a_value_that_another_chain_may_read_is_not_left(fused, case):
+    g = Layer()
+    x, y = g.input((1, D)), g.output((1, D))
+    condition = value_of(g.item(g.constant(torch.ones((), dtype=torch.int64))))
+    activated = g.silu(x)
+    g.binary(ir.MultiplyNode, activated, x, out=y)
+    if case == "overwritten":
+        g.emit(ir.NegNode(x=x, out=activated))
+    reader = g.chain(ir.ExpNode(x=activated, out=y))
+    if case != "not called":
+        g.emit(ir.IfNode(cond=condition, then_chain_idx=reader, else_chain_idx=g.chain()))
+    assert fused(g) == ([] if case == "read" else ["left silu", "silu, product"])
+
+
 def test_rotations_of_query_and_key_are_one(fused):
     g = Layer()
     offset, freqs = g.input((1,), torch.int32), g.constant(torch.ones(D // 2))

@@ -17,6 +17,7 @@ struct SlotValue {
   uint32_t writer; // an instruction of the chain, or kNoWriter: what the chain finds in the slot
   uint32_t reads = 0; // how many fields of instructions of the chain read the value
   uint32_t last_read = 0; // the last one of these instructions
+  bool is_overwritten = false; // by the chain, before it runs another one
 };
 
 class Dataflow {
@@ -47,7 +48,9 @@ class Dataflow {
 
   // Whether anything but the instructions that SlotValue::reads counts may read a value: another chain, a later run of
   // the same one, or the caller.
-  bool escapes(const SlotValue& value) const { return value.slot < layout_.temps_begin() || shared_[value.slot]; }
+  bool escapes(const SlotValue& value) const {
+    return value.slot < layout_.temps_begin() || (shared_[value.slot] && !value.is_overwritten);
+  }
 
  private:
   struct Entry {
@@ -56,7 +59,7 @@ class Dataflow {
     bool is_write;
   };
 
-  void add_chain(const Chain& chain);
+  void add_chain(const Chain& chain, bool runs);
   uint32_t find(size_t chain, size_t instruction, const fb::Tid* slot, bool is_write) const;
 
   const Layout& layout_;

@@ -6,6 +6,7 @@
 #include "program/dispatch_table.h"
 #include "program/payload.h"
 #include "program/tensor_meta.h"
+#include "program/tensor_slots.h"
 
 namespace executorch_mlx {
 
@@ -158,20 +159,6 @@ class SlotVerifier {
   std::vector<uint32_t>& constant_uses_;
   uint32_t list_elements_ = 0;
 };
-
-// The chains that an instruction runs.
-std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
-  if (const auto* node = instruction.op_as_IfNode()) {
-    return {node->then_chain_idx(), node->else_chain_idx()};
-  }
-  if (const auto* node = instruction.op_as_WhileNode()) {
-    return {node->cond_chain_idx(), node->body_chain_idx()};
-  }
-  if (const auto* node = instruction.op_as_ScanNode()) {
-    return {node->body_chain_idx()};
-  }
-  return {};
-}
 
 // Refuses three kinds of nodes: one of a tensor-parallel program, Metal source that may not run, and an
 // UpdateAndAttendNode without its required fields. `missing_for_metal` is the parameter of load_program(). `where`

@@ -1,6 +1,9 @@
 // Visits the tensor slots that an instruction reads and writes.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "../serialization/output_fields.h"
 #include "program/reflect.h"
 
@@ -10,6 +13,20 @@ namespace executorch_mlx {
 inline bool is_control(const fb::Instruction& instruction) {
   const auto op = instruction.op_type();
   return op == fb::OpNode::IfNode || op == fb::OpNode::WhileNode || op == fb::OpNode::ScanNode;
+}
+
+// The chains that an instruction runs.
+inline std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
+  if (const auto* node = instruction.op_as_IfNode()) {
+    return {node->then_chain_idx(), node->else_chain_idx()};
+  }
+  if (const auto* node = instruction.op_as_WhileNode()) {
+    return {node->cond_chain_idx(), node->body_chain_idx()};
+  }
+  if (const auto* node = instruction.op_as_ScanNode()) {
+    return {node->body_chain_idx()};
+  }
+  return {};
 }
 
 enum class Access { read, write, read_and_write };
