@@ -1,20 +1,21 @@
-// Branches and loops, and Metal source in programs. See op_row.h.
-#pragma once
-
+// Branches and loops, and Metal source in programs. See op.h.
+#include "memory/views.h"
 #include "ops/metal_kernel.h"
-#include "ops/op_row.h"
+#include "ops/op.h"
 #include "ops/shape.h"
 
 namespace executorch_mlx {
 
-inline void if_else(const fb::IfParams& n, Context& c) {
+namespace {
+
+void if_else(const fb::IfParams& n, Context& c) {
   c.run(c.integer(n.cond()) != 0 ? n.then_chain_idx() : n.else_chain_idx());
 }
 
 // Runs the body chain once for each index of an axis. `n.originals()` are the arrays that the loop goes over. Before
 // each iteration, this function puts their slices at the current index into the slots `n.sliced()`. The carry needs
 // no code here, because the body chain itself overwrites the slots of the carry.
-inline void scan(const fb::ScanParams& n, Context& c) {
+void scan(const fb::ScanParams& n, Context& c) {
   c.make_available(*n.originals());
   c.make_available(*n.carry());
   const auto originals = c.list(*n.originals());
@@ -60,18 +61,18 @@ inline void scan(const fb::ScanParams& n, Context& c) {
 // Starts the evaluation of the carry in each iteration, so that the unevaluated graph does not grow with
 // the number of iterations. An infinite loop ends with an error, when the call reaches its limit on
 // executed instructions.
-inline void while_loop(const fb::WhileParams& n, Context& c) {
+void while_loop(const fb::WhileParams& n, Context& c) {
   for (c.run(n.cond_chain_idx()); c.integer(n.cond()) != 0; c.run(n.cond_chain_idx())) {
     c.run(n.body_chain_idx());
     c.start(c.list(*n.carry()));
   }
 }
 
-constexpr OpRow kControlRows[] = {
-    MLX_ROW(IfNode, if_else),
-    MLX_ROW(MetalKernelNode, EXECUTORCH_MLX_METAL_KERNELS ? metal_kernel : no_metal_kernel),
-    MLX_ROW(ScanNode, scan),
-    MLX_ROW(WhileNode, while_loop),
-};
+} // namespace
+
+MLX_OP(IfNode, if_else)
+MLX_OP(MetalKernelNode, EXECUTORCH_MLX_METAL_KERNELS ? metal_kernel : no_metal_kernel)
+MLX_OP(ScanNode, scan)
+MLX_OP(WhileNode, while_loop)
 
 } // namespace executorch_mlx
