@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
     with quiet_imports():
         if name == "Runtime":  # imported after the delegate is registered
-            return import_module(".loader", __name__).import_runtime()
+            return import_module(".bindings", __name__).import_runtime()
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 

@@ -15,10 +15,6 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .programs import Runtime
 
 _DELEGATE = "libmlx_delegate"
 _ENGINE = "libmlx_llm_engine"
@@ -95,26 +91,6 @@ def load_scale_search() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(_find_library(_SCALE_SEARCH, _folders())))
     except FileNotFoundError:
         return None
-
-
-@functools.cache
-def import_runtime() -> type[Runtime]:
-    """Register the MLX delegate, then import the class `Runtime` of programs.py and return it.
-
-    If another library has registered an MLXBackend, the first call warns: programs run on that one.
-
-    Raises:
-        FileNotFoundError: The same as for `load_delegate`.
-        RuntimeError: ExecuTorch could not register the delegate.
-    """
-    try:
-        load_delegate()
-    except OtherDelegateError as error:
-        message = f"{error}. Programs run on the other delegate, which does not load programs with extensions"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
-    from .programs import Runtime
-
-    return Runtime
 
 
 def delegate_library() -> ctypes.CDLL:

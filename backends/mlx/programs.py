@@ -8,7 +8,8 @@ They differ from those of ExecuTorch in these points:
   wrong order.
 - Outputs are copied on one thread, unless they are large: see workarounds/output_copies.py.
 
-The module imports ExecuTorch's bindings, so that the delegate has to be registered first: see `loader.import_runtime`.
+The module imports ExecuTorch's bindings, so that the delegate has to be registered first: see
+`bindings.import_runtime`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Adapters of peft and mlx-lm are merged into the weights, or refused."""
 
+import json
 import subprocess
 import sys
 
@@ -170,3 +171,9 @@ def test_an_adapter_of_mlx_lm(folder, tmp_path):
         expected = load_file(tmp_path / kind / "logits.safetensors")["logits"]
         torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-4)
         assert not logits(load_causal_lm(folder)).allclose(expected, atol=1e-2)
+        # Early versions scale by scale * alpha / rank. Here this is 3 as well.
+        older = {"rank": 2, "alpha": 4.0, "scale": 1.5, "dropout": 0.0}
+        settings = {"lora_layers": 1, "lora_parameters": older, "use_dora": kind == "dora"}
+        (tmp_path / kind / "adapter_config.json").write_text(json.dumps(settings))
+        merged = merge_adapter(load_causal_lm(folder), tmp_path / kind, torch.float32)
+        torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-4)

@@ -5,7 +5,7 @@ import openai
 import pytest
 import served
 import small_llm
-from executorch_mlx.serve.answer import Offsets
+from executorch_mlx.serve.delta import Offsets
 from scripted import (
     MESSAGES,
     chat,

@@ -2,7 +2,6 @@
 
 - The Markdown files of `PAGES`, which are elsewhere in the repository, have a place in the navigation.
 - A link to any other file of the repository leads to a page that shows the file.
-- `<!-- include: PATH -->` is replaced by the contents of the file PATH, as a code block.
 
 A link to a file that does not exist is not changed, and MkDocs reports the link.
 """
@@ -16,7 +15,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -32,19 +30,9 @@ LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "sh", ".fbs": "
 # Matches fenced blocks and inline code, in which links are not links but text.
 _CODE = re.compile(r"^ *(`{3,}).*?^ *\1[^\n]*$|(`+)(?!`).+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
-_INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 
 # Page of the site → file of the repository, for the pages that this module adds.
 _sources: dict[str, str] = {}
-
-
-@event_priority(100)  # before mkdocstrings, which leaves out folders that do not exist
-def on_config(config: MkDocsConfig) -> None:
-    """Make mkdocstrings find backends/mlx as `executorch_mlx`, the name under which it is imported."""
-    package = ROOT / "build" / "docs-package" / "executorch_mlx"
-    package.parent.mkdir(parents=True, exist_ok=True)
-    if not package.is_symlink():
-        package.symlink_to(ROOT / "backends" / "mlx")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -71,13 +59,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Change links to files outside docs/ into links to the pages of these files, and insert included files.
-
-    Returns the new Markdown of the page.
-    """
+    """Change links to files outside docs/ into links to the pages of these files. Returns the new Markdown."""
     uri = page.file.src_uri
-    markdown = outside_code(markdown, lambda text: _LINK.sub(lambda link: site_link(uri, link[0]), text))
-    return _INCLUDE.sub(lambda include: fenced(include[1]), markdown)
+    return outside_code(markdown, lambda text: _LINK.sub(lambda link: site_link(uri, link[0]), text))
 
 
 def outside_code(markdown: str, replace: Callable[[str], str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .answer import Delta, Offsets, token_logprob
+from .delta import Delta, Offsets, token_logprob
 from .model import ServedModel
 from .prompt_scores import PromptScores
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..loader import import_runtime
+from ..bindings import import_runtime
 
 
 def load(pte: bytes | Path, method: str = "forward") -> Callable[[list[Any]], list[Any]]:

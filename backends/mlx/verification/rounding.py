@@ -35,12 +35,12 @@ class Comparison:
         return self.mismatch is None and self.excess <= 1
 
 
-def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
+def compare(actual: Any, expected: Any, noisy: Sequence[Any], factor: float = SPREAD_FACTOR) -> Comparison:
     """Compare a value with that of eager torch, `expected`.
 
     `noisy` are the values of eager runs under `noise.RoundingNoise`. The spread of an element is how far these lie from
     `expected`, or the root mean square of that along the last dimension if this is larger. The tolerance of an element
-    is `SPREAD_FACTOR` times its spread, plus a few rounding errors of the element itself. An integer or boolean may
+    is `factor` times its spread, plus a few rounding errors of the element itself. An integer or boolean may
     differ only where a noisy run differs from `expected`. Whether an element is infinite or NaN may differ only where
     this differs in a noisy run.
     """
@@ -51,7 +51,7 @@ def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
         return _mismatch(f"got {_dtype_name(actual.dtype)}, expected {_dtype_name(expected.dtype)}")
     if expected.numel() == 0:
         return Comparison(0.0, 0.0, 0.0)
-    tolerance = tolerance_of(expected, [run for run in noisy if run.shape == expected.shape])
+    tolerance = tolerance_of(expected, [run for run in noisy if run.shape == expected.shape], factor)
     a, e = actual.double(), expected.double()
     same = (a == e) | (a.isnan() & e.isnan())
     difference = torch.where(same, 0.0, (a - e).abs().nan_to_num(torch.inf, torch.inf))
@@ -84,7 +84,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def tolerance_of(expected: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch.Tensor:
+def tolerance_of(expected: torch.Tensor, noisy: Sequence[torch.Tensor], factor: float = SPREAD_FACTOR) -> torch.Tensor:
     """Return the tolerance of each element, float64.
 
     It is infinite where rounding noise changes an integer or boolean, or changes whether a float is infinite or NaN.
@@ -99,5 +99,5 @@ def tolerance_of(expected: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch
         spread = spread.maximum(spread.square().mean(-1, keepdim=True).sqrt())
     epsilon = EPSILON.get(expected.dtype, EPSILON[torch.float32])
     size = e.abs().nan_to_num(0, 0, 0)
-    tolerance = SPREAD_FACTOR * spread + 4 * epsilon * size + epsilon * min(float(size.max()), 1.0)
+    tolerance = factor * spread + 4 * epsilon * size + epsilon * min(float(size.max()), 1.0)
     return torch.where(determined, tolerance, torch.inf)

@@ -39,7 +39,12 @@ void for_each_part(Before& before, const KvLayer& now, Visit&& visit) {
 } // namespace
 
 State::State(const Layout& layout)
-    : tensors(layout.num_tensors()), values(layout.values), layout_(layout), buffers_(layout.buffers) {}
+    : tensors(layout.num_tensors()),
+      values(layout.values),
+      held(layout.held),
+      kept(layout.kept),
+      layout_(layout),
+      buffers_(layout.buffers) {}
 
 void State::set_constant(uint32_t slot, std::shared_ptr<const mx::array> constant) {
   tensors[slot] = *constant;
@@ -65,7 +70,9 @@ void State::finish_loading() {
     }
   }
   initial_values_ = values;
-  constant_results.clear(); // the init chain may have written constants
+  for (auto& result : kept) { // the init chain may have written constants
+    result.reset();
+  }
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto contents = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
     if (!buffers_[i]->contents) {
@@ -229,6 +236,9 @@ void State::release_temporaries() {
   }
   for (uint32_t i = layout_.temps_begin(); i < layout_.num_tensors(); ++i) {
     tensors[i].reset();
+  }
+  for (auto& result : held) {
+    result.reset();
   }
 }
 

@@ -205,7 +205,6 @@ void SequenceKernel::Launch::run(const std::vector<std::shared_ptr<Launch>>& lau
     launch->awaited.clear();
     launch->call.weights.clear();
     launch->call.written.clear();
-    launch->call.product.reset();
   }
 }
 
@@ -348,11 +347,6 @@ std::string SequenceKernel::source(const Launch& launch) const {
   }
   const std::string body = launch.call.leaves_gpu_idle ? kLoadAhead + body_ : body_;
   return kernel_source(name_, type, launch.constants, parameters, body, kHeader, attributes_);
-}
-
-const std::pair<mx::array, mx::array>* SequenceKernel::product(const mx::array& y) {
-  const Result* const result = Result::of(y);
-  return result != nullptr && result->launch->call.product ? &*result->launch->call.product : nullptr;
 }
 
 void SequenceKernel::replace_by_ends(const std::vector<mx::array*>& arrays) {

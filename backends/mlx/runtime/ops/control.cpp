@@ -1,10 +1,28 @@
 // Branches and loops, and Metal source in programs. See op.h.
+#include "ops/control.h"
+
 #include "memory/views.h"
 #include "ops/metal_kernel.h"
 #include "ops/op.h"
 #include "ops/shape.h"
 
 namespace executorch_mlx {
+
+ScanOperands scan_operands(const fb::ScanParams& n, Context& c) {
+  c.make_available(*n.originals());
+  c.make_available(*n.carry());
+  auto originals = c.list(*n.originals());
+  check_program(!originals.empty() && originals.size() == n.sliced()->size(), "sliced: got ", n.sliced()->size(),
+      ", expected one for each of ", originals.size(), " originals");
+  const int axis = checked_axis(n.scan_axis(), static_cast<int>(originals[0].ndim()), "scan_axis");
+  const int iterations = originals[0].shape(axis);
+  for (const auto& x : originals) {
+    check_argument(axis < static_cast<int>(x.ndim()) && x.shape(axis) == iterations, "originals: got ", describe(x),
+        ", expected size ", iterations, " on axis ", axis);
+  }
+  check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
+  return {std::move(originals), axis, iterations};
+}
 
 namespace {
 
@@ -16,22 +34,8 @@ void if_else(const fb::IfParams& n, Context& c) {
 // each iteration, this function puts their slices at the current index into the slots `n.sliced()`. The carry needs
 // no code here, because the body chain itself overwrites the slots of the carry.
 void scan(const fb::ScanParams& n, Context& c) {
-  c.make_available(*n.originals());
-  c.make_available(*n.carry());
-  const auto originals = c.list(*n.originals());
-  check_program(!originals.empty() && originals.size() == n.sliced()->size(), "sliced: got ", n.sliced()->size(),
-      ", expected one for each of ", originals.size(), " originals");
-  const int axis = checked_axis(n.scan_axis(), static_cast<int>(originals[0].ndim()), "scan_axis");
-  const int iterations = originals[0].shape(axis);
-  for (const auto& x : originals) {
-    check_argument(axis < static_cast<int>(x.ndim()) && x.shape(axis) == iterations, "originals: got ", describe(x),
-        ", expected size ", iterations, " on axis ", axis);
-  }
-  check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
-
-  if (iterations > 0 && run_recurrent_loop(n, originals, axis, c)) {
-    return;
-  }
+  const auto operands = scan_operands(n, c);
+  const auto& [originals, axis, iterations] = operands;
 
   // outputs[i][j] is output i of iteration j. The body chain writes the outputs of its iteration to the slots
   // `n.outputs()`. At the end, each of these slots gets the stacked outputs of all iterations.

@@ -4,7 +4,6 @@
 #include <functional>
 #include <numbers>
 
-#include "gpu/fused.h"
 #include "kernels/cpu/elementwise.h"
 #include "memory/views.h"
 #include "ops/cpu/kernel_result.h"
@@ -159,16 +158,6 @@ void predicate(const fb::BinaryNode& n, Context& c) {
     }
   }
   c.set(n.out(), Op(a, b, c.stream));
-}
-
-std::optional<mx::array> multiply_kernel(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  const auto y = gpu::multiply_silu(a, b, stream);
-  return y ? y : cpu::multiply(a, b, stream);
-}
-
-std::optional<mx::array> add_kernel(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  const auto y = gpu::add_product(a, b, stream);
-  return y ? y : cpu::add(a, b, stream);
 }
 
 mx::array silu(const mx::array& x, mx::StreamOrDevice s) { return mx::multiply(x, mx::sigmoid(x, s), s); }
@@ -350,7 +339,7 @@ MLX_OP(TanNode, unary<mx::tan>)
 MLX_OP(TanhNode, unary<mx::tanh, cpu::tanh>)
 MLX_OP(TruncNode, unary<truncate>)
 
-MLX_OP(AddNode, binary<mx::add, add_kernel>)
+MLX_OP(AddNode, binary<mx::add, cpu::add>)
 MLX_OP(Atan2Node, binary<mx::arctan2>)
 MLX_OP(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>)
 MLX_OP(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>)
@@ -367,7 +356,7 @@ MLX_OP(LogicalAndNode, predicate<mx::logical_and, std::logical_and<>>)
 MLX_OP(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>)
 MLX_OP(MaximumNode, binary<mx::maximum>)
 MLX_OP(MinimumNode, binary<mx::minimum>)
-MLX_OP(MultiplyNode, binary<mx::multiply, multiply_kernel>)
+MLX_OP(MultiplyNode, binary<mx::multiply, cpu::multiply>)
 MLX_OP(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>)
 MLX_OP(PowerNode, binary<power>)
 MLX_OP(RemainderNode, binary<divide_integers<mx::remainder>>)

@@ -69,7 +69,7 @@ void take(const fb::TakeParams& n, Context& c) {
       shape.insert(shape.begin() + axis, indices.shape().begin(), indices.shape().end());
       return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
     }
-    return c.set(n.out(), axis == 0 ? c.take_rows(n.x(), x, indices) : mx::take(x, indices, axis, c.stream));
+    return c.set(n.out(), axis == 0 ? c.take_rows(x, indices) : mx::take(x, indices, axis, c.stream));
   }
   const int64_t position = index.kind() == 0 ? index.literal() : c.integer(index.vid());
   check_argument(position >= -int64_t{length} && position < length, "index ", position, " is out of range [", -length,

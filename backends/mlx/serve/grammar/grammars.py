@@ -8,21 +8,22 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
+from ..formats import AnswerFormat
 from ..formats.harmony import MESSAGE, Harmony
 from .json_schema import SchemaError, adapted
 from .lark import MAX_CHARACTERS, LarkGrammar, from_client, one_of
 
 if TYPE_CHECKING:
+    from ...llm import LLM
     from ..chat_request import ChatRequest, Function
     from ..forms import Form
-    from ..model import ServedModel
     from ..request import CompletionRequest, GenerationRequest
 
 # The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
@@ -42,10 +43,28 @@ class GrammarError(ValueError):
         self.param, self.code = param, code
 
 
+class Model(Protocol):
+    """What grammars use of a model; see `ServedModel`."""
+
+    llm: LLM
+    name: str
+    format: AnswerFormat
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]: ...
+
+    @property
+    def marker_tokens(self) -> Mapping[int, str]: ...
+
+    def token_id(self, text: str) -> int | None: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
 class Grammars:
     """Compiles grammars for the tokens of one model. All methods may be called from any thread."""
 
-    def __init__(self, model: ServedModel):
+    def __init__(self, model: Model):
         self._model = model
 
     def for_completion(self, body: CompletionRequest) -> Constraint | None:
@@ -70,7 +89,7 @@ class Grammars:
             if body.form is not None and not forced:
                 answers.append(self._form_answer(body.form))
             return self._constraint(body, answers, param, reasoning)
-        if any(function.strict for function in body.functions) and self._model.format.trigger and not self._obstacle:
+        if any(function.strict for function in body.functions) and self._model.format.trigger and not self.obstacle:
             return self._constraint(body, [self._optional_calls(body)], "tools", reasoning, is_text=True)
         return None
 
@@ -97,16 +116,19 @@ class Grammars:
         return LarkGrammar(self._model.marker_tokens)
 
     @property
-    def _obstacle(self) -> str:
+    def obstacle(self) -> str:
         """Why answers of this model cannot follow a grammar, or ""."""
         if not self._model.llm.program.takes("allowed_tokens"):
-            return f"the model {self._model.name!r} was exported without allowed_tokens in its head"
+            return (
+                f"the model {self._model.name!r} was exported without allowed_tokens in its head; export it with "
+                "--allowed-tokens"
+            )
         if not self._model.llm.eos_ids:
             return f"the model {self._model.name!r} has no stop id, with which such an answer ends"
-        return "" if find_spec("llguidance") else "needs llguidance: pip install 'executorch-mlx[grammar]'"
+        return "" if find_spec("llguidance") else "needs llguidance: pip install 'executorch-mlx[serve]'"
 
     def _check_support(self, param: str) -> None:
-        if obstacle := self._obstacle:
+        if obstacle := self.obstacle:
             raise GrammarError(f"{param}: {obstacle}", param)
 
     # Grammars of answers and calls ----------------------------------------------------------
@@ -205,7 +227,7 @@ class Constraint:
     - `is_text`: the answer is text that may contain calls. It may end in its reasoning.
     """
 
-    def __init__(self, model: ServedModel, matchers: Sequence[Any], reasoning: Reasoning, is_text: bool):
+    def __init__(self, model: Model, matchers: Sequence[Any], reasoning: Reasoning, is_text: bool):
         self._model, self._matchers, self._reasoning, self._is_text = model, matchers, reasoning, is_text
 
     def allowed_tokens(self) -> Callable[[Sequence[int]], Any]:

@@ -112,10 +112,15 @@ def _untie_adapted_layers(adapted: torch.nn.Module) -> None:
 
 
 def _merge_mlx(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrainedModel:
-    """Merge an adapter of mlx-lm: matrices `lora_a` and `lora_b`, and for DoRA the norms `m` of the rows."""
-    if (kind := settings.get("fine_tune_type", "lora")) not in ("lora", "dora"):
+    """Merge an adapter of mlx-lm: matrices `lora_a` and `lora_b`, and for DoRA the norms `m` of the rows.
+
+    Early versions of mlx-lm scale by `scale * alpha / rank`, and name DoRA `use_dora`. Later ones have no `alpha`.
+    """
+    kind = settings.get("fine_tune_type", "dora" if settings.get("use_dora") else "lora")
+    if kind not in ("lora", "dora"):
         raise ValueError(f"fine_tune_type: got {kind}, expected lora or dora")
-    scale = settings["lora_parameters"]["scale"]
+    parameters = settings["lora_parameters"]
+    scale, alpha = parameters["scale"], parameters.get("alpha")
     tensors = language_tensors(model, load_file(folder / "adapters.safetensors"))
     modules = dict(model.named_modules())
     for path in sorted({name.rpartition(".")[0] for name in tensors}):
@@ -123,7 +128,8 @@ def _merge_mlx(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrain
         if module is None or not (is_linear(module) or is_embedding(module)):
             found = "no layer" if module is None else type(module).__name__
             raise ValueError(f"{path}: got {found}, expected a linear layer or an embedding in full precision")
-        change = scale * (tensors.pop(f"{path}.lora_a").float() @ tensors.pop(f"{path}.lora_b").float())
+        a, b = tensors.pop(f"{path}.lora_a").float(), tensors.pop(f"{path}.lora_b").float()
+        change = scale * (1 if alpha is None else alpha / len(b)) * (a @ b)
         weight = module.weight.float() + (change.T if is_linear(module) else change)
         if kind == "dora":
             weight *= (tensors.pop(f"{path}.m").float() / weight.norm(dim=1)).unsqueeze(1)

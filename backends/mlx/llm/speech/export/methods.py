@@ -1,4 +1,4 @@
-"""The methods of a speech model's program: `encode`, and `forward`, which is the decoder with the sampling head."""
+"""The methods of a speech model's program: `encode`, `forward`, the decoder with the sampling head, and `align`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from ...sampling_parameters import INPUTS
 from .decoder import ProgramModel
 
 
-def example_samples(program_model: ProgramModel, count: int) -> torch.Tensor:
-    """Return samples `[1, N]` of noise.
-
-    N is `count`, clamped to the limits of the encoder and rounded down to its `multiple`.
-    """
+def clamped_length(program_model: ProgramModel, count: int) -> int:
+    """Return `count` samples, clamped to the limits of the encoder and rounded down to its `multiple`."""
     family = program_model.family
-    count = min(family.max_samples, max(family.min_samples, count)) // family.multiple * family.multiple
-    return torch.randn(1, count, generator=torch.Generator().manual_seed(20)) * 0.1
+    return min(family.max_samples, max(family.min_samples, count)) // family.multiple * family.multiple
 
 
 def example_inputs(program_model: ProgramModel, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
@@ -37,7 +33,8 @@ def example_inputs(program_model: ProgramModel, head: HeadConfig, length: int) -
 
 def export_methods(program_model: ProgramModel, head: HeadConfig) -> dict[str, torch.export.ExportedProgram]:
     """Export the methods. Returns the exported programs by name of the method."""
-    return {"encode": _export_encode(program_model), "forward": _export_forward(program_model, head)}
+    methods = {"encode": _export_encode(program_model), "forward": _export_forward(program_model, head)}
+    return methods | ({"align": _export_align(program_model)} if program_model.alignment_heads else {})
 
 
 class Encode(torch.nn.Module):
@@ -49,6 +46,17 @@ class Encode(torch.nn.Module):
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         return self.program_model.encode(samples)
+
+
+class Align(torch.nn.Module):
+    """`align` of a program."""
+
+    def __init__(self, program_model: ProgramModel):
+        super().__init__()
+        self.program_model = program_model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.program_model.align(tokens)
 
 
 class Forward(torch.nn.Module):
@@ -106,7 +114,8 @@ def _export_encode(program_model: ProgramModel) -> torch.export.ExportedProgram:
     with torch.no_grad():
         # The example is the longest sound. torch's shape rules for convolutions compare sizes: with a shorter example,
         # the exported program would accept only some of the lengths.
-        example = example_samples(program_model, family.max_samples)
+        count = clamped_length(program_model, family.max_samples)
+        example = torch.randn(1, count, generator=torch.Generator().manual_seed(20)) * 0.1
         return torch.export.export(Encode(program_model), (example,), dynamic_shapes=shapes)
 
 
@@ -116,3 +125,10 @@ def _export_forward(program_model: ProgramModel, head: HeadConfig) -> torch.expo
     args = inputs.pop("tokens"), inputs.pop("input_pos")
     with torch.no_grad():
         return torch.export.export(Forward(program_model, head.logprobs), args, inputs, dynamic_shapes=shapes)
+
+
+def _export_align(program_model: ProgramModel) -> torch.export.ExportedProgram:
+    shapes = {"tokens": {1: torch.export.Dim("sequence", min=1, max=program_model.chunk)}}
+    with torch.no_grad():
+        example = torch.zeros(1, 2, dtype=torch.int64)
+        return torch.export.export(Align(program_model), (example,), dynamic_shapes=shapes)
