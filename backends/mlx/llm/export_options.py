@@ -214,9 +214,10 @@ class ExportOptions:
       inputs on a part of Python's documentation.
     - `activations`: `float`; or `int8`: the linear layers with affine weights of 4 or 8 bits round their inputs to
       8 bits. Use `allow_extensions` as well: a kernel for Linux CPUs then multiplies the integers.
-    - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
-      but at most 4096. If attention chooses keys with an index, the limit is the number of keys that it chooses. Of a
-      speech model, it is the capacity of the cache of tokens.
+    - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model, as far as all rows
+      of the caches fit into half of the memory of this machine, and at most 4096 with `portable`. If attention chooses
+      keys with an index, the limit is the number of keys that it chooses. Of a speech model, it is the capacity of the
+      cache of tokens.
     - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
       Runners split longer prompts. The engine feeds at most 512 tokens in a call on a CPU.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
@@ -295,7 +296,7 @@ class ExportOptions:
         group="sizes",
         type=int,
         metavar="N",
-        default_text="the model's limit, but at most 4096",
+        default_text="the model's limit, as far as all rows fit into half of the memory; at most 4096 with --portable",
     )
     sliding_window: str | int = _option(
         "auto",

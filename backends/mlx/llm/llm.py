@@ -66,6 +66,10 @@ class LLM:
     ):
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
         self.rows = program.rows
+        if program.data("speech_config") is not None:
+            raise ValueError(
+                f"{program.path}: got a speech model, expected a language model; executorch-mlx transcribe runs it"
+            )
         if tokenizer is not None and program.token_table is None:
             program.set_token_bytes(token_bytes(tokenizer.backend, tokenizer.special_ids, program.vocab_size))
         program.start(**engine_options)
@@ -150,6 +154,15 @@ class LLM:
         ids = self.program.eos_ids | self._folder_eos_ids | ({eos} if eos is not None else set())
         # The model never draws the others. Configs of small models keep the default ids of their family.
         return frozenset(id for id in ids if 0 <= id < self.program.vocab_size)
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The sampling parameters that the authors of the model recommend and the program takes, name → value.
+
+        The commands and the server use them for what a user leaves open. `generate` does not.
+        """
+        values = json.loads(self.program.data("sampling_defaults") or b"{}")
+        return {name: value for name, value in values.items() if name in PARAMETERS and self.program.takes(name)}
 
     # One answer -------------------------------------------------------------------------
 

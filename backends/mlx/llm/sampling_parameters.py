@@ -166,6 +166,8 @@ PARAMETERS = _table()
 SCALARS = {name: spec for name, spec in PARAMETERS.items() if spec.dtype is not None}
 PENALTIES = tuple(name for name, spec in PARAMETERS.items() if spec.metadata == "sampling_penalties")
 INPUTS = tuple(name for spec in PARAMETERS.values() for name in spec.inputs)
+# Those of the logits processors, which change the logits before the filters.
+PROCESSOR_INPUTS = (*PENALTIES, *PARAMETERS["logit_bias"].inputs, *PARAMETERS["allowed_tokens"].inputs)
 TOKENS_PER_MASK_WORD = 32  # the number of tokens for which one integer of a mask of allowed tokens has a bit
 
 
