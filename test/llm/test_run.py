@@ -215,6 +215,18 @@ def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_p
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
 
 
+def test_a_chat_that_has_filled_its_context_says_how_to_go_on(chat_program):
+    arguments = argparse.ArgumentParser()
+    add_to(arguments.add_subparsers())
+    session = Session(LLM.load(chat_program), arguments.parse_args(["run", str(chat_program)]), chat=True)
+    with pytest.raises(CommandError) as caught:
+        session.answer("word " * 2000)  # alone, it is too long
+    assert "/clear" not in str(caught.value)
+    session.messages = [{"role": "user", "content": "word " * 2000}, {"role": "assistant", "content": "x"}]
+    with pytest.raises(CommandError, match="The chat has filled the context: /clear starts a new one"):
+        session.answer("More")
+
+
 def test_version(capfd):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])

@@ -205,7 +205,7 @@ async def _workers(options: argparse.Namespace) -> AsyncIterator[Workers]:
         async with ray_engines(model, options.ray) as engines:
             yield engines
         return
-    from ..batch.local import local_worker
+    from ..serve.local_worker import local_worker
 
     with model_arguments.load(options) as llm:
         async with local_worker(llm, _name(options)) as worker:

@@ -51,7 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def console() -> int:
-    """The console script: runs `main`. Prints no error if the process that reads the output, such as `head`, ends."""
+    """The console script: runs `main`. Prints no error if the process that reads the output, such as `head`, ends.
+
+    torch reads the setting when it is loaded. Otherwise, its threads spin while they wait for each other. On processors
+    that are busy with other work, an export then takes several times as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         code = main()
         if sys.stdout is not None:  # None: standard output is closed

@@ -34,6 +34,9 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help="Hugging Face folder with a tokenizer (default: the tokenizer of MODEL)",
     )
     parser.add_argument(
+        "--chat-template", metavar="FILE", type=Path, help="chat template in Jinja (default: that of the tokenizer)"
+    )
+    parser.add_argument(
         "--draft-model",
         metavar="DRAFT",
         help="smaller model with the same tokenizer, which guesses tokens; the answers stay the same",
@@ -150,7 +153,14 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
     with loading(model.path):
-        return LLM.load(model.path, options.tokenizer, draft=draft, device=options.device, **settings)
+        return LLM.load(
+            model.path,
+            options.tokenizer,
+            draft=draft,
+            device=options.device,
+            chat_template=options.chat_template,
+            **settings,
+        )
 
 
 def find_draft(options: argparse.Namespace) -> Path | None:

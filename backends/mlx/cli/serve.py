@@ -64,6 +64,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help=f"key that clients must send (default: the environment variable {KEY_VARIABLE}, which other users of this "
         "machine do not see)",
     )
+    group.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
     group.add_argument("--no-auth", action="store_true", help="serve other machines without an API key")
     group.add_argument(
         "--allowed-origins",
@@ -72,6 +73,14 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="other origins whose web pages may use the server, separated by commas, such as https://chat.example, or "
         "* for all",
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        metavar="NAMES",
+        type=lambda argument: tuple(name.strip() for name in argument.split(",") if name.strip()),
+        default=(),
+        help="names in Host headers that are accepted beside the loopback address, separated by commas, such as "
+        "chat.example behind a reverse proxy, or * for all",
     )
     group.add_argument(
         "--max-body",
@@ -124,7 +133,8 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
         "--tool-format",
         metavar="FORMAT",
         help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags, harmony, glm, deepseek, "
-        "deepseek-v3, lfm2 or cohere (default: the format of the chat template)",
+        "deepseek-v3, lfm2, cohere, kimi, minimax, minimax-m1, seed, granite or phi (default: the format of the chat "
+        "template)",
     )
 
 
@@ -163,8 +173,10 @@ def run(options: argparse.Namespace) -> int:
     settings = Settings(
         api_key=options.api_key or os.environ.get(KEY_VARIABLE) or None,
         allowed_origins=options.allowed_origins,
+        allowed_hosts=options.allowed_hosts,
         max_body_bytes=options.max_body,
         request_seconds=options.request_timeout,
+        strict=options.strict,
         stall_seconds=options.stall_timeout,
         grace_seconds=options.grace,
     )
@@ -177,9 +189,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _models(options: argparse.Namespace) -> Models:
     """Return the models that the command line names. Each was loaded once, to report errors at the start."""
-    from ..llm import LLM
     from ..serve import Models
     from ..serve.formats import FORMATS
+    from ..serve.models import load_model
 
     if options.name and len(options.name) != len(options.models):
         raise CommandError(
@@ -194,8 +206,14 @@ def _models(options: argparse.Namespace) -> Models:
     found = [model_arguments.find_model(model, options) for model in options.models]
     draft = model_arguments.find_draft(options)
     models = Models(options.model_memory, options.idle_timeout)
+    settings = {
+        "draft": draft,
+        "chat_template": options.chat_template,
+        "device": options.device,
+        "queue_limit": options.queue,
+    }
     for name, path in zip(options.name or [model.name for model in found], [model.path for model in found]):
-        load = partial(LLM.load, path, options.tokenizer, device=options.device, draft=draft, queue_limit=options.queue)
+        load = partial(load_model, path, options.tokenizer, **settings)
         try:
             models.add(name, load, path.stat().st_size, options.tool_format)
         except ValueError as error:

@@ -92,7 +92,7 @@ class Session:
         After an error, the chat goes on without this prompt.
         """
         messages = [*self.messages, {"role": "user", "content": prompt}]
-        with command_errors():
+        with command_errors(is_long=bool(self.chat and self.messages)):
             if self.chat:
                 generation = self.llm.chat(messages, **self.settings)
             else:
@@ -169,10 +169,15 @@ def read_lines() -> Iterator[str]:
 
 
 @contextmanager
-def command_errors() -> Iterator[None]:
-    """A context manager: turns the errors of a request into errors of the command."""
+def command_errors(is_long: bool = False) -> Iterator[None]:
+    """A context manager: turns the errors of a request into errors of the command. `is_long`: the chat has turns."""
+    from ..llm import PromptLengthError
+
     try:
         yield
+    except PromptLengthError as error:
+        hint = ". The chat has filled the context: /clear starts a new one" if is_long else ""
+        raise CommandError(f"{error}{hint}") from error
     except (ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from error
 
