@@ -127,7 +127,8 @@ def exports() -> list[Export]:
     """Return all exports whose programs exist, by model."""
     found = filter(None, map(_read, folder("exports").glob("*.json")))
     return sorted(
-        (export for export in found if export.path.is_file()), key=lambda export: (export.model, str(export.options))
+        (export for export in found if export.path.is_file()),
+        key=lambda export: (export.model, len(export.options), str(export.options)),
     )
 
 
