@@ -51,6 +51,7 @@ check: $(VENV)/.installed
 	@$(VENV)/bin/ruff check --quiet
 	@$(VENV)/bin/ruff format --check --quiet
 	@$(CPP) | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	@$(PY) backends/mlx/serialization/generate.py --no-flatc
 	@$(VENV)/bin/mypy --no-error-summary
 	@$(PY) -m pytest --quiet --no-header --noconftest test/packaging/test_imports.py
 

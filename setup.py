@@ -32,6 +32,8 @@ def cmake(*arguments: object) -> None:
 
 class BuildPython(build_py):
     def run(self) -> None:
+        # The C++ build checks the schema with flatc, and writes the file again when the schema changes.
+        subprocess.run([sys.executable, ROOT / SOURCES / "serialization/generate.py", "--no-flatc"], check=True)
         if not self.editable_mode:  # keeps modules that were deleted since the last build out of the wheel
             shutil.rmtree(Path(self.build_lib) / PACKAGE, ignore_errors=True)
         super().run()
@@ -57,6 +59,7 @@ class BuildNative(build_ext):
             *("-S", ROOT, "-B", build, "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={Path(ninja.BIN_DIR) / 'ninja'}",
             f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DEXECUTORCH_MLX_TESTS={'ON' if in_place else 'OFF'}",
         )
         cmake("--build", build)
         if not in_place:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from . import ops as _  # noqa: F401  (fills the registry)
+from . import ops, patterns  # noqa: F401  (fill the registry)
 from .buffers import KEPT, SHARE_BUFFERS, State, refuse_lost_writes, shared_names, tag_owned_data
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
@@ -240,7 +240,6 @@ class MLXPartitioner(Partitioner):
 
         Runs the passes of `legalize` before.
         """
-        dynamic_sizes.watch(exported_program)
         remove_checks(exported_program)
         read_storages(exported_program)
         exported_program = legalized(exported_program, self._legalize)

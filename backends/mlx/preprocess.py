@@ -8,7 +8,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, ExportedProgram, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from . import ops as _  # noqa: F401  (fills the registry)
+from . import ops, patterns  # noqa: F401  (fill the registry)
 from .buffers import KEPT, SharedBuffers
 from .builder.assemble import assemble
 from .builder.digests import Digests, raw_bytes

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from unittest import mock
 
-from executorch_mlx.builder.emitter import Emitter
+from executorch_mlx.builder import portable
+
+
+class _Unrecorded(portable._Pass):
+    def run(self):
+        left = super().run()
+        self.builder.replacements.clear()
+        return left
 
 
 def without_replacements():
     """A context manager: programs that are lowered inside the `with` block have no replacements."""
-    return mock.patch.object(Emitter, "emit_replaceable", _emit)
-
-
-def _emit(builder, extension, fields, emit):
-    """Stands for `Emitter.emit_replaceable`."""
-    return emit()
+    return mock.patch.object(portable, "_Pass", _Unrecorded)

@@ -7,22 +7,9 @@ from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.serialization import ir
 from oprows.lowering import target_name
 
-# The registered targets without an op row, and the reason. torch.export and tracing replace many of these targets, and
-# only programs that are made by other means contain them. Assertions compute nothing. The loops, the composites and the
-# targets of process groups have other tests.
+# The registered targets without an op row, and the reason. Assertions compute nothing. The loops and the composites
+# have other tests.
 WITHOUT_OP_ROW = {
-    "aten.chunk.default": "becomes split.Tensor",
-    "aten.contiguous.default": "disappears",
-    "aten.dropout.default": "disappears",
-    "aten.flatten.using_ints": "becomes view",
-    "aten.movedim.int": "becomes permute",
-    "aten.narrow.default": "becomes slice.Tensor",
-    "aten.reshape.default": "becomes view",
-    "aten.split.sizes": "becomes split_with_sizes",
-    "aten.sym_numel.default": "becomes products of sym_size.int",
-    "aten.tile.default": "becomes repeat",
-    "aten.unflatten.int": "becomes view",
-    "aten.item.default": "becomes _local_scalar_dense",
     "aten._assert_scalar.default": "an assertion; op rows of item contain it",
     "aten._assert_tensor_metadata.default": "an assertion; op rows of _to_copy contain it",
     "aten.sym_constrain_range.default": "an assertion",

@@ -122,6 +122,7 @@ def compile_project(zig: Path) -> None:
     say("compiling for macOS")
     options = {
         "CMAKE_TOOLCHAIN_FILE": HERE / "toolchain.cmake",
+        "EXECUTORCH_MLX_TESTS": "OFF",
         "CMAKE_MAKE_PROGRAM": shutil.which("ninja", path=Path(sys.executable).parent) or shutil.which("ninja"),
         "EXECUTORCH_MLX_WHEELS": SITE_PACKAGES,
         "EXECUTORCH_MLX_ZIG": zig,

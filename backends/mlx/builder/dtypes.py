@@ -41,10 +41,6 @@ def scalar_type(dtype: torch.dtype) -> int:
 
 HALVES = (torch.float16, torch.bfloat16)
 
-# 8-bit floats. MLX has no dtype for them, but the compiler can read their bytes.
-BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
-
-
 _COMPLEX_ERROR = (
     'complex numbers are not supported by MLX programs; MLXPartitioner(legalize=("complex",)) computes with pairs of '
     "real tensors, except as input or output; pass torch.view_as_real(x)"

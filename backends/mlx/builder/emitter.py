@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +24,12 @@ class Emitted:
     op: type[ir.Op]
     fields: dict[str, Any]
     origin: Any = None  # the FX node of the delegated graph that was lowered to the instruction, if there is one
+    expression: tuple | None = None  # of the value, if later instructions may reuse the result
 
 
 @dataclass
 class Replacement:
-    """Instructions of one chain, and an extension that computes their results.
-
-    The program has both, so that it runs on ExecuTorch's own MLX delegate, and this runtime runs the extension.
-    """
+    """Instructions of one chain, and the instruction that this runtime runs instead of them."""
 
     chain: list[Emitted]
     emitted: list[Emitted]
@@ -44,8 +42,11 @@ class Emitter:
     `emit` simplifies instructions (see `peephole`) and reuses the result of an equal earlier instruction.
     """
 
-    def __init__(self, *, allow_extensions: bool = False):
-        self.allow_extensions = allow_extensions
+    def __init__(self, *, allow_extensions: bool = False, replaced: Collection[type[ir.Op]] = ()):
+        """`replaced`: the extensions that a program without extensions may have, because portable instructions take
+        their place later.
+        """
+        self.allow_extensions, self._replaced = allow_extensions, replaced
         self.chains: list[list[Emitted]] = [[]]
         self.replacements: list[Replacement] = []
         self.types = SlotTypes()
@@ -86,30 +87,11 @@ class Emitter:
                 if expression in results:
                     return results[expression]
         out = ValueSlot(int) if types["out"] == "Vid" else self.types.result(op, fields)
-        emitted = Emitted(op, fields | {"out": out}, self._origin)
+        emitted = Emitted(op, fields | {"out": out}, self._origin, expression)
         self._chain.append(emitted)
         if expression is not None:
             self._results[-1][expression] = out
             self._producers[out] = emitted
-        return out
-
-    def emit_replaceable(
-        self, extension: type[ir.Op], fields: dict[str, Any], emit: Callable[[], TensorSlot | list[TensorSlot]]
-    ) -> TensorSlot | list[TensorSlot]:
-        """Call `emit`, and record that `extension` computes the same results as the instructions that `emit` appended.
-
-        `emit` returns the slot of the result, or the slots of several results in the order of the output fields of
-        `extension`. `fields` are the other fields. Returns what `emit` returned. No later instruction reuses any other
-        value of these instructions. If they do not compute a result, because `emit` found an equal earlier one,
-        `drop_dead` drops the record.
-        """
-        first, results, producers = len(self._chain), dict(self._results[-1]), dict(self._producers)
-        out = emit()
-        self._results[-1], self._producers = results, producers
-        names = [f.name for f in extension.FIELDS if f.output]
-        outputs = dict(zip(names, out if isinstance(out, list) else [out], strict=True))
-        emitted = self._chain[first:]
-        self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | outputs)))
         return out
 
     @property
@@ -128,7 +110,7 @@ class Emitter:
                 raise Unsupported(
                     f"{f.name}: a number that is known only at run time is unsupported; use a Python number"
                 )
-        if op.OP_TYPE >= ir.FIRST_EXTENSION and not self.allow_extensions:
+        if op.OP_TYPE >= ir.FIRST_EXTENSION and not self.allow_extensions and op not in self._replaced:
             raise Unsupported(
                 f"{op.__name__} is an extension: ExecuTorch's own MLX delegate lacks it, and "
                 "MLXPartitioner(allow_extensions=True) permits it"
@@ -153,13 +135,14 @@ class Emitter:
         self._chain, self._results, self._producers = self.chains[0], [{}], {}
 
     @contextmanager
-    def detached_chain(self) -> Iterator[list[Emitted]]:
+    def detached_chain(self, results: dict[tuple, Slot], producers: dict[Slot, Emitted]) -> Iterator[list[Emitted]]:
         """A context manager that yields a list. Inside the `with` block, `emit` appends to it, and to no chain.
 
-        No instruction inside reuses a result from outside, nor the other way round.
+        Instructions inside reuse `results`, those of earlier instructions by expression, and no others. `producers` has
+        the instructions that computed these results.
         """
         saved = self._chain, self._results, self._producers
-        self._chain, self._results, self._producers = [], [{}], {}
+        self._chain, self._results, self._producers = [], [results, {}], dict(producers)
         try:
             yield self._chain
         finally:

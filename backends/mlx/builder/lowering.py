@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,9 +18,8 @@ from ..extents import expressions, memory_order
 from . import dtypes
 from .bind import bind_arguments
 from .constant_folding import fold
-from .emitter import Emitter
-from .matcher import Match, is_call
-from .quantized_weights import DEQUANTIZE
+from .emitter import Emitted, Emitter
+from .matcher import Match
 from .registry import Registry, Unsupported, target_name
 from .slots import SYMBOLIC, Interface, Slot, Space, TensorSlot, ValueSlot, slot_for
 from .trace import Traces
@@ -44,7 +44,7 @@ class Lowering(Emitter):
     def __init__(
         self, program: ExportedProgram, registry: Registry, *, allow_extensions: bool, buffer_keys: Mapping[str, str]
     ):
-        super().__init__(allow_extensions=allow_extensions)
+        super().__init__(allow_extensions=allow_extensions, replaced=registry.forms)
         self.program = program
         self.registry = registry
         self.buffer_keys = buffer_keys
@@ -116,7 +116,7 @@ class Lowering(Emitter):
         depth = len(self._lowering)
         try:
             for n in match.nodes:
-                dtypes.check_node(n, dtypes.BYTE_FLOATS if is_call(n, *DEQUANTIZE) else match.hidden)
+                dtypes.check_node(n, match.hidden or self.registry.hidden_dtypes(n.target))
             self.set_value(node, fold(node, match.lower(self, node), self._values.get, self._num_readers))
             reason = None
         except Unsupported as unsupported:
@@ -148,6 +148,16 @@ class Lowering(Emitter):
     @property
     def _origin(self) -> Node | None:
         return self._lowering[0] if self._lowering else None
+
+    @contextmanager
+    def lowering_again(self, origin: Node | None, results: dict, producers: dict) -> Iterator[list[Emitted]]:
+        """`detached_chain`, for instructions that take the place of one that `origin` was lowered to."""
+        self._lowering.append(origin)
+        try:
+            with self.detached_chain(results, producers) as new:
+                yield new
+        finally:
+            self._lowering.pop()
 
     # FX nodes and their values ---------------------------------------------------------------
 

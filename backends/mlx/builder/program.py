@@ -17,8 +17,8 @@ from ..serialization.portability import Problem
 from .interface import bind_inputs, bind_outputs
 from .lowering import Lowering, call_handler, undelegated_slots
 from .matcher import Match
-from .portable import has_extensions, make_portable
-from .registry import REGISTRY, Registry, aten_target
+from .portable import make_portable
+from .registry import REGISTRY, Registry, Unsupported, aten_target, target_name
 
 
 class ProgramBuilder(Lowering):
@@ -55,13 +55,13 @@ class ProgramBuilder(Lowering):
 
     def _check_portability(self) -> None:
         """Record the `differences`. With `portable`, they are the reasons why their nodes are unsupported."""
-        if has_extensions(self.chains):
-            return
-        self.differences = [(node, problem) for node, problem in make_portable(self) if self._reasons.get(node) is None]
+        left = make_portable(self)
+        self.differences = [(node, problem) for node, problem in left.differences if self._reasons.get(node) is None]
+        reasons = left.unsupported
         if self.portable:
-            for node, problem in self.differences:
-                reason = f"on ExecuTorch's own MLX delegate: {problem}"
-                self._reasons |= dict.fromkeys(self._lowered_with.get(node, ()), reason)
+            reasons += [(node, f"on ExecuTorch's own MLX delegate: {problem}") for node, problem in self.differences]
+        for node, reason in reasons:
+            self._reasons |= dict.fromkeys(self._lowered_with.get(node, ()), reason)
 
     def can_lower(self, node: Node) -> bool:
         """Whether the handler of `node` can lower the node by itself, without patterns. Runs the handler."""
@@ -79,11 +79,11 @@ class ProgramBuilder(Lowering):
     def build(self) -> ProgramBuilder:
         """Lower every node and return the builder itself. Raises `Unsupported` if a node is unsupported.
 
-        Unless the program has extensions, its instructions become portable: see `portable.py`.
+        Its instructions become portable: see `portable.py`.
         """
         bind_inputs(self)
         self._lower_graph(self.program.graph_module)
         bind_outputs(self)
-        if not has_extensions(self.chains):
-            make_portable(self)
+        for node, reason in make_portable(self).unsupported:
+            raise Unsupported(f"{target_name(node.target)}: {reason}")
         return self

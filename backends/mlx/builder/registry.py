@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +37,14 @@ def target_name(target: Any) -> str:
     return f"{module}.{target.__name__}"
 
 
+@dataclass(frozen=True)
+class Form:
+    """Portable instructions for an IR node; see `Registry.form`."""
+
+    emit: Callable
+    always: bool
+
+
 class Registry:
     """Handlers by target, and patterns in the order in which the builder tries them.
 
@@ -53,6 +62,9 @@ class Registry:
         self.patterns: list[Callable] = []
         self.decompositions: dict[torch._ops.OpOverload, Callable] = {}
         self.reasons: dict[Any, str] = {}
+        self.forms: dict[type, Form] = {}
+        # Dtypes that MLX lacks, but that an operand of a target may have, because the handler reads only its bytes.
+        self.hidden: dict[Any, Collection[torch.dtype]] = {}
 
     def add(self, targets: Any, handler: Callable) -> Callable:
         """Register `handler` for one target or several, and return it. Raises ValueError if a target has a handler."""
@@ -91,10 +103,27 @@ class Registry:
         self.patterns.append(match)
         return match
 
+    def form(self, op: type, *, always: bool = False) -> Callable[[Callable], Callable]:
+        """Return a decorator that registers the portable form of the IR node `op`.
+
+        `form(P, n, env)` emits instructions and returns the slot of the result, or a list of slots. `n` has the fields
+        of the node, and `env` the types of its operands. With `always`, each program gets the form of each such node,
+        also if the program has extensions: some devices run the form, or MLX's own function for the node is wrong.
+        """
+
+        def register(emit: Callable) -> Callable:
+            self.forms[op] = Form(emit, always)
+            return emit
+
+        return register
+
     def handler_for(self, target: Any) -> Callable | None:
         """Return the handler of `target`, or None if there is none."""
         target = aten_target(target)
         return self.handlers.get(target) or self.handlers.get(str(target))
+
+    def hidden_dtypes(self, target: Any) -> Collection[torch.dtype]:
+        return self.hidden.get(str(aten_target(target)), ())
 
     def ops_to_preserve(self) -> list[torch._ops.OpOverload]:
         """Return the overloads that have a handler and that export would decompose by default.

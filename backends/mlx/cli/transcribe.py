@@ -9,12 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .model_arguments import CommandError
+from . import model_arguments, sampling_arguments
+from .errors import CommandError
 
 if TYPE_CHECKING:
     from ..llm.speech import Segment
 
 _SETTINGS = {"temperature": float, "top_p": float, "top_k": int, "seed": int, "max_new_tokens": int}
+
+_OPTIONS = ("language", "task", "timestamps", "prompt", "voice_activity", "words", "no_speech_threshold")
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -25,7 +28,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "stream to stdout.",
     )
     add = parser.add_argument
-    add("model", metavar="MODEL.pte", type=Path, help="speech model made by executorch-mlx export")
+    model_arguments.add_model(parser)
     add("sound", metavar="FILE", type=Path, help="sound file")
     add(
         "--language",
@@ -51,7 +54,19 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         action="store_false",
         help="do not let the model write timestamps: a segment is a window",
     )
-    add("--device", choices=("cpu", "gpu"), help="device to run on (default: the GPU if there is one)")
+    add("--prompt", metavar="TEXT", help="text that was said before: names, the spelling of words, or a style")
+    add("--voice-activity", action="store_true", help="leave out parts that are quiet for longer than a second")
+    add("--words", action="store_true", help="with --format json, give the words of each segment with their times")
+    add(
+        "--no-speech-threshold",
+        type=float,
+        metavar="P",
+        default=0.6,
+        help="a window has no text if the model takes it for one without speech, with a higher probability than P "
+        "(default: %(default)s; 1: never)",
+    )
+    model_arguments.add_device(parser)
+    model_arguments.add_export_options(parser)
     for name, type_ in _SETTINGS.items():
         add(
             f"--{name.replace('_', '-')}",
@@ -74,10 +89,12 @@ def run(options: argparse.Namespace) -> int:
         "srt": subtitles.srt_lines,
         "vtt": subtitles.vtt_lines,
     }
+    sampling_arguments.check(settings)
+    model_path = model_arguments.find_model(options.model, options).path
     try:
-        with SpeechModel(options.model, device=options.device) as model:
+        with SpeechModel(model_path, device=options.device) as model:
             segments = model.transcribe(
-                options.sound, language=options.language, task=options.task, timestamps=options.timestamps, **settings
+                options.sound, **{name: getattr(options, name) for name in _OPTIONS}, **settings
             )
             for entry in writers[options.format](segments):
                 print(entry, flush=True)

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import library
-from .packing import pack, unpack
+from .packing import dequantize, pack
 
 
 def define(schema, eager, fake):
@@ -201,9 +201,8 @@ def _gather_qmm(
     sorted_indices=None,
 ):
     _check_experts(w, bits, mode, transpose)
-    q = unpack(pack_experts(w, bits), bits).unflatten(-1, (-1, group_size)).float()
     offsets = expert_biases(scales, biases, bits)
-    matrices = (q * scales.float().unsqueeze(-1) + offsets.unsqueeze(-1)).flatten(-2).to(x.dtype)
+    matrices = dequantize(pack_experts(w, bits), scales, offsets, group_size, bits).to(x.dtype)
     return _select(x, lhs_indices) @ _select(matrices.mT, rhs_indices)
 
 

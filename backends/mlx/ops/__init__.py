@@ -1,11 +1,11 @@
 """Lowering rules, one file per family of operators. Importing this package registers all of them.
 
-In every handler, `P` is the `ProgramBuilder`, and `P.out` is the fake value of the FX node that is being lowered.
+In every handler, `P` is the `Lowering`, and `P.out` is the fake value of the FX node that is being lowered.
 """
 
 from executorch.exir.passes import dim_order_ops_registry  # noqa: F401  (defines dim_order_ops)
 
-from .. import custom_kernel_ops, custom_ops, patterns  # noqa: F401
+from .. import custom_kernel_ops, custom_ops  # noqa: F401
 from . import (  # noqa: F401
     attention,
     composite,
@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     declined,
     decomposed,
     elementwise,
+    forms,
     histogram,
     index,
     integer,

@@ -1,6 +1,6 @@
 """Decomposes cumprod, logcumsumexp, cummax and cummin.
 
-Of the cumulative operators, the IR has only the sum. The operators here are scans, see `builder/scan.py`.
+Of the cumulative operators, the IR has only the sum. The operators here are scans, see `ops/lib/scan.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..builder.registry import REGISTRY
-from ..builder.scan import along, inclusive_scan
+from .lib.scan import along, inclusive_scan
 
 aten = torch.ops.aten
 

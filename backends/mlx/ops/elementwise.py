@@ -147,14 +147,14 @@ for _table, _handler in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logi
 
 @REGISTRY.lower(aten.erf.default)
 def erf(P: Lowering, self):
-    """Lower to `ErfNode`, but return 0 itself for 0: MLX's CPU kernel changes its sign."""
-    x = P.cast(self, P.out.dtype)
+    return P.emit(ir.ErfNode, x=P.cast(self, P.out.dtype))
 
-    def emit():
-        is_zero = P.emit(ir.EqualNode, a=x, b=P.scalar(0, x.dtype))
-        return P.emit(ir.WhereNode, condition=is_zero, x=x, y=P.emit(ir.ErfNode, x=x))
 
-    return P.emit_replaceable(ir.ErfNode, {"x": x}, emit)
+@REGISTRY.form(ir.ErfNode, always=True)
+def _erf(P: Lowering, n, env):
+    """Return 0 itself for 0: MLX's CPU kernel changes its sign."""
+    is_zero = P.emit(ir.EqualNode, a=n.x, b=P.scalar(0, n.x.dtype))
+    return P.emit(ir.WhereNode, condition=is_zero, x=n.x, y=P.emit(ir.ErfNode, x=n.x))
 
 
 @REGISTRY.lower(aten.round.decimals)

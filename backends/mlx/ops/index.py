@@ -11,12 +11,12 @@ import functools
 
 import torch
 
-from ..builder.flat_index import flat_index
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot
 from ..extents import is_same_shape
 from ..serialization import ir
+from .lib.flat_index import flat_index
 
 aten = torch.ops.aten
 

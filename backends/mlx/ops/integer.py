@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from ..builder.loop import emit_loop
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY
+from .lib.loop import emit_loop
 
 aten = torch.ops.aten
 

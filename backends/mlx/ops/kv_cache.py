@@ -3,8 +3,8 @@
 An update of a row of a KV cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. It is
 done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds. If the scores
 are soft-capped, or there are attention sinks, the attention is computed with matrix products and a softmax instead. If
-the operands belong to several rows, each row gets instructions of its own. `RowUpdateNode` and `RowSdpaNode` then
-replace the instructions of all rows in the runtime of this project.
+the operands belong to several rows, `RowUpdateNode` and `RowSdpaNode` process all rows. In their portable forms, each
+row has instructions of its own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ..builder.cache_write import write_cache, write_rows
-from ..builder.cached_attention import ScoreSettings, attend_rows, mask_fields, places_of_rows
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY
 from ..serialization import ir
+from .lib.cache_write import part_of_row, write_cache, write_rows
+from .lib.cached_attention import ScoreSettings, attend_rows, mask_fields, places_of_rows
 
 
 @REGISTRY.lower(torch.ops.mlx.cache_update.default)
@@ -45,8 +45,8 @@ class FloatCache:
     - `value_size`: E.
     - `read`: returns the keys and values at the indices [first, stop) of axis 2.
     - `attend`: returns the attention of `query` over these keys and values, without soft cap and sinks.
-    - `node_of_rows`: the IR node and its fields for the attention of several rows, with a query and `HeldKeys` for
-      each. None if there is no such node.
+    - `attend_rows`: returns the attention of several rows, with a query and `HeldKeys` for each. None if no node
+      computes it.
     """
 
     keys: Any
@@ -75,19 +75,30 @@ class FloatCache:
     def _slices(self, P: Lowering, first, stop):
         return [P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in (self.keys, self.values)]
 
-    def node_of_rows(self, query, held, scale):
+    def attend_rows(self, P: Lowering, query, held, scale):
         # The node reads keys as they are. They must not have more precision than the casts of `read` leave.
         if query.dtype not in (torch.float32, self.keys.dtype) or self.keys.dtype != self.values.dtype:
             return None
-        return ir.RowSdpaNode, {
-            "q": query,
-            "k": self.keys,
-            "v": self.values,
-            "scale": scale,
-            "starts": [keys.first for keys in held],
-            "stops": [keys.stop for keys in held],
-            "masks": [keys.mask for keys in held if keys.mask is not None],
-        }
+        return P.emit(
+            ir.RowSdpaNode,
+            q=query,
+            k=self.keys,
+            v=self.values,
+            scale=scale,
+            starts=[keys.first for keys in held],
+            stops=[keys.stop for keys in held],
+            masks=[keys.mask for keys in held if keys.mask is not None],
+        )
+
+
+@REGISTRY.form(ir.RowSdpaNode, always=True)
+def _row_sdpa(P: Lowering, n, env):
+    cache, masks = FloatCache(n.k, n.v), n.masks or [None] * len(n.starts)
+    out = [
+        cache.attend(P, part_of_row(P, n.q, i), start, stop, n.scale, mask)
+        for i, (start, stop, mask) in enumerate(zip(n.starts, n.stops, masks, strict=True))
+    ]
+    return P.emit(ir.ConcatenateNode, tensors=out, axis=2)
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..builder.loop import assign, emit_scan
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import TensorSlot, ValueSlot
 from ..serialization import ir
+from .lib.loop import assign, emit_scan
 
 
 @REGISTRY.lower(torch.ops.higher_order.scan)

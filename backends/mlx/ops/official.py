@@ -12,13 +12,13 @@ import torch
 from executorch.extension.llm.cache import update_and_attend as _  # noqa: F401  (defines kvcache)
 
 from ..builder import dtypes
-from ..builder.cache_write import add, write_cache
 from ..builder.lowering import Lowering
-from ..builder.quantized_weights import affine_product_dtype
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..custom_ops import official
 from ..serialization import ir
+from .lib.cache_write import add, write_cache
+from .lib.quantized_weights import affine_product_dtype
 
 
 @REGISTRY.lower(torch.ops.higher_order.auto_functionalized_v2)

@@ -13,7 +13,11 @@ from torchao.quantization import quant_primitives as _  # noqa: F401  (defines t
 
 from ..builder.lowering import Lowering
 from ..builder.peephole import can_represent
-from ..builder.quantized_weights import (
+from ..builder.registry import REGISTRY, Unsupported, tracing_handler
+from ..builder.slots import Space
+from ..custom_ops import quantized
+from ..serialization import ir
+from .lib.quantized_weights import (
     DEQUANTIZE,
     dequantize,
     holds,
@@ -26,10 +30,6 @@ from ..builder.quantized_weights import (
     read_per_tensor,
     torch_dtype,
 )
-from ..builder.registry import REGISTRY, Unsupported, tracing_handler
-from ..builder.slots import Space
-from ..custom_ops import quantized
-from ..serialization import ir
 
 aten = torch.ops.aten
 
@@ -131,6 +131,9 @@ def _dequantize_constant(read):
 
     return lower
 
+
+# 8-bit floats. MLX has no dtype for them, but the handlers read their bytes.
+REGISTRY.hidden |= dict.fromkeys(DEQUANTIZE, (torch.float8_e4m3fn, torch.float8_e8m0fnu))
 
 for _target, _read in DEQUANTIZE.items():
     if _read in (read_int4, read_mx, read_nvfp4):

@@ -1,25 +1,24 @@
 """Lowers `mlx::quantize_entries` and `mlx::quantized_attention`: quantized KV caches.
 
-If extensions are allowed, they are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`. Otherwise, they are
-lowered to arithmetic instructions, which these nodes replace in the runtime of this project. What the nodes do not
-support is lowered to arithmetic instructions only: soft-capped scores, attention sinks and very large entries.
+They are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`, whose portable forms are arithmetic instructions.
+What the nodes do not support is lowered to arithmetic instructions only: soft-capped scores, attention sinks and very
+large entries.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from ..builder import dtypes
-from ..builder.cached_attention import ScoreSettings, attend_rows, mask_fields
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
+from .lib.cached_attention import ScoreSettings, attend_rows, mask_fields
 
 _MAX_GROUPS = 1024  # of an entry, in the nodes
 
@@ -27,16 +26,18 @@ _MAX_GROUPS = 1024  # of an entry, in the nodes
 @REGISTRY.lower(quantize_entries)
 def lower_quantize_entries(P: Lowering, xs, group_size, bits, rotate, dtype):
     format = EntryFormat(group_size, bits, rotate)
-    trace = partial(P.trace, quantize, xs, format, dtype)
     groups = sum(format.groups(x.shape[-1]) for x in xs)
     if groups > _MAX_GROUPS or not all(x.ndim == 4 and x.dtype.is_floating_point for x in xs):
-        return trace()
-    fields = {"xs": xs, **dataclasses.asdict(format), "scale_type": dtypes.scalar_type(dtype)}
-    if not P.allow_extensions:
-        return P.emit_replaceable(ir.QuantizeEntriesNode, fields, trace)
+        return P.trace(quantize, xs, format, dtype)
     outs = [P.fresh(value) for value in P.out]
-    P.emit(ir.QuantizeEntriesNode, **fields, out=outs[0], out_scales=outs[1])
+    fields = dataclasses.asdict(format) | {"scale_type": dtypes.scalar_type(dtype)}
+    P.emit(ir.QuantizeEntriesNode, xs=xs, **fields, out=outs[0], out_scales=outs[1])
     return outs
+
+
+@REGISTRY.form(ir.QuantizeEntriesNode)
+def _quantize_entries(P: Lowering, n, env):
+    return P.trace(quantize, n.xs, EntryFormat(n.group_size, n.bits, n.rotate), n.out_scales.dtype)
 
 
 @REGISTRY.lower(quantized_attention)
@@ -89,29 +90,28 @@ class _QuantizedCache:
         return [self._dequantize(P, first, stop, group, width, query.dtype) for group, width in parts]
 
     def attend(self, P: Lowering, query, first, stop, scale, mask):
-        def emit():
-            k, v = self.read(P, query, first, stop)
-            return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
-
         if self.scales.shape[3] // 2 > _MAX_GROUPS:
-            return emit()
-        fields = {
-            "q": query,
-            "cache": self.entries,
-            "scales": self.scales,
-            "start": first,
-            "stop": stop,
-            "value_offset": self.value_offset,
-            "value_size": self.value_size,
+            return self.attend_floats(P, query, first, stop, scale, mask)
+        return P.emit(
+            ir.QuantizedSdpaNode,
+            q=query,
+            cache=self.entries,
+            scales=self.scales,
+            start=first,
+            stop=stop,
+            value_offset=self.value_offset,
+            value_size=self.value_size,
             **dataclasses.asdict(self.format),
-            "scale": scale,
+            scale=scale,
             **mask_fields(mask),
-        }
-        if P.allow_extensions:
-            return P.emit(ir.QuantizedSdpaNode, **fields)
-        return P.emit_replaceable(ir.QuantizedSdpaNode, fields, emit)
+        )
 
-    def node_of_rows(self, query, held, scale):
+    def attend_floats(self, P: Lowering, query, first, stop, scale, mask):
+        """Do what `attend` does with dequantized keys and values."""
+        k, v = self.read(P, query, first, stop)
+        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
+
+    def attend_rows(self, P: Lowering, query, held, scale):
         return None
 
     def _dequantize(self, P: Lowering, first, stop, group, width, dtype):
@@ -147,3 +147,10 @@ class _QuantizedCache:
         if width % format.group_size:
             x = P.emit(ir.SliceNode, x=x, axis=3, start=0, stop=width)
         return P.cast(x, dtype)
+
+
+@REGISTRY.form(ir.QuantizedSdpaNode)
+def _quantized_sdpa(P: Lowering, n, env):
+    format = EntryFormat(n.group_size, n.bits, n.rotate)
+    cache = _QuantizedCache(n.cache, n.scales, n.value_offset, n.value_size, format)
+    return cache.attend_floats(P, n.q, n.start, n.stop, n.scale, n.mask)

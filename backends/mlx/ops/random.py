@@ -11,8 +11,7 @@ import torch
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported, tracing_handler
 from ..builder.slots import ValueSlot
-from ..random import distributions
-from ..random.torch_operators import FROM_TENSORS
+from ..random.torch_operators import OPERATORS
 from ..serialization import ir
 
 aten = torch.ops.aten
@@ -35,62 +34,22 @@ def _check_range(low, high):
         raise Unsupported(f"a range of {high - low} numbers is unsupported; expected at most 2^31")
 
 
-# -- operators whose results have the shape of an operand ---------------------------
-
-
 def _handler(target, function):
     trace = tracing_handler(target, function)
 
     def lower(P: Lowering, *, generator=None, **arguments):
         _check_generator(generator)
-        if any(isinstance(argument, ValueSlot) for argument in arguments.values()):
+        # Sizes may be known only at run time: `size`, a list, and `n` of randperm.
+        if any(isinstance(argument, ValueSlot) for name, argument in arguments.items() if name != "n"):
             raise Unsupported("a number that is known only at run time is unsupported; make it static at export")
         if "high" in arguments:
             _check_range(arguments.get("low", 0), arguments["high"])
+        if "dtype" in arguments:
+            arguments["dtype"] = P.out.dtype
         return trace(P, **arguments)
 
     return lower
 
 
-for _target, _function in FROM_TENSORS.items():
+for _target, _function in OPERATORS.items():
     REGISTRY.add(_target, _handler(_target, _function))
-
-
-# -- operators with the shape of the result as an argument --------------------------
-
-
-def _emit_words(P: Lowering, size, first=()):
-    """Emit random words `[*first, *size]`, for a result of the shape `size`, which may hold value slots."""
-    return P.emit(ir.RandomBitsNode, shape=[*first, *size])
-
-
-@REGISTRY.lower(aten.rand.default, aten.rand.generator)
-def rand(P: Lowering, size, dtype, generator=None):
-    _check_generator(generator)
-    return P.trace(distributions.uniform, _emit_words(P, size), P.out.dtype)[0]
-
-
-@REGISTRY.lower(aten.randn.default, aten.randn.generator)
-def randn(P: Lowering, size, dtype, generator=None):
-    _check_generator(generator)
-    return P.trace(distributions.normal, _emit_words(P, size, first=[2]), P.out.dtype)[0]
-
-
-@REGISTRY.lower(aten.normal.float_float)
-def normal_float_float(P: Lowering, mean, std, size, dtype, generator):
-    _check_generator(generator)
-    words = _emit_words(P, size, first=[2])
-    return P.trace(lambda words: distributions.normal(words, P.out.dtype) * std + mean, words)[0]
-
-
-@REGISTRY.lower(aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator)
-def randint(P: Lowering, high, size, dtype, low=0, generator=None):
-    _check_generator(generator)
-    _check_range(low, high)
-    return P.trace(distributions.integers, _emit_words(P, size), low, high, P.out.dtype)[0]
-
-
-@REGISTRY.lower(aten.randperm.default, aten.randperm.generator)
-def randperm(P: Lowering, n, dtype, generator=None):
-    _check_generator(generator)
-    return P.trace(distributions.permutation, _emit_words(P, [n]), P.out.dtype)[0]

@@ -3,85 +3,65 @@
 The body of the loop is the traced rule for a token, or for a block of tokens. If the number of tokens is dynamic and
 there is a rule for blocks, an `IfNode` chooses between the two loops at run time.
 
-On CPUs, the runtime of this project runs `GatedRecurrenceNode` and `SelectiveScanNode` in place of the loops, and
-`ReadLayerStateNode` in place of the instructions that read a state. These nodes are always replacements, also where
-extensions are allowed, because the loops are faster on other devices.
+These loops are the portable forms of `GatedRecurrenceNode` and `SelectiveScanNode`. CPUs run the nodes, and other
+devices the loops, which are faster there.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
-from ..builder.cache_write import add, subtract
-from ..builder.loop import emit_scan
 from ..builder.lowering import Lowering
-from ..builder.registry import REGISTRY, tracing_handler
+from ..builder.registry import REGISTRY
 from ..builder.slots import TensorSlot
 from ..custom_kernel_ops.layer_state import read_layer_state, read_layer_state_definition
 from ..custom_kernel_ops.recurrence import (
     MIN_TOKENS_FOR_BLOCKS,
     RULES,
     Rule,
+    diagonal_recurrence,
     gated_delta_rule,
     gated_linear_attention,
     selective_scan,
 )
 from ..extents import bounds
 from ..serialization import ir
-
-# Operator → the node whose fields are the arguments of the operator.
-NODES: dict[torch._ops.OpOverload, type[ir.Op]] = {
-    gated_linear_attention: ir.GatedRecurrenceNode,
-    gated_delta_rule: ir.GatedRecurrenceNode,
-    selective_scan: ir.SelectiveScanNode,
-}
+from .lib.cache_write import add, subtract
+from .lib.loop import emit_scan
 
 
-def _lowering(choose_rule, node=None):
-    """Return the handler of a recurrence.
-
-    `choose_rule` returns the `Rule` for the operands of a call. `node` computes the same results, or is None.
-    """
-
-    def lower(P: Lowering, **arguments):
-        operands = {name: P.cast(x, torch.float32) for name, x in arguments.items()}
-        emit = partial(emit_loops, P, list(operands.values()))
-        return emit() if node is None else P.emit_replaceable(node, operands, emit)
-
-    def emit_loops(P: Lowering, operands):
-        *tensors, state = operands
-        rule = choose_rule(tensors)
-        # The last operands have no axis of tokens.
-        fixed = [tensors.pop() for _ in range(rule.fixed)][::-1]
-        length = P.size(tensors[0], rule.axis)
-        _, most = bounds(tensors[0].shape[rule.axis])
-        if rule.block is None or (most is not None and most < MIN_TOKENS_FOR_BLOCKS):
-            return _by_token(P, rule, state, tensors, fixed)
-        if isinstance(length, int):
-            return _by_block(P, rule, state, tensors, length)
-        outs = [P.fresh(v) for v in P.out]
-        chains = []
-        for loop in (lambda: _by_block(P, rule, state, tensors, length), lambda: _by_token(P, rule, state, tensors)):
-            with P.chain() as index:
-                for value, out in zip(loop(), outs, strict=True):
-                    P.emit(ir.IdCopyNode, x=value, out=out)
-            chains.append(index)
-        # The quotient is nonzero from MIN_TOKENS_FOR_BLOCKS tokens on.
-        is_many = P.emit(ir.FloorDivideIntNode, a=length, b=MIN_TOKENS_FOR_BLOCKS)
-        P.emit(ir.IfNode, cond=is_many, then_chain_idx=chains[0], else_chain_idx=chains[1])
-        return outs
-
-    return lower
+def _emit_loops(P: Lowering, choose_rule, tensors, state, outs):
+    """Emit the loops of a recurrence over `tensors`, and return its results. `outs` are slots for them."""
+    rule = choose_rule(tensors)
+    # The last operands have no axis of tokens.
+    fixed = [tensors.pop() for _ in range(rule.fixed)][::-1]
+    length = P.size(tensors[0], rule.axis)
+    _, most = bounds(tensors[0].shape[rule.axis])
+    if rule.block is None or (most is not None and most < MIN_TOKENS_FOR_BLOCKS):
+        return _by_token(P, rule, state, tensors, fixed)
+    if isinstance(length, int):
+        return _by_block(P, rule, state, tensors, length, outs[0].shape)
+    chains = []
+    for loop in (
+        lambda: _by_block(P, rule, state, tensors, length, outs[0].shape),
+        lambda: _by_token(P, rule, state, tensors),
+    ):
+        with P.chain() as index:
+            for value, out in zip(loop(), outs, strict=True):
+                P.emit(ir.IdCopyNode, x=value, out=out)
+        chains.append(index)
+    # The quotient is nonzero from MIN_TOKENS_FOR_BLOCKS tokens on.
+    is_many = P.emit(ir.FloorDivideIntNode, a=length, b=MIN_TOKENS_FOR_BLOCKS)
+    P.emit(ir.IfNode, cond=is_many, then_chain_idx=chains[0], else_chain_idx=chains[1])
+    return outs
 
 
 def _by_token(P: Lowering, rule: Rule, state, tensors, fixed=()):
     return _scan(P, rule.token, rule.axis, state, tensors, fixed)
 
 
-def _by_block(P: Lowering, rule: Rule, state, tensors, length):
-    """Emit a loop over blocks of tokens. Returns the outputs, and the last state.
+def _by_block(P: Lowering, rule: Rule, state, tensors, length, shape):
+    """Emit a loop over blocks of tokens. Returns the outputs, of `shape`, and the last state.
 
     The tokens [B, H, S, ...] become blocks [B, H, count, size, ...]. Zeros fill up the last block.
     """
@@ -96,7 +76,7 @@ def _by_block(P: Lowering, rule: Rule, state, tensors, length):
         shape = [*x.shape[:2], count, size, *x.shape[3:]]
         blocks.append(P.emit(ir.ReshapeNode, x=filled, shape=shape, out=block))
     out, state = _scan(P, rule.block, 2, state, blocks, ())
-    batch, heads, _, width = P.out[0].shape
+    batch, heads, _, width = shape
     out = P.emit(ir.ReshapeNode, x=out, shape=[batch, heads, P.emit(ir.MultiplyIntNode, a=count, b=size), width])
     return [P.emit(ir.SliceNode, x=out, axis=2, start=0, stop=length), state]
 
@@ -112,15 +92,50 @@ def _scan(P: Lowering, step, axis, state, tensors, fixed):
     return [output, last]
 
 
-for _target, _choose_rule in RULES.items():
-    REGISTRY.add(_target, _lowering(_choose_rule, NODES.get(_target)))
+def _operands(P: Lowering, arguments):
+    return {name: P.cast(x, torch.float32) for name, x in arguments.items()}
 
-_trace_read = tracing_handler(read_layer_state, read_layer_state_definition)
+
+@REGISTRY.lower(gated_linear_attention, gated_delta_rule)
+def lower_gated_recurrence(P: Lowering, **arguments):
+    out, out_state = outs = [P.fresh(v) for v in P.out]
+    P.emit(ir.GatedRecurrenceNode, **_operands(P, arguments), out=out, out_state=out_state)
+    return outs
+
+
+@REGISTRY.form(ir.GatedRecurrenceNode, always=True)
+def _gated_recurrence(P: Lowering, n, env):
+    tensors = [n.query, n.key, n.value, n.decay] + ([] if n.beta is None else [n.beta])
+    choose_rule = RULES[gated_linear_attention if n.beta is None else gated_delta_rule]
+    return _emit_loops(P, choose_rule, tensors, n.state, [n.out, n.out_state])
+
+
+@REGISTRY.lower(selective_scan)
+def lower_selective_scan(P: Lowering, **arguments):
+    out, out_state = outs = [P.fresh(v) for v in P.out]
+    P.emit(ir.SelectiveScanNode, **_operands(P, arguments), out=out, out_state=out_state)
+    return outs
+
+
+@REGISTRY.form(ir.SelectiveScanNode, always=True)
+def _selective_scan(P: Lowering, n, env):
+    tensors = [n.x, n.step, n.key, n.query, n.rates]
+    return _emit_loops(P, RULES[selective_scan], tensors, n.state, [n.out, n.out_state])
+
+
+@REGISTRY.lower(diagonal_recurrence)
+def lower_diagonal_recurrence(P: Lowering, **arguments):
+    *tensors, state = _operands(P, arguments).values()
+    return _emit_loops(P, RULES[diagonal_recurrence], tensors, state, [P.fresh(v) for v in P.out])
 
 
 @REGISTRY.lower(read_layer_state)
 def lower_read_layer_state(P: Lowering, states, start, row=None, rows=1):
-    trace = partial(_trace_read, P, states=states, start=start, row=row, rows=rows)
     if start.dtype != torch.int64 or (row is not None and row.dtype != torch.int64):
-        return trace()
-    return P.emit_replaceable(ir.ReadLayerStateNode, {"states": states, "start": start, "row": row}, trace)
+        return P.trace(read_layer_state_definition, states, start, row, rows)[0]
+    return P.emit(ir.ReadLayerStateNode, states=states, start=start, row=row)
+
+
+@REGISTRY.form(ir.ReadLayerStateNode, always=True)
+def _read_layer_state(P: Lowering, n, env):
+    return P.trace(read_layer_state_definition, n.states, n.start, n.row, n.states.shape[2])[0]

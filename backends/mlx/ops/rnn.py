@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..builder.loop import emit_scan
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space, TensorSlot
 from ..custom_ops.recurrent_layers import RECURRENT_LAYERS
 from ..serialization import ir
+from .lib.loop import emit_scan
 
 aten = torch.ops.aten
 

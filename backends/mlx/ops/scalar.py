@@ -5,7 +5,6 @@ No instruction is emitted for assertions and for conditions that are only assert
 
 from __future__ import annotations
 
-import math
 import operator
 
 import torch
@@ -71,16 +70,7 @@ def sym_size(P: Lowering, self, dim):
     return P.size(self, dim)
 
 
-@REGISTRY.lower(aten.sym_numel.default)
-def sym_numel(P: Lowering, self):
-    extents = [P.size(self, i) for i in range(self.ndim)]
-    total = math.prod(e for e in extents if isinstance(e, int))
-    for extent in (e for e in extents if not isinstance(e, int)):
-        total = P.emit(ir.MultiplyIntNode, a=extent, b=total)
-    return total
-
-
-@REGISTRY.lower(aten._local_scalar_dense.default, aten.item.default)
+@REGISTRY.lower(aten._local_scalar_dense.default)
 def local_scalar_dense(P: Lowering, self):
     if self.dtype.is_floating_point:
         raise Unsupported("item() of a floating-point tensor is unsupported; keep the value as a 0-d tensor")

@@ -10,11 +10,11 @@ import math
 
 import torch
 
-from ..builder.flat_index import flat_element_index, flat_index
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
 from ..extents import is_empty, is_same_shape
 from ..serialization import ir
+from .lib.flat_index import flat_element_index, flat_index
 
 aten = torch.ops.aten
 

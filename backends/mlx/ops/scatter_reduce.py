@@ -11,12 +11,12 @@ import math
 
 import torch
 
-from ..builder.flat_index import flat_element_index
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
-from ..builder.scan import inclusive_scan
 from ..extents import bounds, is_empty, is_same_shape
 from ..serialization import ir
+from .lib.flat_index import flat_element_index
+from .lib.scan import inclusive_scan
 
 aten = torch.ops.aten
 

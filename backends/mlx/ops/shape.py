@@ -42,7 +42,6 @@ REGISTRY.add(
         aten.alias.default,
         aten.alias_copy.default,
         aten.clone.default,
-        aten.contiguous.default,
         aten.detach.default,
         aten.detach_copy.default,
         aten.lift_fresh_copy.default,
@@ -52,31 +51,11 @@ REGISTRY.add(
 )
 
 
-@REGISTRY.lower(aten.dropout.default)
-def dropout(P: Lowering, input, p, train):
-    if train and p > 0:
-        raise Unsupported("training mode is unsupported; call model.eval() before export")
-    return input
-
-
-@REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default, aten.reshape.default)
-def view(P: Lowering, self, size=None, shape=None):
+@REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default)
+def view(P: Lowering, self, size):
     if is_same_shape(P.out.shape, self.shape):
         return self
-    return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, shape if size is None else size))
-
-
-@REGISTRY.lower(aten.flatten.using_ints)
-def flatten(P: Lowering, self, start_dim, end_dim):
-    return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P))
-
-
-@REGISTRY.lower(aten.unflatten.int)
-def unflatten(P: Lowering, self, dim, sizes):
-    dim %= self.ndim
-    requested = [P.size(self, i) for i in range(self.ndim)]
-    requested[dim : dim + 1] = sizes
-    return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, requested))
+    return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, size))
 
 
 @REGISTRY.lower(aten.permute.default, aten.permute_copy.default)
@@ -150,17 +129,6 @@ def _clamped(index, extent: int):
     return min(max(index + extent if index < 0 else index, 0), extent)
 
 
-@REGISTRY.lower(aten.narrow.default)
-def narrow(P: Lowering, self, dim, start, length):
-    if isinstance(start, int) and start < 0:
-        start = _sum(P, P.size(self, dim), start)
-    return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=_sum(P, start, length))
-
-
-def _sum(P: Lowering, a, b):
-    return a + b if isinstance(a, int) and isinstance(b, int) else P.emit(ir.AddIntNode, a=a, b=b)
-
-
 @REGISTRY.lower(aten.select.int, aten.select_copy.int)
 def select(P: Lowering, self, dim, index):
     return P.emit(ir.TakeNode, x=self, index=index, axis=dim % self.ndim)
@@ -188,18 +156,13 @@ def _split(P: Lowering, x, sizes, dim):
     return outs
 
 
-@REGISTRY.lower(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes)
-def split_with_sizes(P: Lowering, self, split_sizes=None, split_size=None, dim=0):
-    return _split(P, self, split_sizes or split_size, dim)
+@REGISTRY.lower(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
+def split_with_sizes(P: Lowering, self, split_sizes, dim):
+    return _split(P, self, split_sizes, dim)
 
 
 @REGISTRY.lower(aten.split.Tensor, aten.split_copy.Tensor)
 def split(P: Lowering, self, split_size, dim):
-    return _split(P, self, _static_sizes(P, dim), dim)
-
-
-@REGISTRY.lower(aten.chunk.default)
-def chunk(P: Lowering, self, chunks, dim):
     return _split(P, self, _static_sizes(P, dim), dim)
 
 
@@ -219,11 +182,6 @@ def unbind(P: Lowering, self, dim):
 @REGISTRY.lower(aten.repeat.default)
 def repeat(P: Lowering, self, repeats):
     return P.emit(ir.TileNode, x=self, reps=repeats)
-
-
-@REGISTRY.lower(aten.tile.default)
-def tile(P: Lowering, self, dims):
-    return P.emit(ir.TileNode, x=self, reps=[1] * (self.ndim - len(dims)) + dims)
 
 
 @REGISTRY.lower(aten.repeat_interleave.self_int)
@@ -272,13 +230,6 @@ def constant_pad_nd(P: Lowering, self, pad, value):
         padded = P.emit(ir.PadNode, x=difference, pad_width=widths, mode="constant", constant_value=0.0)
         return P.emit(ir.AddNode, a=padded, b=value)
     return P.emit(ir.PadNode, x=x, pad_width=widths, mode="constant", constant_value=float(value))
-
-
-@REGISTRY.lower(aten.movedim.int)
-def movedim(P: Lowering, self, source, destination):
-    perm = [d for d in range(self.ndim) if d != source % self.ndim]
-    perm.insert(destination % self.ndim, source % self.ndim)
-    return P.emit(ir.TransposeNode, x=self, perm=perm)
 
 
 @REGISTRY.lower(aten.copy.default)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from ..builder.loop import emit_loop
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
+from .lib.loop import emit_loop
 
 aten = torch.ops.aten
 

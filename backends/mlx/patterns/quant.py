@@ -19,8 +19,8 @@ from torch.fx import Node
 from ..builder.bind import bind_arguments
 from ..builder.lowering import Lowering
 from ..builder.matcher import CASTS, Match, Matcher, NoMatch, attempt, is_call, tensor
-from ..builder.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..builder.registry import REGISTRY, aten_target
+from ..ops.lib.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..serialization import ir
 
 _TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t_copy", "t"))

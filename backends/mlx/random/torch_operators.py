@@ -124,8 +124,7 @@ def _dropout(x, p, train):
     return dropout_and_mask(x, p)[0] if train else x
 
 
-# Operators whose results have the shape of an operand.
-FROM_TENSORS = {
+OPERATORS = {
     aten.rand_like.default: _rand_like,
     aten.rand_like.generator: _rand_like,
     aten.randn_like.default: _randn_like,
@@ -147,10 +146,6 @@ FROM_TENSORS = {
     aten.cauchy.default: _cauchy,
     aten.multinomial.default: _multinomial,
     aten.native_dropout.default: _native_dropout,
-}
-
-# Operators with the shape of the result as an argument.
-FROM_SIZES = {
     aten.rand.default: _rand,
     aten.rand.generator: _rand,
     aten.randn.default: _randn,
@@ -164,4 +159,4 @@ FROM_SIZES = {
     aten.normal.float_float: _normal_float_float,
 }
 
-DECOMPOSITIONS = {**FROM_TENSORS, **FROM_SIZES, aten.dropout.default: _dropout}
+DECOMPOSITIONS = {**OPERATORS, aten.dropout.default: _dropout}

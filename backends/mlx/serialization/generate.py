@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Generates ir.py and output_fields.h from schema.fbs.
 
-    python backends/mlx/serialization/generate.py [--check] [--flatc PATH]
+    python backends/mlx/serialization/generate.py [--check] [--flatc PATH | --no-flatc]
 
-ir.py has the IR as Python dataclasses: one class per table and one line per IR node.
+ir.py is a build product: setup.py and the C++ build write it. It has the IR as Python
+dataclasses: one class per table and one line per IR node.
 pack.py and read.py derive from the fields of these classes how to write and read them.
 `flatc --python` would instead write one untyped module per table, several thousand
 lines in all.
 
 output_fields.h tells the C++ runtime which fields an instruction writes.
 
-flatc checks that the schema is legal. The parser below reads only the part of the
-schema language that schema.fbs uses, and raises SchemaError for anything else. This
-script imports only the standard library, so that it can run before anything is built
+flatc checks that the schema is legal, also in the C++ build. The parser below reads only
+the part of the schema language that schema.fbs uses, and raises SchemaError for anything
+else. This script imports only the standard library, so that it can run before anything is built
 or installed.
 """
 
@@ -380,9 +381,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=f"Generate {IR.name} and {OUTPUT_FIELDS.name} from {SCHEMA.name}.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
     parser.add_argument("--flatc", metavar="PATH", help="default: flatc of the executorch wheel, or on PATH")
+    parser.add_argument("--no-flatc", action="store_true", help="do not check the schema with flatc")
     args = parser.parse_args(argv)
     try:
-        check_with_flatc(SCHEMA, args.flatc or find_flatc())
+        if not args.no_flatc:
+            check_with_flatc(SCHEMA, args.flatc or find_flatc())
         schema = parse(SCHEMA.read_text())
     except SchemaError as error:
         print(f"{SCHEMA.name}: {error}", file=sys.stderr)

@@ -6,20 +6,17 @@ There are two causes, both in the conversion to the edge dialect:
   tensor is a Python integer. Splits are therefore decomposed to slices: a slice is one tensor.
 - The operator of the edge dialect for `empty` takes integers as sizes. `empty` is therefore replaced by `full`.
 
-`watch` and `static_dimensions` find what other operators do.
+`static_dimensions` finds what other operators do.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram, default_decompositions
-from torch.fx import Interpreter, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
@@ -101,50 +98,13 @@ def _is_dynamic(x: Any) -> bool:
 # -- warnings ---------------------------------------------------------------------
 
 
-class _Watch:
-    """The dynamic dimensions of the inputs of a program, and the operators that make them static."""
-
-    def __init__(self, program: ExportedProgram, env: ShapeEnv):
-        self.dimensions = {
-            symbol: f"input {node.name}, dimension {axis}"
-            for node, axis, size in _input_sizes(program)
-            for symbol in size.node.expr.free_symbols
-        }
-        self.operators: dict[Any, str] = {}
-        self._set_replacement = env._set_replacement
-
-    def __call__(self, symbol: Any, value: Any, message: str) -> None:
-        """Take the place of `_set_replacement` of the shape environment."""
-        if value.is_number:
-            self.operators.setdefault(symbol, _present_operator())
-        self._set_replacement(symbol, value, message)
-
-
-def watch(program: ExportedProgram) -> None:
-    """Record which operators make dynamic dimensions of `program` static, until `static_dimensions` asks."""
-    env = _shape_env(program)
-    if env is not None and not isinstance(env._set_replacement, _Watch):
-        env._set_replacement = _Watch(program, env)
-
-
 def static_dimensions(program: ExportedProgram) -> list[str]:
     """Return a sentence for each dimension of an input that was dynamic and is now static."""
-    env = _shape_env(program)
-    if env is None:
-        return []
-    if isinstance(env._set_replacement, _Watch):
-        watched = env._set_replacement
-        del env._set_replacement  # that of the class remains
-        found = {watched.dimensions[s]: (s, name) for s, name in watched.operators.items() if s in watched.dimensions}
-        return [
-            f"{dimension}: {operator} made it static, with the size {env.replacements.get(symbol)} of the example"
-            for dimension, (symbol, operator) in found.items()
-        ]
     suspect = next((n for n in program.graph.nodes if n.op == "call_function" and _is_suspect(n)), None)
     operator = "an operator" if suspect is None else _name(suspect.target)
     return [
-        f"input {node.name}, dimension {axis}: {operator} made it static, with the size {size} of the example. Use "
-        "to_edge_transform_and_lower in place of to_edge"
+        f"input {node.name}, dimension {axis}: {operator} made it static, with the size {size} of the example; "
+        "to_edge_transform_and_lower keeps dimensions dynamic that to_edge makes static"
         for node, axis, size in _input_sizes(program)
         if size.node.expr.is_number
     ]
@@ -159,22 +119,6 @@ def _input_sizes(program: ExportedProgram) -> Iterator[tuple[Node, int, torch.Sy
             for axis, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt):
                     yield node, axis, size
-
-
-def _shape_env(program: ExportedProgram) -> ShapeEnv | None:
-    mode = detect_fake_mode([n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"])
-    return None if mode is None else mode.shape_env
-
-
-def _present_operator() -> str:
-    """Return the operator of the FX node that an interpreter of graphs is running, from the call stack."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        node = frame.f_locals.get("n") if frame.f_code.co_name == "run_node" else None
-        if isinstance(node, Node) and isinstance(frame.f_locals.get("self"), Interpreter):
-            return _name(node.target)
-        frame = frame.f_back
-    return "an operator"
 
 
 def _is_suspect(node: Node) -> bool:

@@ -7,5 +7,6 @@ from . import subtitles
 from .audio import read_audio
 from .model import SpeechModel
 from .segments import Segment
+from .words import Word
 
-__all__ = ["Segment", "SpeechModel", "read_audio", "subtitles"]
+__all__ = ["Segment", "SpeechModel", "Word", "read_audio", "subtitles"]

@@ -32,22 +32,14 @@ inline RopeOperands rope_operands(const fb::RopeParams& n, Context& c) {
 }
 
 inline void rope(const fb::RopeParams& n, Context& c) {
-  if (const auto y = c.take_product(&n)) {
-    return c.set(n.out(), *y);
-  }
   c.make_available({n.x(), n.offset()->is_vid() ? nullptr : n.offset()->tid()});
   const auto [x, offset, freqs] = rope_operands(n, c);
   if (x.size() == 0) {
     return c.set(n.out(), x);
   }
-  if (!n.traditional()) {
-    if (const auto y = cpu::rope(x, n.dims(), n.base(), n.scale(), offset, freqs, c.stream)) {
-      return c.set(n.out(), *y);
-    }
-    if (const auto y = freqs && n.dims() == x.shape(-1) ? gpu::norm_rope({x}, n.scale(), offset, *freqs, c.stream)
-                                                        : std::nullopt) {
-      return c.set(n.out(), (*y)[0]);
-    }
+  const auto y = n.traditional() ? std::nullopt : cpu::rope(x, n.dims(), n.base(), n.scale(), offset, freqs, c.stream);
+  if (y) {
+    return c.set(n.out(), *y);
   }
   const auto base = freqs ? std::nullopt : std::optional<float>(n.base());
   c.set(n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));

@@ -11,13 +11,17 @@ inline void if_else(const fb::IfParams& n, Context& c) {
   c.run(c.integer(n.cond()) != 0 ? n.then_chain_idx() : n.else_chain_idx());
 }
 
-// Runs the body chain once for each index of an axis. `n.originals()` are the arrays that the loop goes over. Before
-// each iteration, this function puts their slices at the current index into the slots `n.sliced()`. The carry needs
-// no code here, because the body chain itself overwrites the slots of the carry.
-inline void scan(const fb::ScanParams& n, Context& c) {
+// The checked operands of a ScanNode.
+struct ScanOperands {
+  std::vector<mx::array> originals;
+  int axis;
+  int iterations;
+};
+
+inline ScanOperands scan_operands(const fb::ScanParams& n, Context& c) {
   c.make_available(*n.originals());
   c.make_available(*n.carry());
-  const auto originals = c.list(*n.originals());
+  auto originals = c.list(*n.originals());
   check_program(!originals.empty() && originals.size() == n.sliced()->size(), "sliced: got ", n.sliced()->size(),
       ", expected one for each of ", originals.size(), " originals");
   const int axis = checked_axis(n.scan_axis(), static_cast<int>(originals[0].ndim()), "scan_axis");
@@ -27,10 +31,15 @@ inline void scan(const fb::ScanParams& n, Context& c) {
         ", expected size ", iterations, " on axis ", axis);
   }
   check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
+  return {std::move(originals), axis, iterations};
+}
 
-  if (iterations > 0 && run_recurrent_loop(n, originals, axis, c)) {
-    return;
-  }
+// Runs the body chain once for each index of an axis. `n.originals()` are the arrays that the loop goes over. Before
+// each iteration, this function puts their slices at the current index into the slots `n.sliced()`. The carry needs
+// no code here, because the body chain itself overwrites the slots of the carry.
+inline void scan(const fb::ScanParams& n, Context& c) {
+  const auto operands = scan_operands(n, c);
+  const auto& [originals, axis, iterations] = operands;
 
   // outputs[i][j] is output i of iteration j. The body chain writes the outputs of its iteration to the slots
   // `n.outputs()`. At the end, each of these slots gets the stacked outputs of all iterations.

@@ -6,7 +6,6 @@
 #include <numbers>
 
 #include "ops/cpu/cpu_kernels.h"
-#include "gpu/fused.h"
 #include "ops/op_row.h"
 
 namespace executorch_mlx {
@@ -64,16 +63,6 @@ void predicate(const fb::BinaryNode& n, Context& c) {
     }
   }
   c.set(n.out(), Op(a, b, c.stream));
-}
-
-inline std::optional<mx::array> multiply_kernel(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  const auto y = gpu::multiply_silu(a, b, stream);
-  return y ? y : cpu::multiply(a, b, stream);
-}
-
-inline std::optional<mx::array> add_kernel(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  const auto y = gpu::add_product(a, b, stream);
-  return y ? y : cpu::add(a, b, stream);
 }
 
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) { return mx::multiply(x, mx::sigmoid(x, s), s); }
@@ -254,7 +243,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(TanhNode, unary<mx::tanh, cpu::tanh>),
     MLX_ROW(TruncNode, unary<truncate>),
 
-    MLX_ROW(AddNode, binary<mx::add, add_kernel>),
+    MLX_ROW(AddNode, binary<mx::add, cpu::add>),
     MLX_ROW(Atan2Node, binary<mx::arctan2>),
     MLX_ROW(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>),
     MLX_ROW(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>),
@@ -271,7 +260,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>),
     MLX_ROW(MaximumNode, binary<mx::maximum>),
     MLX_ROW(MinimumNode, binary<mx::minimum>),
-    MLX_ROW(MultiplyNode, binary<mx::multiply, multiply_kernel>),
+    MLX_ROW(MultiplyNode, binary<mx::multiply, cpu::multiply>),
     MLX_ROW(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>),
     MLX_ROW(PowerNode, binary<power>),
     MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),

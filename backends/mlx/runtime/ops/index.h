@@ -1,10 +1,10 @@
 // Reading and writing parts of a tensor, by slices or by tensors of indices. See op_row.h.
 #pragma once
 
-#include <mlx/primitives.h>
-
 #include "device.h"
 #include "memory/views.h"
+#include "mlx_internals/graph.h"
+#include "mlx_internals/internals.h"
 #include "ops/op_row.h"
 
 namespace executorch_mlx {
@@ -45,15 +45,14 @@ inline mx::array bounded_indices(const mx::array& indices, int length, Context& 
 // check positions and rows in this way: on a GPU, each check would make the host wait for the device.
 inline std::optional<mx::array> elements_of_range(
     const mx::array& x, const std::vector<int64_t>& indices, const mx::Shape& shape) {
-  const bool is_range = is_lazy(x, "Arange") && x.ndim() == 1 && (x.dtype() == mx::int32 || x.dtype() == mx::int64);
-  if (!is_range) {
+  const auto range = internals::are_usable() ? internals::range_of(x) : std::nullopt;
+  if (!range) {
     return std::nullopt;
   }
-  const auto [start, stop, step] = static_cast<const mx::Arange&>(x.primitive()).state();
   std::vector<int64_t> elements;
   for (const int64_t index : indices) {
     const int64_t position = index < 0 ? index + x.shape(0) : index;
-    elements.push_back(static_cast<int64_t>(start) + position * static_cast<int64_t>(step));
+    elements.push_back(range->start + position * range->step);
   }
   return mx::array(elements.begin(), shape, x.dtype());
 }
@@ -153,7 +152,7 @@ inline void take(const fb::TakeParams& n, Context& c) {
       shape.insert(shape.begin() + axis, indices.shape().begin(), indices.shape().end());
       return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
     }
-    return c.set(n.out(), axis == 0 ? c.take_rows(n.x(), x, indices) : mx::take(x, indices, axis, c.stream));
+    return c.set(n.out(), axis == 0 ? c.take_rows(x, indices) : mx::take(x, indices, axis, c.stream));
   }
   const int64_t position = index.kind() == 0 ? index.literal() : c.integer(index.vid());
   check_argument(position >= -int64_t{length} && position < length, "index ", position, " is out of range [", -length,
@@ -273,7 +272,7 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   const auto slices = mx::expand_dims(mx::moveaxis(update, axis, 0, c.stream), axis + 1, c.stream);
   // MLX scatters elements of 8 bytes on the CPU only. `slices` stays on c.stream: the CPU waits for it, and so for all
   // earlier kernels that read `dst`.
-  const auto stream = dst.itemsize() == 8 ? shared_stream(mx::Device::cpu) : c.stream;
+  const auto stream = dst.itemsize() == 8 ? host_stream(c.stream) : c.stream;
   c.set(n.out(), mx::scatter(dst, indices, mx::astype(slices, dst.dtype(), c.stream), axis, stream));
 }
 

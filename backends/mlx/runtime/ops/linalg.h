@@ -56,7 +56,7 @@ inline void check_min_rank(const mx::array& x, const char* argument, size_t lowe
 // Computes addmm for operands of half precision on the CPU, in float32. The result is float32 or has the dtype of a.
 inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, const mx::array& b, Context& c) {
   const bool is_product = n.alpha() == 1.0f && n.bias() == nullptr;
-  auto product = c.take_product(&n);
+  auto product = c.take_early();
   if (!product) {
     product = cpu::matmul_half(a, b, is_product ? a.dtype() : mx::float32, c.stream);
   }
@@ -97,11 +97,11 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   if (computes_in_float32(a, c) && same_dtype) {
     return c.set(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream));
   }
-  if (auto y = c.take_product(&n)) {
+  if (auto y = c.take_early()) {
     return c.set(n.out(), std::move(*y));
   }
   const bool is_plain = n.alpha() == 1.0f && (n.bias() == nullptr || n.beta() == 1.0f);
-  const auto* packed = is_plain ? c.packed(n.mat2(), rows_of(a)) : nullptr;
+  const auto* packed = is_plain ? c.packed(b, rows_of(a)) : nullptr;
   if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream, packed)) {
     return c.set(n.out(), *y);
   }

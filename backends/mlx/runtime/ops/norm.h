@@ -21,10 +21,6 @@ inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
   if (const auto y = cpu::rms_norm(x, weight, n.eps(), c.stream)) {
     return c.set(n.out(), *y);
   }
-  if (const auto both = weight ? gpu::add_rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
-    c.replace_temporary(n.x(), both->first); // so that MLX need not compute the sum again for a later op
-    return c.set(n.out(), both->second);
-  }
   if (const auto y = weight ? gpu::rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
     return c.set(n.out(), *y);
   }

@@ -90,7 +90,7 @@ int result_columns(const Node& n, const mx::array& w, const Context& c) {
 inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   c.make_available({n.x()});
   auto x = c.in(n.x());
-  if (auto y = c.take_product(&n)) {
+  if (auto y = c.take_early()) {
     c.expect_product(y->shape(), y->dtype(), x.shape(-1));
     return c.set(n.out(), std::move(*y));
   }
@@ -107,7 +107,7 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
     c.set(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream));
   };
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
-    const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights(&n)};
+    const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights()};
     if (const auto y = cpu::quantized_matmul(x, matrix, n.group_size(), n.bits(), c.stream)) {
       return set(*y);
     }
@@ -141,7 +141,7 @@ inline mx::array rounded_to_int8(const mx::array& x, int size, const Context& c)
 inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Context& c) {
   c.make_available({n.x()});
   const auto& x = c.in(n.x());
-  if (auto y = c.take_product(&n)) {
+  if (auto y = c.take_early()) {
     c.expect_product(y->shape(), y->dtype(), x.shape(-1));
     return c.set(n.out(), std::move(*y));
   }
@@ -151,7 +151,7 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
   check_argument(is_float(x.dtype()) && q.w.ndim() == 2 && x.shape(-1) == columns, "x: got ", describe(x),
       ", expected float32, float16 or bfloat16 of shape [..., ", columns, "] for w ", describe(q.w));
   c.expect_product(product_shape(x, {}, q.w.shape(0)), x.dtype(), columns);
-  const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights(&n)};
+  const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights()};
   if (const auto y = cpu::int8_quantized_matmul(x, matrix, n.group_size(), n.bits(), c.stream)) {
     return c.set(n.out(), *y);
   }

@@ -83,7 +83,7 @@ inline void transpose(const fb::TransposeParams& n, Context& c) {
   const auto transposed = [&] {
     return views::transpose(x, checked_axes(n.perm(), static_cast<int>(x.ndim())), c.stream);
   };
-  c.set(n.out(), c.is_constant(n.x()) ? c.constant_result(&n, transposed) : transposed());
+  c.set(n.out(), c.constant_result(c.instruction().kept, transposed));
 }
 
 inline void flip(const fb::FlipParams& n, Context& c) {

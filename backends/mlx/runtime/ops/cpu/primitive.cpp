@@ -1,52 +1,16 @@
 #include "ops/cpu/primitive.h"
 
-#include <mlx/backend/cpu/encoder.h>
-#include <mlx/primitives.h>
-
 #include <algorithm>
 #include <mutex>
-#include <new>
-#include <stdexcept>
-#include <string>
 
 #include "memory/host_memory.h"
 #include "memory/limit.h"
 #include "memory/strided_copy.h"
+#include "mlx_internals/internals.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "kernels/cpu/pool.h"
 
 namespace executorch_mlx::cpu {
-
-namespace {
-
-class CpuPrimitive : public mx::Primitive {
- public:
-  CpuPrimitive(mx::Stream stream, const char* name, MakeTasks make_tasks)
-      : Primitive(stream), name_(name), make_tasks_(std::move(make_tasks)) {}
-
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    for (auto& out : outputs) {
-      auto memory = mx::allocator::malloc(out.nbytes());
-      if (memory.buffer().ptr() == nullptr) {
-        throw std::bad_alloc();
-      }
-      out.set_data(std::move(memory));
-    }
-    mx::cpu::get_command_encoder(stream()).dispatch(make_tasks_(inputs, outputs));
-  }
-
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error(std::string(name_) + ": runs on CPU streams only");
-  }
-
-  const char* name() const override { return name_; }
-
- private:
-  const char* name_;
-  MakeTasks make_tasks_;
-};
-
-} // namespace
 
 void parallel(int count, const std::function<void(int)>& item) { executorch_mlx::parallel(count, item); }
 
@@ -63,8 +27,7 @@ mx::array kernel_result(const char* name, mx::Shape shape, mx::Dtype dtype, std:
   }
   MakeTasks make_tasks = [make_task = std::move(make_task)](
                              const auto& inputs, auto& outputs) { return make_task(inputs, outputs[0]); };
-  auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_tasks));
-  return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
+  return internals::lazy_results(name, {std::move(shape)}, {dtype}, inputs, stream, std::move(make_tasks))[0];
 }
 
 std::vector<mx::array> kernel_results(const char* name, std::vector<mx::Shape> shapes,
@@ -77,14 +40,13 @@ std::vector<mx::array> kernel_results(const char* name, std::vector<mx::Shape> s
     make_tasks(inputs, outputs)();
     return outputs;
   }
-  auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_tasks));
-  return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+  return internals::lazy_results(name, std::move(shapes), dtypes, inputs, stream, std::move(make_tasks));
 }
 
-bool computes_at_once(mx::Stream stream) { return stream.device == mx::Device::cpu; }
+bool computes_at_once(mx::Stream stream) { return stream.device == mx::Device::cpu && internals::are_usable(); }
 
 bool is_supported_operand(const mx::array& x, mx::Stream stream) {
-  return stream.device == mx::Device::cpu && float_type(x.dtype()) && x.size() > 0 && x.ndim() > 0;
+  return computes_at_once(stream) && float_type(x.dtype()) && x.size() > 0 && x.ndim() > 0;
 }
 
 std::optional<FloatType> float_type(mx::Dtype dtype) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/float_type.h"
+#include "mlx_internals/cpu_task.h"
 
 namespace executorch_mlx {
 
@@ -15,8 +16,8 @@ namespace mx = mlx::core;
 
 namespace cpu {
 
-// A computation. It runs when the inputs have been computed.
-using Task = std::function<void()>;
+using internals::MakeTasks;
+using internals::Task;
 
 // Returns the task that computes `out`. Called when the inputs and `out` have memory. The elements of the inputs may
 // still be missing: they are there when the task runs.
@@ -32,7 +33,6 @@ mx::array kernel_result(const char* name, mx::Shape shape, mx::Dtype dtype, std:
     mx::Stream stream, MakeTask make_task);
 
 // The same for several results.
-using MakeTasks = std::function<Task(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs)>;
 std::vector<mx::array> kernel_results(const char* name, std::vector<mx::Shape> shapes,
     const std::vector<mx::Dtype>& dtypes, std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks);
 

@@ -7,7 +7,7 @@ namespace executorch_mlx::cpu {
 
 std::optional<mx::array> sample(const SampleInputs& operands, mx::Stream stream) {
   const auto type = float_type(operands.logits.dtype());
-  if (stream.device != mx::Device::cpu || !type) {
+  if (!computes_at_once(stream) || !type) {
     return std::nullopt;
   }
   std::vector<mx::array> inputs;
