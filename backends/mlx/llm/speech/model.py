@@ -96,8 +96,8 @@ class SpeechModel:
         - `prompt`: text that the model takes for what was said before each window: names, the spelling of words, or a
           style.
         - `voice_activity`: leave out parts of the sound that are quiet for longer than a second.
-        - `words`: give each segment its words with their times. A window's segments then come together. Needs torch, and
-          runs the encoder a second time.
+        - `words`: give each segment its words with their times. A window's segments then come together. Needs torch,
+          and runs the encoder a second time.
         - `no_speech_threshold`: a window has no segments if the model takes it for one without speech, with a higher
           probability than this. 1 turns this rule off. Moonshine does not have it.
         - `settings`: `max_new_tokens`, the limit for each window, and the fields of `SamplingParameters` that the

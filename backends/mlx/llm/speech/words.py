@@ -32,7 +32,7 @@ class Aligner:
 
     def __init__(self, path: Path):
         try:
-            from ...loader import import_runtime
+            from ...bindings import import_runtime
 
             program = import_runtime().get().load_program(path)
         except ModuleNotFoundError as error:

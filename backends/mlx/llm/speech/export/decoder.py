@@ -28,8 +28,8 @@ class ProgramModel(torch.nn.Module):
       cross-attention from the states, and writes them to the buffers `cross_key_cache_i` and `cross_value_cache_i`
       `[1, heads, family.max_states(), head size]`.
     - `forward(tokens [1, S], input_pos [1]) -> logits [1, V]` of the last token. It reads what `encode` wrote.
-    - `align(tokens [1, S]) -> attention [H, S, T]` of the cross-attention heads `alignment_heads`, pairs of a layer and a
-      head. It reads what `encode` wrote too.
+    - `align(tokens [1, S]) -> attention [H, S, T]` of the cross-attention heads `alignment_heads`, pairs of a layer and
+      a head. It reads what `encode` wrote too.
 
     T is the number of encoder states, and D their size. The constructor changes `model` in place. `chunk` is the
     largest S, and `max_context_len` the capacity of the cache of the tokens. `timestamp_begin` is the first of the
