@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from executorch_mlx import memory
 from executorch_mlx.llm import binding, generation, program
-from executorch_mlx.llm.sampling_parameters import SettingError
+from executorch_mlx.llm.errors import SettingError
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "backends" / "mlx" / "engine" / "include" / "executorch_mlx" / "executorch_mlx.h"

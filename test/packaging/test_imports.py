@@ -52,6 +52,7 @@ RULES = {
     "serve": {"batch", "llm", "memory"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "__main__": {"cli"},
     "__init__": {
         "loader",
         "llm",

@@ -1,4 +1,4 @@
-"""Outside `ops/cpu`, the C++ runtime uses no CPU kernels directly. Only `mlx_internals` uses MLX's private interfaces."""
+"""Outside `ops/cpu`, the C++ runtime uses no CPU kernels. Only `mlx_internals` uses MLX's private interfaces."""
 
 import re
 from pathlib import Path

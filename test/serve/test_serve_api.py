@@ -29,6 +29,9 @@ def test_models(client):
     assert [model.id for model in client.models.list()] == [NAME]
     model = client.models.retrieve(NAME)
     assert model.object == "model" and model.has_chat_template is True
+    able = {name for name, value in model.capabilities.items() if value}
+    assert able >= {"chat", "tools", "response_format", "logprobs", "frequency_penalty", "logit_bias"}
+    assert model.default_sampling == {}
     assert model.context_length == model.max_input_tokens == small_llm.CONTEXT
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

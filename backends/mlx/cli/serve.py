@@ -7,12 +7,13 @@ import os
 import re
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .. import memory
 from . import model_arguments
-from .model_arguments import CommandError, parse_size
+from .errors import CommandError
+from .extras import check_installed
+from .model_arguments import parse_size
 
 if TYPE_CHECKING:
     from ..serve import Models
@@ -40,7 +41,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "--name",
         action="append",
         metavar="NAME",
-        help="name of the model in the API; once for each model (default: the file name without .pte)",
+        help="name of the model in the API; once for each model (default: the hub id, or the name of the "
+        "folder or file)",
     )
     parser.add_argument(
         "--queue",
@@ -165,9 +167,7 @@ def _number_parser(kind: type, low: float, high: float | None = None) -> Callabl
 
 
 def run(options: argparse.Namespace) -> int:
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        raise CommandError(f"serve needs {' and '.join(missing)}: pip install 'executorch-mlx[serve]'")
+    check_installed("serve", "serve", ("fastapi", "uvicorn", "prometheus_client"))
     from ..serve import Settings, serve
 
     settings = Settings(
@@ -193,27 +193,31 @@ def _models(options: argparse.Namespace) -> Models:
     from ..serve.formats import FORMATS
     from ..serve.models import load_model
 
-    names = options.name or [path.stem for path in options.models]
-    if len(names) != len(options.models):
-        raise CommandError(f"--name: got {len(names)} names, expected one for each of {len(options.models)} models")
-    if options.tokenizer is not None and len(names) > 1:
+    if options.name and len(options.name) != len(options.models):
+        raise CommandError(
+            f"--name: got {len(options.name)} names, expected one for each of {len(options.models)} models"
+        )
+    if options.tokenizer is not None and len(options.models) > 1:
         raise CommandError("--tokenizer: got several models, expected one")
     if options.tool_format not in (None, *FORMATS):
         raise CommandError(f"--tool-format: got {options.tool_format!r}, expected one of {', '.join(FORMATS)}")
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
+    found = [model_arguments.find_model(model, options) for model in options.models]
+    draft = model_arguments.find_draft(options)
     models = Models(options.model_memory, options.idle_timeout)
-    for name, path in zip(names, options.models):
-        settings = {"draft": options.draft_model, "chat_template": options.chat_template, "queue_limit": options.queue}
+    settings = {
+        "draft": draft,
+        "chat_template": options.chat_template,
+        "device": options.device,
+        "queue_limit": options.queue,
+    }
+    for name, path in zip(options.name or [model.name for model in found], [model.path for model in found]):
         load = partial(load_model, path, options.tokenizer, **settings)
         try:
-            models.add(name, load, path.stat().st_size if path.is_file() else 0, options.tool_format)
+            models.add(name, load, path.stat().st_size, options.tool_format)
         except ValueError as error:
             raise CommandError(f"--{error}") from error  # the error begins with "name:"
-    try:
+    with model_arguments.loading():
         models.load_all()
-    except ModuleNotFoundError as error:
-        raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
-    except (ValueError, RuntimeError) as error:
-        raise CommandError(str(error)) from error
     return models

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .model_arguments import CommandError
+from . import model_arguments, sampling_arguments
+from .errors import CommandError
 
 if TYPE_CHECKING:
     from ..llm.speech import Segment
@@ -27,7 +28,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "stream to stdout.",
     )
     add = parser.add_argument
-    add("model", metavar="MODEL.pte", type=Path, help="speech model made by executorch-mlx export")
+    model_arguments.add_model(parser)
     add("sound", metavar="FILE", type=Path, help="sound file")
     add(
         "--language",
@@ -64,7 +65,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         help="a window has no text if the model takes it for one without speech, with a higher probability than P "
         "(default: %(default)s; 1: never)",
     )
-    add("--device", choices=("cpu", "gpu"), help="device to run on (default: the GPU if there is one)")
+    model_arguments.add_device(parser)
+    model_arguments.add_export_options(parser)
     for name, type_ in _SETTINGS.items():
         add(
             f"--{name.replace('_', '-')}",
@@ -87,8 +89,10 @@ def run(options: argparse.Namespace) -> int:
         "srt": subtitles.srt_lines,
         "vtt": subtitles.vtt_lines,
     }
+    sampling_arguments.check(settings)
+    model_path = model_arguments.find_model(options.model, options).path
     try:
-        with SpeechModel(options.model, device=options.device) as model:
+        with SpeechModel(model_path, device=options.device) as model:
             segments = model.transcribe(
                 options.sound, **{name: getattr(options, name) for name in _OPTIONS}, **settings
             )

@@ -232,9 +232,8 @@ void Scheduler::begin_next() {
 // free.
 bool Scheduler::yield_row() {
   const double turn = std::min(chunk_seconds(), kTurnSeconds);
-  const auto found = std::find_if(running_.begin(), running_.end(), [&](const auto& request) {
-    return request->yields && request->is_working() && request->turn_seconds >= turn;
-  });
+  const auto found = std::find_if(running_.begin(), running_.end(),
+      [&](const auto& request) { return request->yields && request->is_working() && request->turn_seconds >= turn; });
   if (found == running_.end()) {
     return false;
   }

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..loader import load_engine
 from ..memory import OutOfMemoryError
-from .sampling_parameters import SettingError
+from .errors import SettingError
 
 OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)  # executorch_mlx_status
 RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, FINISH_ERROR = range(6)  # executorch_mlx_finish
@@ -222,8 +222,8 @@ def error_of(status: int, message: str) -> Exception:
 
     It is a SettingError if the message begins with the name of a setting, as in `top_p: got 2, ...`.
     """
-    if status == INVALID_ARGUMENT and (found := re.match(r"(?!prompt\b)(\w+)(: .*)", message, re.DOTALL)):
-        return SettingError(found[1], found[2])
+    if status == INVALID_ARGUMENT and (found := re.match(r"(?!prompt\b)(\w+): (.*)", message, re.DOTALL)):
+        return SettingError(found[1], problem=found[2])
     classes = {
         INVALID_ARGUMENT: ValueError,
         OUT_OF_MEMORY: OutOfMemoryError,

@@ -12,27 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from .binding import BusyError
+from .errors import FieldError, PromptLengthError, SettingError
 from .generation import Generation, Options, Result
 from .program import EngineStats, LLMProgram
-from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
+from .sampling_parameters import PARAMETERS, SamplingParameters, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer, reading_tokenizer
 from .tokens import TokenTable, token_bytes
 
 Prompt = str | Sequence[int]
-
-
-class PromptLengthError(ValueError):
-    """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`.
-
-    `count` is None for a prompt that is so long that its tokens were not counted. `problem` is the message without the
-    name of the argument.
-    """
-
-    def __init__(self, count: int | None, longest: int):
-        got = f"more than {longest}" if count is None else count
-        self.count, self.longest, self.problem = count, longest, f": got {got} tokens, expected 1 to {longest}"
-        super().__init__(f"prompt{self.problem}")
 
 
 class LLM:
@@ -78,6 +66,10 @@ class LLM:
     ):
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
         self.rows = program.rows
+        if program.data("speech_config") is not None:
+            raise ValueError(
+                f"{program.path}: got a speech model, expected a language model; executorch-mlx transcribe runs it"
+            )
         if tokenizer is not None and program.token_table is None:
             program.set_token_bytes(token_bytes(tokenizer.backend, tokenizer.special_ids, program.vocab_size))
         program.start(**engine_options)
@@ -162,6 +154,15 @@ class LLM:
         ids = self.program.eos_ids | self._folder_eos_ids | ({eos} if eos is not None else set())
         # The model never draws the others. Configs of small models keep the default ids of their family.
         return frozenset(id for id in ids if 0 <= id < self.program.vocab_size)
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The sampling parameters that the authors of the model recommend and the program takes, name → value.
+
+        The commands and the server use them for what a user leaves open. `generate` does not.
+        """
+        values = json.loads(self.program.data("sampling_defaults") or b"{}")
+        return {name: value for name, value in values.items() if name in PARAMETERS and self.program.takes(name)}
 
     # One answer -------------------------------------------------------------------------
 
@@ -331,8 +332,8 @@ class LLM:
         logprobs = python_number(logprobs)
         check_integer("logprobs", logprobs, 0, 2**31, "an integer of at least 0")
         if logprobs > self.program.logprobs and not self.program.has_logits:
-            message = f": got {logprobs}, expected at most {self.program.logprobs}, the number that the program was "
-            raise SettingError("logprobs", message + "exported with")
+            most = f"at most {self.program.logprobs}, the number that the program was exported with"
+            raise SettingError("logprobs", logprobs, most)
         prompt_ids = self.prompt_ids(prompt)
         ids = [self._encode("continuations", continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
@@ -416,7 +417,7 @@ class LLM:
 
     def _token_table(self, function: str) -> TokenTable:
         if self.program.token_table is None:
-            raise ValueError(f"{function}: {self._name} has neither token bytes nor a tokenizer")
+            raise FieldError(function, problem=f"{self._name} has neither token bytes nor a tokenizer")
         return self.program.token_table
 
     @property
@@ -427,7 +428,7 @@ class LLM:
         size = self.program.vocab_size
         if min(ids) < 0 or max(ids) >= size:
             outside = next(token for token in ids if not 0 <= token < size)
-            raise ValueError(f"{argument}: id {outside} is outside the vocabulary [0, {size})")
+            raise FieldError(argument, problem=f"id {outside} is outside the vocabulary [0, {size})")
 
     def _options(
         self,
@@ -443,11 +444,11 @@ class LLM:
         try:
             strings = (stop,) if isinstance(stop, str) else tuple(stop)
         except TypeError as error:
-            raise SettingError("stop", f": got {reprlib.repr(stop)}, expected stop strings") from error
+            raise SettingError("stop", reprlib.repr(stop), "stop strings") from error
         try:
             own = frozenset(_token_ids(stop_ids))
         except TypeError as error:
-            raise SettingError("stop_ids", f": got {reprlib.repr(stop_ids)}, expected token ids") from error
+            raise SettingError("stop_ids", reprlib.repr(stop_ids), "token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
         return Options(max_new_tokens, min_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
 

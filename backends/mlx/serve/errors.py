@@ -132,9 +132,9 @@ def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str]
     message = str(error)
     if isinstance(error, SettingError):
         name = {"bias_tokens": "logit_bias", "bias_values": "logit_bias", **fields}.get(error.name, error.name)
-        return ApiError(name + error.problem, param=name, code="unsupported_value")
+        return ApiError(error.about(name), param=name, code="unsupported_value")
     if isinstance(error, PromptLengthError):
-        message = prompt_field + error.problem
+        message = error.about(prompt_field)
         if error.count == 0:
             return ApiError(message, param=prompt_field)
         # Clients recognize this error by its code or by OpenAI's words.

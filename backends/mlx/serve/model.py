@@ -9,6 +9,8 @@ from typing import Any
 
 from ..llm import LLM
 from ..llm.chat_template import Abilities, abilities
+from ..llm.sampling_parameters import PENALTIES
+from ..llm.scoring import can_score
 from .formats import AnswerFormat, detect, format_name
 from .grammar import Grammars
 
@@ -89,7 +91,25 @@ class ServedModel:
         program = self.llm.program
         # The length has the names that clients of other servers and of Anthropic read.
         names = ("context_length", "max_model_len", "max_input_tokens", "max_tokens")
-        return {"has_chat_template": self.llm.chats} | dict.fromkeys(names, program.max_context_len)
+        return {
+            "has_chat_template": self.llm.chats,
+            "capabilities": self.capabilities,
+            "default_sampling": self.llm.defaults,
+        } | dict.fromkeys(names, program.max_context_len)
+
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What requests may ask for, by the name of a field or of a thing."""
+        program = self.llm.program
+        return {
+            "chat": self.llm.chats,
+            "tools": self.llm.chats,
+            "forced_tools": not self.grammars.obstacle,
+            "response_format": not self.grammars.obstacle,
+            "logprobs": program.has_logits or program.logprobs > 0,
+            "prompt_logprobs": can_score(program),
+            **{name: program.has_logits or program.takes(name) for name in (*PENALTIES, "logit_bias", "seed")},
+        }
 
 
 def text_of(values: Sequence[bytes]) -> str:

@@ -27,7 +27,7 @@ def load_model(path: str | Path, tokenizer: str | Path | None = None, **options:
     if llm.program.get("speech_sample_rate") is None:
         return llm
     llm.close()
-    return SpeechModel(path)
+    return SpeechModel(path, device=options.get("device"))
 
 
 @dataclass

@@ -7,7 +7,7 @@ server does not know the meaning are ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
@@ -194,13 +194,15 @@ class GenerationRequest(ExtendedFields):
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
 
-    def generate_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `LLM.generate`, without the prompt."""
-        arguments = {name: getattr(self, name) for name in SamplingFields.model_fields}
+    def generate_arguments(self, defaults: Mapping[str, Any] = {}) -> dict[str, Any]:
+        """Return the arguments of `LLM.generate`, without the prompt. `defaults` are those of the model."""
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        arguments = {name: defaults.get(name) if value is None else value for name, value in given.items()}
         arguments |= {"ignore_eos": bool(self.ignore_eos), "priority": self.priority or 0}
         arguments["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         arguments["stop_ids"] = self.stop_token_ids or []
-        arguments["temperature"] = 1.0 if self.temperature is None else self.temperature  # OpenAI's default
+        if arguments["temperature"] is None:
+            arguments["temperature"] = 1.0  # OpenAI's default
         arguments |= {"max_new_tokens": self.max_new_tokens, "min_new_tokens": self.min_tokens or 0}
         arguments["logprobs"] = self.logprob_count
         return arguments

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..llm import BusyError, Generation
+from ..llm.errors import FieldError
 from ..llm.scoring import can_score
 from .answer import Answer, Choice, NoTokens
 from .chat_prompt import chat_ids, chat_prompt
@@ -100,8 +101,8 @@ def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
     """Return a prompt as text. Raises ApiError, which names `field`, if the model has no token bytes."""
     try:
         return prompt if isinstance(prompt, str) else model.llm.text(prompt)
-    except ValueError as error:
-        raise ApiError(str(error).replace("text", field, 1), param=field) from error
+    except FieldError as error:
+        raise ApiError(error.about(field), param=field) from error
 
 
 def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], scores: PromptScores | None) -> Echo:
@@ -137,7 +138,7 @@ def _starts(
     - `prompts`: the token ids of the prompt of each choice.
     - `field`: the field of the request that has the prompt, for messages.
     """
-    arguments = body.generate_arguments() | {"allowed_tokens": token_rules(model, body)}
+    arguments = body.generate_arguments(model.llm.defaults) | {"allowed_tokens": token_rules(model, body)}
 
     def start(index: int, ids: list[int]) -> Generation:
         own = {"seed": body.choice_seed(index % (body.n or 1))}

@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SettingError
 from ..generation import Generation, Options, Token
 from ..program import LLMProgram
-from ..sampling_parameters import PARAMETERS, SamplingParameters, SettingError
+from ..sampling_parameters import PARAMETERS, SamplingParameters
 from ..scoring import allow_only
 from ..tokenizer import Tokenizer
 from .audio import read_audio
@@ -52,7 +53,9 @@ class SpeechModel:
         self.program = LLMProgram(path, device=device)
         config = self.program.data("speech_config")
         if config is None:
-            raise ValueError(f"SpeechModel: {path}: got a language model, expected a speech model; see LLM")
+            raise ValueError(
+                f"SpeechModel: {path}: got a language model, expected a speech model; executorch-mlx run runs it"
+            )
         self._config = json.loads(config)
         self.languages: tuple[str, ...] = tuple(self._config["languages"])
         self.tasks: tuple[str, ...] = tuple(self._config["tasks"])
@@ -250,7 +253,7 @@ class SpeechModel:
         if limit is None and self._config["tokens_per_second"] is not None:
             limit = max(1, int(len(samples) / self.sample_rate * self._config["tokens_per_second"]))
         if unknown := sorted(settings.keys() - PARAMETERS.keys()):
-            raise SettingError(unknown[0], f": unknown, expected max_new_tokens, {', '.join(PARAMETERS)}")
+            raise SettingError(unknown[0], problem=f"unknown, expected max_new_tokens, {', '.join(PARAMETERS)}")
         options = Options(max_new_tokens=limit, samples=samples, timestamps=timestamps)
         return Generation(self.program, prompt, SamplingParameters(**settings), options)
 

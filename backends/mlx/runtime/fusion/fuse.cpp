@@ -6,7 +6,7 @@
 
 #include "ops/cpu/cpu_kernels.h"
 #include "fusion/patterns.h"
-#include "gpu/cuda_api.h"
+#include "mlx_internals/cuda.h"
 
 namespace executorch_mlx {
 

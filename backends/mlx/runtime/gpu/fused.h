@@ -3,8 +3,8 @@
 // In a small model, the host needs longer to build and submit the graph of a step than the GPU to compute it. Fewer
 // operations therefore make a step faster. The kernels for one token also form sequences: see sequence_kernel.h.
 //
-// norm_rope() and the functions of attention look at the lazy graph of their operands. If an operand is the result of an
-// operation that the kernel can also compute, the kernel takes the operands of this operation instead. MLX then
+// norm_rope() and the functions of attention look at the lazy graph of their operands. If an operand is the result of
+// an operation that the kernel can also compute, the kernel takes the operands of this operation instead. MLX then
 // evaluates the operation itself only if something else needs its result. For all other functions, fusion/ finds the
 // operations when the program is loaded.
 //

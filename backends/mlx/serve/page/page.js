@@ -29,6 +29,9 @@ function selectModel(entry) {
   ({ id: model, has_chat_template: hasTemplate, context_length: contextLength } = entry);
   $("model").textContent = document.title = model;
   $("notice").hidden = hasTemplate;
+  const hidesShading = entry.capabilities?.logprobs === false;
+  $("shading").parentElement.hidden = hidesShading;
+  if (hidesShading) $("shading").checked = false;
   $("text").placeholder = hasTemplate ? "Message" : "Text to continue";
   $("clear").textContent = hasTemplate ? "New chat" : "Clear";
   $("max-tokens").value = hasTemplate ? "" : 200;

@@ -244,8 +244,9 @@ typedef struct {
 executorch_mlx_status executorch_mlx_engine_submit(
     executorch_mlx_engine* engine, const executorch_mlx_request_options* options, executorch_mlx_request** request);
 
-// What engine_submit_score() computes: like score(), `logprobs` and, unless it is NULL, `is_greedy`; or like score_top(),
-// `top_tokens` and `top_logprobs`. The others are NULL. The arrays must stay valid until the request has ended.
+// What engine_submit_score() computes: like score(), `logprobs` and, unless it is NULL, `is_greedy`; or like
+// score_top(), `top_tokens` and `top_logprobs`. The others are NULL. The arrays must stay valid until the request has
+// ended.
 typedef struct {
   size_t size;
   const int64_t* prompt;
