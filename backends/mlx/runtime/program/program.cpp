@@ -165,7 +165,7 @@ class SlotVerifier {
 // names the instruction in messages.
 void check_supported(
     const fb::Instruction& instruction, const OpRow& row, const std::string& where, const char* missing_for_metal) {
-  if (row.function == nullptr) {
+  if (is_retired(row.op)) {
     fail(Error::NotSupported, where, "the program is a part of a model, exported in parts by an earlier version; ",
         "export the model again");
   }
