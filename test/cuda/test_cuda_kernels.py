@@ -4,7 +4,6 @@ import ctypes
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,10 @@ if "EXECUTORCH_MLX_BUILD" in os.environ:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> dict[str, list[str]]:
+def sources(cuda_kernel_sources, tmp_path_factory) -> dict[str, list[str]]:
     """The sources of each kernel, by the name of the kernel."""
     folder = tmp_path_factory.mktemp("sources")
-    cmake = [sys.executable, "-m", "cmake", "--build", BUILD, "--target", "cuda_kernel_sources"]
-    subprocess.run(cmake, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([BUILD / "cuda_kernel_sources", folder], check=True)
+    subprocess.run([cuda_kernel_sources, folder], check=True)
     sources: dict[str, list[str]] = {}
     for path in sorted(folder.iterdir()):
         sources.setdefault(path.name.partition(".")[0], []).append(path.read_text())

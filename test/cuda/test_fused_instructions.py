@@ -3,14 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from irprograms import Graph, ir, value_of
 
-ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build"
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the kernels for CUDA are built on Linux only"),
     pytest.mark.skipif("EXECUTORCH_MLX_BUILD" in os.environ, reason="only build/ has the program cuda_kernel_sources"),
@@ -42,15 +39,13 @@ class Layer(Graph):
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory):
+def fused(cuda_kernel_sources, tmp_path_factory):
     """A function that returns what the fused instructions of a graph compute, in the order of the chain."""
     path = tmp_path_factory.mktemp("fused") / "payload"
-    cmake = [sys.executable, "-m", "cmake", "--build", BUILD, "--target", "cuda_kernel_sources"]
-    subprocess.run(cmake, check=True, stdout=subprocess.DEVNULL)
 
     def fused(graph):
         path.write_bytes(graph.payload())
-        command = [BUILD / "cuda_kernel_sources", "--fused", path]
+        command = [cuda_kernel_sources, "--fused", path]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         return [line.partition(": ")[2] for line in lines]
 
