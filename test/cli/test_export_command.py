@@ -9,6 +9,7 @@ import pytest
 import torch
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm import LLM
+from executorch_mlx.llm.sampling_parameters import PARAMETERS
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -56,6 +57,7 @@ def test_export_merges_an_adapter(adapter, tmp_path, capsys):
     assert "merge the adapter" in printed.err
     llm = LLM.load(file)
     assert llm.program.get("get_max_context_len") == 64 and llm.program.rows == 4
+    assert llm.program.logprobs == 20 and all(map(llm.program.takes, PARAMETERS.keys() - {"seed"}))
     expected = greedy(merged)
     assert expected != greedy(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32))
     assert llm.generate(PROMPT, max_new_tokens=16, ignore_eos=True).result().tokens == expected

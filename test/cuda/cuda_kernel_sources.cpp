@@ -1,13 +1,18 @@
 // Writes the sources of the CUDA kernels to a folder, without a GPU: cuda_kernel_sources FOLDER.
+// Prints the fused instructions of a payload, as on an NVIDIA GPU: cuda_kernel_sources --fused PAYLOAD.
 //
-// The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for cuda_api.cpp
-// and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing computes a result.
+// The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for
+// mlx_internals/cuda.cpp and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing
+// computes a result.
 #include <mlx/mlx.h>
 #include <mlx/primitives.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,9 +22,15 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/cuda_api.h"
+#include "fusion/product_and_sum.h"
+#include "fusion/product_group.h"
+#include "fusion/rope.h"
+#include "fusion/silu_product.h"
+#include "fusion/sum_and_norm.h"
 #include "gpu/fused.h"
 #include "gpu/sample.h"
+#include "mlx_internals/cuda.h"
+#include "program/program.h"
 
 namespace mx = mlx::core;
 
@@ -112,8 +123,8 @@ class Kernels {
 
   void fused() const {
     const auto a = zeros({2, kDepth}), b = zeros({2, kDepth});
-    expect(gpu::multiply_silu(mx::multiply(a, mx::sigmoid(a, stream_), stream_), b, stream_), "multiply_silu");
-    expect(gpu::add_rms_norm(mx::add(a, b, stream_), zeros({kDepth}), 1e-5f, stream_), "add_rms_norm");
+    expect(gpu::silu_product(a, b, stream_), "silu_product");
+    expect(gpu::add_rms_norm(a, b, zeros({kDepth}), 1e-5f, stream_), "add_rms_norm");
     for (const int rows : {1, 2}) {
       compile(rotated({kHeads}, rows, true)[0]);
       for (const bool has_norm : {false, true}) {
@@ -123,18 +134,18 @@ class Kernels {
   }
 
   void products(int vectors, bool has_norm) const {
-    const auto x = input(vectors, has_norm);
+    gpu::Vectors x{zeros({1, vectors, kDepth})};
     const auto w = zeros({kDepth, kDepth});
+    if (has_norm) {
+      x.norm = mx::square(zeros({kDepth}), stream_); // lazy: its address is not known when the kernel is chosen
+      compile(product(x, {w})[0]);
+      x.norm = zeros({kDepth});
+    }
     for (size_t count = 1; count <= 4; ++count) {
       compile(product(x, std::vector(count, w))[0]);
     }
-    if (has_norm) {
-      const auto lazy = mx::square(zeros({kDepth}), stream_); // whose address is not known when the kernel is chosen
-      compile(product(norm(zeros({1, vectors, kDepth}), lazy), {w})[0]);
-    }
-    const auto gate = product(x, {w})[0];
-    compile(expect(gpu::gated_products(gate, product(x, {w})[0], stream_), "gated_products"));
-    compile(expect(gpu::add_product(zeros(gate.shape()), gate, stream_), "add_product"));
+    compile(expect(gpu::gated_products(x, w, w, stream_), "gated_products"));
+    compile(expect(gpu::product_and_sum(x, w, zeros(x.x.shape()), stream_), "product_and_sum"));
   }
 
   void updates(int positions) const {
@@ -169,19 +180,11 @@ class Kernels {
  private:
   mx::array zeros(const mx::Shape& shape) const { return array_of(shape, dtype_); }
 
-  mx::array norm(const mx::array& x) const { return norm(x, zeros({x.shape(-1)})); }
-
-  mx::array norm(const mx::array& x, const mx::array& weight) const {
-    return expect(gpu::rms_norm(x, weight, 1e-5f, stream_), "rms_norm");
+  mx::array norm(const mx::array& x) const {
+    return expect(gpu::rms_norm(x, zeros({x.shape(-1)}), 1e-5f, stream_), "rms_norm");
   }
 
-  // The input of products.
-  mx::array input(int vectors, bool has_norm) const {
-    const auto x = zeros({1, vectors, kDepth});
-    return has_norm ? norm(x) : x;
-  }
-
-  std::vector<mx::array> product(const mx::array& x, const std::vector<mx::array>& matrices) const {
+  std::vector<mx::array> product(const gpu::Vectors& x, const std::vector<mx::array>& matrices) const {
     return expect(gpu::products_of_row(x, matrices, stream_), "products_of_row");
   }
 
@@ -226,11 +229,49 @@ class Kernels {
   mx::Stream stream_;
 };
 
+std::string describe(const executorch_mlx::FusedInstruction& fused) {
+  using namespace executorch_mlx;
+  if (const auto* group = dynamic_cast<const ProductGroup*>(&fused)) {
+    return std::string(group->norm ? "norm, " : "") + std::to_string(group->members.size()) + " products";
+  }
+  if (const auto* product = dynamic_cast<const SiluProduct*>(&fused)) {
+    const bool has_norm = product->gate_product && product->gate_product->norm;
+    return std::string(has_norm ? "norm, " : "") + (product->gate_product ? "products, " : "") + "silu, product";
+  }
+  if (const auto* sum = dynamic_cast<const ProductAndSum*>(&fused)) {
+    return sum->product.norm ? "norm, product, sum" : "product, sum";
+  }
+  if (dynamic_cast<const RopeGroup*>(&fused) != nullptr) {
+    return std::to_string(fused.length) + " rope";
+  }
+  return dynamic_cast<const SumAndNorm*>(&fused) != nullptr ? "sum, norm" : "unknown";
+}
+
+// A line for each fused instruction of a payload.
+void print_fused(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::vector<uint64_t> payload((bytes.size() + 7) / 8);
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(payload.data()));
+  const auto program = executorch_mlx::load_program(payload.data(), bytes.size(), mx::Device::gpu, "an Apple GPU");
+  for (const auto& chain : program.chains) {
+    for (const auto& instruction : chain.instructions) {
+      if (instruction.fused != nullptr) {
+        std::printf("%u: %s\n", instruction.index, describe(*instruction.fused).c_str());
+      }
+    }
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "--fused") {
+    print_fused(argv[2]);
+    return 0;
+  }
   if (argc != 2) {
-    std::fputs("usage: cuda_kernel_sources FOLDER\n", stderr);
+    std::fputs("usage: cuda_kernel_sources FOLDER, or cuda_kernel_sources --fused PAYLOAD\n", stderr);
     return 2;
   }
   folder = argv[1];

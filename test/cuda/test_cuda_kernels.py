@@ -38,7 +38,7 @@ def nvrtc() -> ctypes.CDLL:
 
 
 def compile_kernel(nvrtc, name: str, source: str, architecture: str) -> str:
-    """Compile with the options of gpu/cuda_api.cpp. Returns the compiler's messages, or "" if there is no error."""
+    """Compile with the options of mlx_internals/cuda.cpp. Returns the compiler's messages, "" if there are none."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert not nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
     options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++20")

@@ -24,6 +24,16 @@ def test_every_page_is_in_the_navigation():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - navigation == set()
 
 
+def test_the_ways_through_the_code_name_files_once():
+    """The tables of architecture.md that trace an export, a call, a step and a request: at most 12 files each."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Four ways through the code")[2]
+    tables = [re.findall(r"^\| \d+ \| `([\w/.*]+)` \|", part, re.MULTILINE) for part in text.split("\n### ")[1:]]
+    assert len(tables) == 4
+    for files in tables:
+        assert 8 <= len(files) <= 12 and len(set(files)) == len(files)
+        assert [file for file in files if not [*(ROOT / "backends" / "mlx").glob(file)]] == []
+
+
 def test_pages_have_links():
     """The regular expression for links finds links, some of them with anchors."""
     found = [link for page in PAGES for link in links(page)]

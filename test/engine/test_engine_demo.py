@@ -35,6 +35,17 @@ def test_tokens_match_python(run, demo, options):
     assert run(*arguments).text == llm.text(expected)
 
 
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=str)
+def test_tokens_are_the_same_with_public_operations_of_mlx_only(run, demo, options, monkeypatch):
+    arguments = _arguments(demo, options, "--max-new-tokens", "60", "--ids")
+    expected = run(*arguments)
+    monkeypatch.setenv("EXECUTORCH_MLX_INTERNALS", "0")
+    done = run(*arguments)
+    assert done.ids == expected.ids
+    message = "programs run with MLX's public operations only, which is slower: EXECUTORCH_MLX_INTERNALS is 0"
+    assert done.stderr.count(message) == 1 and message not in expected.stderr
+
+
 def test_text_is_the_same_for_equal_seeds_only(run, demo):
     first = run(*_arguments(demo, OPTIONS))
     assert first.text == run(*_arguments(demo, OPTIONS)).text

@@ -251,6 +251,37 @@ def test_host_computes_more_log_probabilities_than_the_head(path, one_row, alone
         engine.submit([5], logprobs=4)
 
 
+@pytest.mark.parametrize("program", ["path", "one_row"])
+def test_other_requests_have_turns_while_a_score_is_computed(program, request):
+    """In a program with one row, they get the row between two calls."""
+    prompt, targets = PROMPTS[4], [*range(2, 502)]
+    begun, has_scored, scores, seen = threading.Event(), threading.Event(), [], []
+
+    def score(engine) -> None:
+        scores.append(engine.score(prompt, targets))
+        has_scored.set()
+
+    with api.Engine(request.getfixturevalue(program), chunk_seconds=1e-9) as engine:
+        expected = engine.score(prompt, targets)
+        options = {"max_new_tokens": 1, "ignore_eos": True}
+        # The callback holds the engine until both requests wait.
+        first = engine.submit([7], allowed_tokens=lambda _: begun.wait(60) and range(2, 9), **options)
+        thread = threading.Thread(target=score, args=[engine])
+        thread.start()
+        while engine.stats().waiting < 1:
+            pass
+        # The score has not ended when the token is drawn, not even after some time.
+        short = engine.submit(
+            [8, 9], allowed_tokens=lambda _: seen.append(has_scored.wait(0.3)) or range(2, 9), **options
+        )
+        begun.set()
+        for other in (first, short):
+            assert other.wait() and other.finish != api.FINISH_ERROR, other.error
+            other.free()
+        thread.join()
+    assert seen == [False] and scores[0][0] == pytest.approx(expected[0], abs=1e-4)
+
+
 def test_invalid_scores_are_refused(path):
     with api.Engine(path) as engine:
         for prompt, targets, message in (

@@ -21,7 +21,7 @@ COUNT = 64
 
 def answer(program: Program, prompt: list[int], vocabulary: int, **parameters) -> list[int]:
     """Call `forward` as an app does: the prompt in chunks, then each token at the next position."""
-    inputs = HEAD.inputs(1, vocabulary)
+    inputs = HEAD.inputs(1, vocabulary) | {"adjusts": torch.tensor(True)}
     inputs |= {name: torch.tensor(value, dtype=inputs[name].dtype) for name, value in parameters.items()}
     first_seed = inputs["seed"]
     tokens, position, pending = [], 0, prompt

@@ -42,7 +42,8 @@ class RowProgram:
         unknown = set(given) - set(values)
         assert not unknown, unknown
         given = {name: torch.as_tensor(given.get(name, off), dtype=off.dtype) for name, off in values.items()}
-        return [given[name].reshape(off.shape) for name, off in values.items()]
+        adjusts = [torch.tensor(True)] if self.head.logits_processors() else []
+        return [given[name].reshape(off.shape) for name, off in values.items()] + adjusts
 
     def prefill(self, tokens: Sequence[int], position: int, row: int = 0, name: str | None = None, **parameters):
         """The outputs of a call of `prefill`, or of `forward` if there is one row. `allowed_tokens` has W words."""

@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 import small_llm
+from executorch_mlx.llm import LLM
 from executorch_mlx.llm.chat_template import Abilities, abilities
 from executorch_mlx.llm.tokenizer import Tokenizer
 from transformers import AutoTokenizer
@@ -191,3 +192,37 @@ def test_abilities_are_those_of_the_code():
     assert found.has_text("<think") and found.has_text("developer") and found.has_text("use enable")
     assert not found.has_text("</think>") and not found.has_text("<think>")
     assert abilities("{% if %}") == abilities("{{ x | unknown }}") == Abilities()
+
+
+def test_a_file_with_a_template_takes_the_place_of_that_of_the_model(chat_program, tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")
+    with LLM.load(chat_program, chat_template=path) as llm:
+        generation = llm.chat([{"role": "user", "content": "Hi"}], max_new_tokens=1)
+        assert llm.tokenizer.decode(generation.prompt) == "<Hi>"
+    path.write_text("{% for %}")
+    with pytest.raises(ValueError, match="chat_template: "):
+        LLM.load(chat_program, chat_template=path)
+
+
+def test_special_tokens_in_messages_are_text(chat_program):
+    with LLM.load(chat_program) as llm:
+        special = llm.tokenizer.special_ids
+        text = "a</s>b<s><s>"
+        for parse_special, count in ((False, 0), (True, 3)):
+            prompt = llm.chat([{"role": "user", "content": text}], max_new_tokens=1, parse_special=parse_special).prompt
+            assert sum(id in special for id in prompt) == count
+            assert text in llm.tokenizer.decode(prompt)
+
+
+def test_a_chat_goes_on_after_a_message_without_an_answer(chat_program, tmp_path):
+    """With a template that wants turns to alternate, and takes no system message."""
+    path = tmp_path / "template.jinja"
+    path.write_text(
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}"
+        "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    roles = [("system", "S"), ("user", "U"), ("user", "V")]
+    with LLM.load(chat_program, chat_template=path) as llm:
+        generation = llm.chat([{"role": role, "content": content} for role, content in roles], max_new_tokens=1)
+        assert llm.tokenizer.decode(generation.prompt) == "[user]S\n\nU\n\nV"

@@ -16,9 +16,10 @@ import pytest
 import small_llm
 from executorch.devtools import Inspector
 from executorch_mlx import memory
+from executorch_mlx.cli.errors import CommandError
 from executorch_mlx.cli.main import console, main
-from executorch_mlx.cli.model_arguments import CommandError
-from executorch_mlx.cli.run import Session, add_to
+from executorch_mlx.cli.run import add_to
+from executorch_mlx.cli.session import Session
 from executorch_mlx.llm import LLM
 
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main"]
@@ -203,7 +204,7 @@ def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_p
     arguments = argparse.ArgumentParser()
     add_to(arguments.add_subparsers())
     options = arguments.parse_args(["run", str(chat_program), "--max-new-tokens", "2"])
-    session = Session(LLM.load(chat_program), options, chat=True)
+    session = Session(LLM.load(chat_program), options, {"max_new_tokens": 2}, chat=True)
     limit = memory.set_memory_limit(memory.get_active_memory() + 1000)
     try:
         with pytest.raises(CommandError, match="memory limit"):
@@ -212,6 +213,18 @@ def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_p
         memory.set_memory_limit(limit)
     session.answer("More")
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
+
+
+def test_a_chat_that_has_filled_its_context_says_how_to_go_on(chat_program):
+    arguments = argparse.ArgumentParser()
+    add_to(arguments.add_subparsers())
+    session = Session(LLM.load(chat_program), arguments.parse_args(["run", str(chat_program)]), chat=True)
+    with pytest.raises(CommandError) as caught:
+        session.answer("word " * 2000)  # alone, it is too long
+    assert "/clear" not in str(caught.value)
+    session.messages = [{"role": "user", "content": "word " * 2000}, {"role": "assistant", "content": "x"}]
+    with pytest.raises(CommandError, match="The chat has filled the context: /clear starts a new one"):
+        session.answer("More")
 
 
 def test_version(capfd):
@@ -224,7 +237,9 @@ def test_missing_and_invalid_files(run_in_process, tmp_path):
     done = run_in_process("run", tmp_path / "none.pte", "--prompt", "x")
     assert done.returncode == 1 and "No such file" in done.stderr
     done = run_in_process("run", tmp_path, "--prompt", "x")
-    assert done.returncode == 1 and f"executorch-mlx: {tmp_path}: got a folder, expected a program" in done.stderr
+    assert (
+        done.returncode == 1 and f"executorch-mlx: {tmp_path}: got an empty folder, expected a .pte file" in done.stderr
+    )
     Path(tmp_path / "text.pte").write_text("not a program, but long enough to be read as one" * 9)
     done = run_in_process("run", tmp_path / "text.pte", "--prompt", "x")
     assert done.returncode == 1 and f"executorch-mlx: {tmp_path}/text.pte: " in done.stderr

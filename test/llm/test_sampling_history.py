@@ -8,7 +8,7 @@ import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import SamplingHead
-from executorch_mlx.llm.export.history import TokenHistory
+from executorch_mlx.llm.export.history import TokenHistory, last_positions
 from loaded_method import LoadedMethod
 
 CONTEXT, WINDOW = 24, 6
@@ -28,13 +28,19 @@ def method_of(lowered):
 # The window -----------------------------------------------------------------------------
 
 
+def updated(history, tokens, input_pos, row=None, last=None):
+    """The histories after a write, up to the position `last`: by default that of the last token of each row."""
+    written = history.write(tokens, input_pos, row)
+    return history.read(written, last_positions(tokens.shape[1], input_pos) if last is None else last, row)
+
+
 class Window(torch.nn.Module):
     def __init__(self, rows=2, context=CONTEXT, window=WINDOW):
         super().__init__()
         self.history = TokenHistory(rows, context, window)
 
     def forward(self, tokens, input_pos, row=None):
-        return self.history.update(tokens, input_pos, row)
+        return updated(self.history, tokens, input_pos, row)
 
 
 def at(position):
@@ -83,7 +89,7 @@ def test_tokens_of_several_rows():
 
 def test_histories_up_to_several_positions():
     history = TokenHistory(1, CONTEXT, WINDOW)
-    ids, valid = history.update(tokens_of(8), at(0), last=torch.tensor([0, 6, 7]))
+    ids, valid = updated(history, tokens_of(8), at(0), last=torch.tensor([0, 6, 7]))
     assert [i[v].tolist() for i, v in zip(ids, valid)] == [[100], [*range(101, 107)], [*range(102, 108)]]
 
 
@@ -133,7 +139,7 @@ class Step(torch.nn.Module):
         self.head, self.history = SamplingHead(Model()), TokenHistory(1, CONTEXT, WINDOW)
 
     def forward(self, tokens, input_pos, temperature, seed, repetition, presence, frequency):
-        ids, valid = self.history.update(tokens, input_pos)
+        ids, valid = updated(self.history, tokens, input_pos)
         return self.head(
             tokens,
             temperature=temperature,

@@ -4,6 +4,7 @@ import pytest
 import small_llm
 import torch
 from executorch_mlx.llm import LLM
+from executorch_mlx.llm.scoring import CancelledError
 
 PROMPT = [5, 300, 12, 7]
 LONG = list(range(100, 100 + 2 * small_llm.CHUNK + 3))
@@ -83,3 +84,13 @@ def test_arguments_are_checked(llm):
         llm.score(PROMPT, [5, 6])
     with pytest.raises(ValueError, match="logprobs: got -1, expected an integer of at least 0"):
         llm.generate(PROMPT, logprobs=-1)
+
+
+def test_a_score_can_be_cancelled(llm):
+    for answers in ([True], [False, True]):
+        left = iter(answers)
+        with pytest.raises(CancelledError, match="score: it was cancelled"):
+            llm.score(PROMPT, [[5] * 900], logprobs=1, is_cancelled=lambda: next(left, True))
+        assert llm.stats.running == llm.stats.waiting == 0
+    (score,) = llm.score(PROMPT, [[300, 301]])
+    assert score.logprobs == pytest.approx(expected_logprobs(PROMPT, [300, 301])[[0, 1], [300, 301]].tolist(), abs=1e-4)

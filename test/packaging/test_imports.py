@@ -35,6 +35,7 @@ RULES = {
     "verification": {"bindings", "builder", "inspect", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops
     "llm": {
+        "bindings",
         "collector",
         "custom_ops",
         "custom_kernel_ops",
@@ -48,10 +49,11 @@ RULES = {
         "workarounds",
     },
     "speech": {"llm"},  # a public name of llm.speech
-    "serve": {"llm", "memory"},
-    "batch": {"llm", "serve"},
+    "batch": set(),
+    "serve": {"batch", "llm", "memory"},
     "ray": {"batch", "llm", "memory", "serve"},
     "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "__main__": {"cli"},
     "__init__": {
         "loader",
         "llm",

@@ -47,7 +47,7 @@ def test_name_license_and_extras(build):
     assert metadata.name == "executorch-mlx"
     assert metadata.metadata["License-Expression"] == "BSD-3-Clause"
     extras = set(metadata.metadata.get_all("Provides-Extra"))
-    assert extras >= {"cpu", "cuda12", "cuda13", "llm", "serve", "batch", "ray", "dev"}
+    assert extras == {"cpu", "cuda12", "cuda13", "export", "serve", "speech", "ray"}
 
 
 def test_console_scripts_are_functions_of_the_package(build):
@@ -58,7 +58,7 @@ def test_console_scripts_are_functions_of_the_package(build):
 
 
 def test_pinned_versions_are_installed(requirements):
-    pins = {r.name: r for r in requirements if r.name in PINS and r.marker is None}
+    pins = {r.name: r for r in requirements if r.name in PINS and not r.extras}
     assert {name: str(r.specifier) for name, r in pins.items()} == {k: f"=={v}" for k, v in PINS.items()}
     for name, requirement in pins.items():
         installed = importlib.metadata.version(name)
@@ -69,7 +69,7 @@ def test_pinned_versions_support_every_python_of_the_package(build, requirements
     supported = SpecifierSet(build[1].metadata["Requires-Python"])
     assert supported == SpecifierSet(f">={OLDEST_PYTHON},<3.15")
     pinned = {r.name for r in requirements if str(r.specifier).startswith("==")}
-    assert pinned >= {*PINS, "mlx-lm"}
+    assert pinned >= PINS.keys()
     for name in pinned:
         requires_python = SpecifierSet(importlib.metadata.metadata(name)["Requires-Python"])
         for python in (OLDEST_PYTHON, NEWEST_PYTHON):
@@ -103,3 +103,35 @@ def test_installed_distribution_is_this_source_tree(build):
     assert installed == build[1].version
     origin = importlib.util.find_spec("executorch_mlx").origin
     assert Path(origin).resolve() == PACKAGE / "__init__.py"
+
+
+def test_running_requires_no_torch(requirements):
+    """Nor does ExecuTorch's wheel require it."""
+    needed = {r.name for r in requirements if r.marker is None}
+    assert needed >= {"executorch", "mlx", "tokenizers"} and not needed & {"torch", "transformers"}
+    others = map(Requirement, importlib.metadata.requires("executorch"))
+    assert "torch" not in {r.name for r in others if r.marker is None or "extra" not in str(r.marker)}
+
+
+def test_running_and_serving_import_neither_torch_nor_transformers(chat_program):
+    script = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+sys.meta_path.insert(0, Block())
+from executorch_mlx import LLM
+from executorch_mlx.cli.main import main
+from executorch_mlx.serve import create_app
+from starlette.testclient import TestClient
+assert main(["run", sys.argv[1], "--prompt", "Return", "--max-new-tokens", "2"]) == 0
+import executorch_mlx.batch, executorch_mlx.cli.batch, executorch_mlx.cli.serve, executorch_mlx.speech
+with LLM.load(sys.argv[1]) as llm, TestClient(create_app(llm, name="m"), base_url="http://127.0.0.1") as client:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Return"}], "max_tokens": 2}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] <= 2, answer.text
+"""
+    command = [sys.executable, "-c", script, str(chat_program)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -2,6 +2,12 @@
 // version of MLX.
 #include <cstdio>
 
-#include "gpu/cuda_api.cpp"
+#include "mlx_internals/cuda.cpp"
 
-int main(int, char** argv) { std::puts(executorch_mlx::gpu::why_unusable(argv[1]).c_str()); }
+bool executorch_mlx::internals::are_usable() { return true; }
+
+int main(int, char** argv) {
+  const auto mismatch = executorch_mlx::internals::version_mismatch(argv[1]);
+  const char* const missing = executorch_mlx::gpu::missing_function();
+  std::puts(!mismatch.empty() ? mismatch.c_str() : missing != nullptr ? missing : "");
+}

@@ -29,6 +29,9 @@ def test_models(client):
     assert [model.id for model in client.models.list()] == [NAME]
     model = client.models.retrieve(NAME)
     assert model.object == "model" and model.has_chat_template is True
+    able = {name for name, value in model.capabilities.items() if value}
+    assert able >= {"chat", "tools", "response_format", "logprobs", "frequency_penalty", "logit_bias"}
+    assert model.default_sampling == {}
     assert model.context_length == model.max_input_tokens == small_llm.CONTEXT
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
@@ -261,7 +264,6 @@ INVALID = [
     ({"top_logprobs": 3}, "top_logprobs", "got a number without logprobs"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "has no use for it, expected null"),
     ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
-    ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
     (
         {"extra_body": {"min_tokens": 13, "ignore_eos": True}},
         "min_tokens",
@@ -296,7 +298,6 @@ INVALID = [
     ({"stop": ["a\0"]}, "stop", "expected non-empty strings"),
     ({"logit_bias": dict.fromkeys(range(2000), 1.0)}, "logit_bias", "id 1536 is outside the vocabulary"),
     ({"logit_bias": {"x": 1.0}}, "logit_bias", "got the key 'x', expected token ids"),
-    ({"stream_options": {"include": 1}, "stream": True}, "stream_options.include", "unknown field"),
     ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
     ({"messages": []}, "messages", "got 0 items, expected at least 1"),
     ({"messages": [HELLO, {"role": "robot"}]}, "messages.1.role", "got \"robot\", expected 'system', "),
@@ -329,6 +330,68 @@ def test_invalid_request_returns_400(client, fields, param, message):
         error = caught.value
         assert message in error.message and error.type == "invalid_request_error"
         assert error.param == param
+
+
+UNKNOWN = {
+    "beam": {"beam": 4},
+    "stream_options.include": {"stream": True, "stream_options": {"include": 1}},
+    "messages.0.mood": {"messages": [HELLO | {"mood": "good"}]},
+    "tools.0.function.icon": {"tools": [{"type": "function", "function": {"name": "f", "icon": "x"}}]},
+    "response_format.extra": {"response_format": {"type": "text", "extra": [1]}},
+}
+
+
+@pytest.mark.parametrize("path, fields", UNKNOWN.items(), ids=[*UNKNOWN])
+def test_unknown_fields_are_ignored_and_logged(server, caplog, path, fields):
+    body = {"model": NAME, "messages": [HELLO], "max_tokens": 2, "null": None} | fields
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body).status_code == 200
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "executorch_mlx.serve"]
+    assert line == f'/v1/chat/completions: ignored unknown fields: "{path}"'
+
+
+def test_a_strict_server_refuses_unknown_fields(chat_program):
+    with served.serve(chat_program, strict=True) as server:
+        for path, fields in UNKNOWN.items():
+            body = {"model": NAME, "messages": [HELLO], "max_tokens": 2, "null": None} | fields
+            error = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
+            assert error["message"] == f"{path}: unknown field" and error["param"] == path
+            assert error["code"] == "unknown_parameter"
+        for api, fields in (("responses", {"input": "x"}), ("messages", {"messages": [HELLO], "max_tokens": 2})):
+            response = httpx.post(f"{server.url}/v1/{api}", json={"model": NAME, "beam": 1} | fields)
+            assert response.status_code == 400 and "beam: unknown field" in response.text
+        response = httpx.post(f"{server.url}/tokenize", json={"prompt": "x", "beam": 1})
+        assert response.json()["error"]["param"] == "beam"
+
+
+def test_fields_with_a_known_meaning_that_the_server_lacks_are_errors_in_all_apis(server):
+    requests = {"chat/completions": {"messages": [HELLO]}, "responses": {"input": "x"}}
+    requests["messages"] = {"messages": [HELLO], "max_tokens": 2}
+    for api, fields in requests.items():
+        for name, value in {"mirostat": 2, "typical_p": 0.5, "web_search_options": {}}.items():
+            response = httpx.post(f"{server.url}/v1/{api}", json={"model": NAME, name: value} | fields)
+            assert response.status_code == 400 and f"{name} is not supported" in response.text
+        off = {"mirostat": 0, "typical_p": 1.0, "keep_alive": "5m", "enable_thinking": False}
+        assert httpx.post(f"{server.url}/v1/{api}", json={"model": NAME} | fields | off).status_code == 200
+
+
+def test_names_of_other_servers(client):
+    """llama.cpp's and Ollama's."""
+    first = chat(client, max_tokens=5, extra_body={"repetition_penalty": 1.5})
+    body = {"model": NAME, "messages": MESSAGES, "n_predict": 5, "temperature": 0, "repeat_penalty": 1.5}
+    second = client.post("/chat/completions", body=body, cast_to=object)
+    assert second["choices"][0]["message"]["content"] == first.choices[0].message.content
+    pytest.importorskip("llguidance")
+    for fields in (
+        {"grammar": 'root ::= "yes" | "no"'},
+        {"ebnf": 'root ::= "yes" | "no"'},
+        {"regex": "yes|no"},
+        {"json_schema": {"enum": ["yes", "no"]}},
+    ):
+        answer = chat(client, extra_body=fields).choices[0].message.content
+        assert answer.strip('"') in ("yes", "no")
+    with pytest.raises(openai.BadRequestError, match="got it together with regex") as caught:
+        chat(client, extra_body={"regex": "a", "grammar": 'root ::= "a"'})
+    assert caught.value.param == "grammar"
 
 
 @pytest.mark.parametrize(
@@ -382,8 +445,10 @@ def test_errors_have_the_openai_format(server):
             error = response.json()["error"]
             assert (response.status_code, error["message"], error["type"]) == (status, message, "invalid_request_error")
             assert set(error) == {"message", "type", "param", "code"}
-        message = http.post("/v1/embeddings", json={}).json()["error"]["message"]
-        assert message.startswith("POST /v1/embeddings: Not Found, expected /v1/chat/completions, /v1/completions, ")
+        message = http.post("/v1/pictures/edits", json={}).json()["error"]["message"]
+        assert message.startswith(
+            "POST /v1/pictures/edits: Not Found, expected /v1/chat/completions, /v1/completions, "
+        )
 
 
 def test_invalid_json_returns_400(server):
@@ -441,6 +506,15 @@ def test_host_header_must_be_local(server):
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
     for host, status in (("elsewhere.example", 400), ("LocalHost:8000", 200), ("localhost.", 200)):
         assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == status
+
+
+def test_allowed_hosts(chat_program):
+    """Behind a reverse proxy, which passes the name on by which clients know it."""
+    with served.serve(chat_program, allowed_hosts=("Chat.example",)) as server:
+        for host, status in (("chat.example:443", 200), ("other.example", 400), ("localhost", 200)):
+            assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == status
+    with served.serve(chat_program, allowed_hosts=("*",)) as server:
+        assert httpx.get(f"{server.url}/health", headers={"Host": "other.example"}).status_code == 200
 
 
 def test_http_1_0_needs_no_host_header(server):

@@ -80,6 +80,39 @@ ANSWERS = {
         '{"tool_call_id": "1", "tool_name": "get_weather", "parameters": {}}\n]<|END_ACTION|>',
         {"calls": [F, ("get_weather", {})]},
     ),
+    "kimi": (
+        "kimi",
+        'Hi<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+        "<|tool_call_end|><|tool_call_begin|>get_weather:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        {"content": "Hi", "calls": [F, ("get_weather", {})]},
+    ),
+    "minimax": (
+        "minimax",
+        'Hi\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n<parameter name="b">x\ny'
+        '</parameter>\n</invoke>\n<invoke name="get_weather">\n</invoke>\n</minimax:tool_call>',
+        {"content": "Hi\n", "calls": [("f", {"a": 1, "b": "x\ny"}), ("get_weather", {})]},
+    ),
+    "minimax, forced": (
+        "minimax",
+        '<minimax:tool_call>{"name": "f", "arguments": {"a": 1}}</minimax:tool_call>',
+        {"calls": [F]},
+    ),
+    "minimax m1": (
+        "minimax-m1",
+        '<tool_calls>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "get_weather", "arguments": {}}\n</tool_calls>',
+        {"calls": [F, ("get_weather", {})]},
+    ),
+    "seed": ("seed", QWEN_XML.replace("tool_call>", "seed:tool_call>"), {"calls": [("f", {"a": 3, "b": "x\ny"})]}),
+    "granite": (
+        "granite",
+        'Hi<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "get_weather", "arguments": {}}]',
+        {"content": "Hi", "calls": [F, ("get_weather", {})]},
+    ),
+    "phi": ("phi", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>', {"calls": [F]}),
+    "phi, functools": ("phi", 'functools[{"name": "f", "arguments": {"a": 1}}]', {"calls": [F]}),
+    "phi, no call": ("phi", "Use functools.cache.", {"content": "Use functools.cache."}),
+    "granite, no call": ("granite", "a <|tool_call|>b", {"content": "a <|tool_call|>b"}),
     "cohere content": (
         "cohere",
         "<|START_RESPONSE|>Hi <think>you</think> [1]<|END_RESPONSE|>",
@@ -282,6 +315,13 @@ TEMPLATES = {
     "<｜tool▁calls▁begin｜> ```json": "deepseek-v3",
     "<|tool_list_start|>": "lfm2",
     "<|START_ACTION|>": "cohere",
+    "{{ '<|tool_calls_section_begin|>' + call.id }}": "kimi",
+    "{% set begin = '<minimax:tool_call>' %}{{ begin }}<think></think>": "minimax",
+    "Write calls in <tool_calls></tool_calls> tags": "minimax-m1",
+    "{%- set toolcall = '<seed:tool_call>' %}{{ toolcall }}": "seed",
+    "<|start_of_role|>system<|end_of_role|>respond only with <|tool_call|> followed by a JSON list": "granite",
+    "<|start_of_role|>system<|end_of_role|>{{ '<tool_call>' }}": "hermes",
+    "{{ '<|' + message['role'] + '|><|tool|>' + message['tools'] + '<|/tool|>' }}": "phi",
 }
 
 

@@ -101,7 +101,7 @@ def test_answers_may_be_calls_instead(client):
         ({}, "structured_outputs", "got none, expected one of json, json_object, regex, choice and grammar"),
         ({"json_object": False}, "structured_outputs", "got none, expected one of"),
         ({"regex": "a", "choice": ["a"]}, "structured_outputs", "got regex, choice, expected one of"),
-        ({"structural_tag": "{}"}, "structured_outputs.structural_tag", "unknown field"),
+        ({"structural_tag": "{}"}, "structured_outputs.structural_tag", 'got "{}", expected null'),
         ({"choice": []}, "structured_outputs.choice", "got 0 items, expected at least 1"),
         ({"choice": ["x" * 1000] * 70}, "structured_outputs.choice", "got 70000 characters, expected at most 65536"),
         ({"choice": [1]}, "structured_outputs.choice.0", "valid string"),

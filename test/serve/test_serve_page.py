@@ -224,12 +224,113 @@ def test_links_of_answers_open_a_page_of_their_own(page):
     ]
 
 
-def test_formulas_are_shown_as_the_model_writes_them(page):
+def test_formulas_are_shown(page):
     formulas = [r"\( a_1*b*c < d_1 \)", "$x_1 + y_1$", "\\[\nx_1\n= y\n- z\n\n\\]", "$$ e_1 $$"]
-    show(page, "It *is*\n\n" + "\n\n".join(formulas) + "\n\nfor $5 or $6, not `$a$`.")
-    shown = page.js("document.querySelector('.assistant .body').textContent")
-    assert all(formula in shown for formula in formulas) and "for $5 or $6, not $a$." in shown
+    show(page, "It *is*\n\n" + "\n\n".join(formulas) + "\n\nfor $5 or $6, not `$a$` or $\\unknown{$.")
+    given = page.js("[...document.querySelectorAll('.formula')].map(e => [e.title, e.querySelector('math')?.display])")
+    shown = [title for title, _ in given]
+    assert shown == [*formulas, ""] and [bool(e) for e in given] == [True] * 5
+    assert page.js("document.querySelectorAll('.formula math').length") == 4
+    assert page.js("document.querySelectorAll('.formula math[display=block]').length") == 2
+    text = page.js("document.querySelector('.assistant .body').textContent")
+    assert "for $5 or $6, not $a$ or $\\unknown{$." in text
     assert page.js("document.querySelectorAll('.assistant em').length") == 1
+
+
+def test_code_is_highlighted_and_can_be_copied(page):
+    show(page, "```python\nx = 'a < b'  # <b>\n```\n\n```unknown\nx\n```")
+    codes = page.js(
+        "[...document.querySelectorAll('pre > code')].map(e => [e.textContent, e.querySelectorAll('span').length])"
+    )
+    assert codes[0] == ["x = 'a < b'  # <b>\n", 2] and codes[1] == ["x\n", 0]
+    page.js("(navigator.clipboard.writeText = async text => { window.copied = text; })")
+    page.click("pre > .copy")
+    page.until("window.copied !== undefined")
+    assert page.js("copied") == "x = 'a < b'  # <b>\n"
+
+
+def test_reasoning_is_collapsed_when_the_answer_begins(page):
+    page.js("(window.div = addMessage('assistant', ''), render(div, { text: '', reasoning: 'hm', tokens: [] }))")
+    assert page.js("document.querySelector('.thoughts').open")
+    page.js("render(div, { text: 'Hi', reasoning: 'hm', tokens: [] })")
+    assert not page.js("document.querySelector('.thoughts').open")
+    page.js(
+        "(document.querySelector('.thoughts').open = true, render(div, { text: 'Hi!', reasoning: 'hm', tokens: [] }))"
+    )
+    assert page.js("document.querySelector('.thoughts').open")
+
+
+def chat_once(page, text: str) -> None:
+    page.js("$('max-tokens').value = 4")
+    page.type("#text", text + ENTER)
+    page.until("running === null && messages.length >= 2 && document.getElementById('text').value === ''")
+
+
+def test_conversations_stay_in_the_browser(page, server):
+    page.js("localStorage.clear()")
+    page.js("$('system').value = 'Be kind.'")
+    chat_once(page, "First")
+    stored = page.stored_messages()
+    assert server.llm.tokenizer.decode(server.generations[-1].prompt).startswith("Be kind.\nFirst")
+    page.click("#clear")
+    assert page.stored_messages() == []
+    chat_once(page, "Second")
+    page.open(page.js("location.href"))  # another visit
+    page.until("model !== null && $('conversations').options.length === 3")
+    assert page.js("[...$('conversations').options].map(e => e.text)") == ["new chat", "Second", "First"]
+    page.js("($('conversations').selectedIndex = 2, $('conversations').dispatchEvent(new Event('change')))")
+    assert page.stored_messages() == stored and len(page.shown_messages()) == 2
+    assert page.js("$('system').value") == "Be kind."
+    chat_once(page, "More")  # it goes on
+    assert len(page.stored_messages()) == 4
+    exported = page.js("JSON.stringify(conversations.load())")
+    assert [len(entry["messages"]) for entry in json.loads(exported)] == [4, 2]
+    page.js("$('delete').click()")
+    assert page.js("conversations.load().length") == 1 and page.shown_messages() == []
+    page.js(f"importChats({json.dumps(exported)})")
+    assert page.js("JSON.stringify(conversations.load())") == exported
+    page.js("importChats('[1]')")
+    assert page.js("$('state').textContent") == "the file has no chats of this page"
+    assert page.js("JSON.stringify(conversations.load())") == exported
+    page.js("(localStorage.clear(), $('system').value = '', clear())")
+
+
+def test_a_full_store_drops_the_oldest_conversations(page):
+    page.js("localStorage.clear()")
+    entry = "{ id: String(n), title: '', messages: [{ role: 'user', content: 'x'.repeat(1e6) }] }"
+    page.js(f"[1, 2, 3, 4, 5, 6, 7].forEach(n => conversations.put({entry}))")
+    ids = page.js("conversations.load().map(entry => entry.id)")
+    assert ids[0] == "7" and 1 < len(ids) < 7 and ids == sorted(ids, reverse=True)
+    page.js("localStorage.clear()")
+
+
+def test_context_meter(page):
+    assert page.js("$('context-label').hidden")
+    chat_once(page, "Hello")
+    used = page.js("$('context').value")
+    assert page.js("$('used').textContent") == f"{used:.0f} of {small_llm.CONTEXT} tokens" and 4 < used < 60
+    page.click("#clear")
+    assert page.js("$('context-label').hidden")
+
+
+def test_all_sampling_parameters_are_sent(page):
+    values = {"temperature": 0.5, "top-p": 0.9, "top-k": 5, "min-p": 0.1, "seed": 7, "max-tokens": 3}
+    values |= {"repetition-penalty": 1.5, "presence-penalty": 0.5, "frequency-penalty": -0.5}
+    for id, value in values.items():
+        page.js(f"$('{id}').value = {value}")
+    page.js("($('stop').value = 'x', messages = [{ role: 'user', content: 'Hi' }])")
+    body = page.js("requestBody()")
+    expected = {id.replace("-", "_"): value for id, value in values.items()} | {"stop": ["x"]}
+    assert body | expected == body and body["messages"] == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_failed_message_can_be_sent_again(page):
+    chat_once(page, "Hello")
+    before = page.shown_messages()
+    answer_with(page, "new Response('{}', { status: 500 })")
+    assert page.shown_messages() == [*before, ("error", "the server answers with HTTP 500")]
+    assert page.js("$('text').value") == "Go on" and len(page.stored_messages()) == 2
+    page.js("$('text').value = ''")
 
 
 def test_paragraphs_have_the_direction_of_their_script(page):
@@ -314,17 +415,35 @@ def test_phone_width_and_dark_mode(page):
     page._post("window/rect", {"width": 1000, "height": 800})
 
 
-def test_screenshot(page, tmp_path):
-    """`SCREENSHOT=1 pytest` writes the picture in the docs."""
-    page.click("#clear")
-    code = "```python\\nclient = openai.OpenAI(base_url=url)\\n```"
-    answer = f"Calls go through **`openai`**:\\n\\n{code}\\n\\n- streaming\\n- tools"
-    page.js("addMessage('user', 'How do I call the server?')")
-    page.js(f"render(addMessage('assistant', ''), {{ text: '{answer}', reasoning: '', tokens: [] }})")
-    page.js("addActions(document.querySelector('.assistant'), { Regenerate: () => {}, Copy: () => {} })")
+def screenshot(page, tmp_path, name: str, height: int) -> None:
+    """`SCREENSHOT=1 pytest` writes the pictures in the docs."""
     target = Path(__file__).parents[2] / "docs" / "figures" if os.environ.get("SCREENSHOT") else tmp_path
-    page._post("window/rect", {"width": 760, "height": 520})
+    page._post("window/rect", {"width": 760, "height": height})
     picture = base64.b64decode(page._session.get(f"{page._prefix}/screenshot").json()["value"])
-    (target / "chat-page.png").write_bytes(picture)
+    (target / name).write_bytes(picture)
     assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+
+
+def test_screenshot_of_an_answer(page, tmp_path):
     page.click("#clear")
+    answer = (
+        "Calls go through **`openai`**:\n\n```python\nimport openai\n\nclient = openai.OpenAI(base_url=url)\n```\n\n"
+        "A token with logit $l_i$ has the probability\n\n$$ p_i = \\frac{e^{l_i / T}}{\\sum_j e^{l_j / T}} $$"
+    )
+    page.js("addUserMessage('How do I call the server, and what is the temperature?', 0)")
+    given = json.dumps({"text": answer, "reasoning": "Two questions.", "tokens": []})
+    page.js(f"(messages = [{{}}, {{ content: '' }}], window.div = addMessage('assistant', ''), render(div, {given}))")
+    page.js("(addAnswerActions(div, 0), showContext(120))")
+    screenshot(page, tmp_path, "chat-page.png", 740)
+    page.click("#clear")
+
+
+def test_screenshot_of_the_settings(page, tmp_path):
+    page.click("#clear")
+    page.js("(localStorage.clear(), $('system').value = 'You are a pirate.')")
+    page.js("document.querySelectorAll('header details').forEach(e => { e.open = true; })")
+    page.js("addUserMessage('Hello', 0)")
+    given = json.dumps({"text": "Ahoy, matey!", "reasoning": "", "tokens": []})
+    page.js(f"(window.div = addMessage('assistant', ''), render(div, {given}), showContext(40))")
+    screenshot(page, tmp_path, "chat-page-settings.png", 740)
+    page.js("($('system').value = '', clear())")

@@ -2,8 +2,11 @@
 
 import json
 
+import httpx
 import openai
 import pytest
+from executorch_mlx.serve.errors import ApiError
+from executorch_mlx.serve.stored import StoredResponses
 from scripted import CALL, TEMPLATE, WEATHER, scripted, scripted_server, unscripted  # noqa: F401 (fixtures)
 from served import NAME
 
@@ -247,12 +250,12 @@ def test_reasoning_that_comes_back_reaches_the_template(chat_program):
         ({"input": [{"type": "computer_call"}]}, "input.0"),
         ({"input": [5]}, "input.0"),
         ({"input": "x " * 3000, "truncation": "auto"}, "input"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: this server stores no"),
-        ({"input": [HELLO, {"type": "item_reference", "id": "a"}]}, "input.1 is not supported: this server"),
-        ({"input": [{"id": "a"}, HELLO]}, "input.0 is not supported: this server"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: the response 'resp_1' is not stored"),
+        ({"input": [HELLO, {"type": "item_reference", "id": "a"}]}, "input.1: the item 'a' is not stored"),
+        ({"input": [{"id": "a"}, HELLO]}, "input.0: the item 'a' is not stored"),
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"extra_body": {"beam": 1}}, "beam"),
+        ({"extra_body": {"mirostat": 1}}, "mirostat"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tools": [TOOL | {"defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools.0.allowed_callers.0"),
@@ -264,7 +267,6 @@ def test_reasoning_that_comes_back_reaches_the_template(chat_program):
         ({"tools": [TOOL, TOOL | BAD_TOOL], "tool_choice": "required"}, "tools.1.parameters"),
         ({"extra_body": {"stop": ""}}, "stop"),
         ({"extra_body": {"stop": ["a"] * 65}}, "stop"),
-        ({"stream_options": {"zzz": 1}}, "stream_options.zzz"),
     ],
 )
 def test_invalid_request_names_the_field(client, fields, message):
@@ -273,3 +275,100 @@ def test_invalid_request_names_the_field(client, fields, message):
             create(client, stream=stream, **fields)
         assert caught.value.param == message.split()[0].rstrip(":") and "pydantic" not in caught.value.message
         assert caught.value.body["message"].startswith(message)
+
+
+def test_stored_responses(client, server):
+    server.text = "Hello."
+    first = create(client, input="Hi", instructions="Be kind.")
+    assert first.store and client.responses.retrieve(first.id) == first
+    second = create(client, input=[HELLO], previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    assert server.prompts[-1] == "[user]Hi[assistant]Hello.[user]" + HELLO["content"] + "[assistant]"
+    stream = list(create(client, input="More", previous_response_id=second.id, stream=True))
+    third = stream[-1].response
+    assert client.responses.retrieve(third.id) == third
+    assert (
+        server.prompts[-1].startswith("[user]Hi[assistant]Hello.")
+        and "[assistant]Hello.[user]More" in server.prompts[-1]
+    )
+    items = client.responses.input_items.list(third.id).data
+    assert [item.role for item in items] == ["user", "assistant", "user", "assistant", "user"]
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    create(client, input=[HELLO, reference, HELLO])
+    assert "[assistant]Hello." in server.prompts[-1]
+    counted = {"model": NAME, "input": "More", "previous_response_id": second.id}
+    count = httpx.post(f"{server.url}/v1/responses/input_tokens", json=counted).json()["input_tokens"]
+    assert count == third.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="is not stored"):
+        client.responses.retrieve(first.id)
+    unstored = create(client, input="Hi", store=False)
+    assert not unstored.store
+    with pytest.raises(openai.BadRequestError, match="previous_response_id: the response") as caught:
+        create(client, input="Hi", previous_response_id=unstored.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_custom_tools(client, server):
+    server.text = '<tool_call>{"name": "run", "arguments": {"input": "1 + 1"}}</tool_call>'
+    tools = [TOOL, {"type": "custom", "name": "run", "format": {"type": "text"}}]
+    first = create(client, tools=tools)
+    (item,) = first.output
+    assert (item.type, item.name, item.input, item.status) == ("custom_tool_call", "run", "1 + 1", "completed")
+    events = list(create(client, tools=tools, stream=True))
+    kinds = [event.type for event in events if "custom" in event.type]
+    assert kinds == [f"response.custom_tool_call_input.{kind}" for kind in ("delta", "done")]
+    assert events[-1].response.output[0].input == "1 + 1"
+    server.text = "Two."
+    result = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "2"}
+    assert create(client, input=[HELLO, item.model_dump(), result], tools=tools).output_text == "Two."
+    assert create(client, input=[result], tools=tools, previous_response_id=first.id).output_text == "Two."
+    assert '<tool_call>{"input": "1 + 1"}</tool_call>[tool]2' in server.prompts[-1]
+
+
+def test_tools_of_a_stored_response(client, server):
+    server.text = CALL
+    first = create(client, tools=[TOOL])
+    server.text = "Sunny."
+    result = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "sunny"}
+    create(client, input=[result], tools=[TOOL], previous_response_id=first.id)
+    assert "</tool_call>[tool]sunny" in server.prompts[-1]
+
+
+def test_the_oldest_stored_responses_go():
+    stored = StoredResponses(300)
+    for number in range(20):
+        stored.add({"id": str(number), "output": []}, [])
+    assert stored.get("19").body["id"] == "19" and stored._size <= 300
+    with pytest.raises(ApiError, match="the response '0' is not stored"):
+        stored.get("0")
+    stored.add({"id": "large", "output": ["x" * 400]}, [])
+    assert not stored._entries and stored._size == 0
+
+
+def test_truncation_leaves_out_the_oldest_turns(client, server):
+    server.text = "Hello."
+    turns = [
+        message
+        for i in range(40)
+        for message in (
+            {"role": "user", "content": f"question {i} " + "word " * 20},
+            {"role": "assistant", "content": f"answer {i}"},
+        )
+    ]
+    items = [{"role": "system", "content": "Be kind."}, *turns, HELLO]
+    with pytest.raises(openai.BadRequestError, match="input: got"):
+        create(client, input=items)
+    create(client, input=items, truncation="auto", max_output_tokens=100)
+    prompt = server.prompts[-1]
+    assert prompt.startswith("[system]Be kind.[user]question") and prompt.endswith(
+        f"[user]{HELLO['content']}[assistant]"
+    )
+    begin = int(prompt.split("question ")[1].split()[0])
+    assert (
+        begin > 1 and all(f"answer {i}[" in prompt for i in range(begin, 40)) and f"answer {begin - 1}[" not in prompt
+    )
+    room = server.llm.program.max_context_len - 100
+    longer = [*items[:1], *turns[2 * (begin - 1) :], HELLO]
+    count = httpx.post(f"{server.url}/v1/responses/input_tokens", json={"model": NAME, "input": longer}).json()
+    assert len(server.llm.encode(prompt, special=False)) <= room < count["input_tokens"]

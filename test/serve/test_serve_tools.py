@@ -17,6 +17,7 @@ from scripted import (
     CLOCK,
     MESSAGES,
     TEMPLATE,
+    TOOLS,
     WEATHER,
     chat,
     scripted,
@@ -196,8 +197,8 @@ def test_allowed_tools_are_the_only_ones(client, server):
 
 
 def test_effort_of_no_reasoning():
+    from executorch_mlx.serve.chat_prompt import _effort_options
     from executorch_mlx.serve.errors import ApiError
-    from executorch_mlx.serve.start import _effort_options
 
     def options(template: str, effort: str, has_reasoning: bool = True) -> dict:
         format = SimpleNamespace(reasoning=("<think>",) if has_reasoning else ())
@@ -410,7 +411,34 @@ def test_special_tokens_are_tags_of_their_format(chat_program):
     llm.tokenizer = Tokenizer(with_tokens(llm, special), {"additional_special_tokens": list(special)}, "[TOOL_CALLS]")
     model = ServedModel(llm, NAME)
     assert model.format.name == "mistral" and model.marker_tokens == {500: "[TOOL_CALLS]"}
-    assert len(model.call_id()) == 9 and model.call_id().isalnum()
+    assert len(model.format.call_id("f", 0)) == 9 and model.format.call_id("f", 0).isalnum()
+
+
+CUSTOM = {"type": "custom", "custom": {"name": "run", "description": "Runs code", "format": {"type": "text"}}}
+
+
+def test_custom_tools_take_a_text(client, server, says):
+    """OpenAI's tools without a schema. To the model, they are functions with a text."""
+    says('<tool_call>\n{"name": "run", "arguments": {"input": "print(\\"a\\")"}}\n</tool_call>')
+    answer = chat(client, tools=[*TOOLS, CUSTOM]).choices[0]
+    (call,) = answer.message.tool_calls
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", 'print("a")')
+    assert answer.finish_reason == "tool_calls" and '"description": "Runs code\\n\\nThe input' in server.prompts[-1]
+    chunks = [chunk.choices[0].delta.tool_calls for chunk in chat(client, tools=[*TOOLS, CUSTOM], stream=True)]
+    first, last = (calls[0].model_dump(exclude_none=True) for calls in chunks if calls)
+    assert first.items() >= {"index": 0, "type": "custom", "custom": {"name": "run", "input": ""}}.items()
+    assert last == {"index": 0, "custom": {"input": 'print("a")'}}
+    messages = [*MESSAGES, answer.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "a"}]
+    says("Done.")
+    assert chat(client, messages=messages, tools=[CUSTOM]).choices[0].message.content == "Done."
+    assert '<tool_call>{"input": "print(\\"a\\")"}</tool_call>[tool]a' in server.prompts[-1]
+
+
+def test_custom_tools_can_be_forced(client):
+    pytest.importorskip("llguidance")
+    choice = {"type": "custom", "custom": {"name": "run"}}
+    (call,) = chat(client, tools=[*TOOLS, CUSTOM], tool_choice=choice, max_tokens=200).choices[0].message.tool_calls
+    assert call.custom.name == "run"
 
 
 def test_template_without_tools_gets_instructions(chat_program):

@@ -1,8 +1,11 @@
 """Segments at timestamps equal those of transformers, and windows end at quiet places."""
 
+import itertools
+
 import numpy
 import torch
-from executorch_mlx.llm.speech.segments import TimestampSplitter, quiet_window_length
+from executorch_mlx.llm.speech.segments import TimestampSplitter, quiet_window_length, voiced_spans
+from executorch_mlx.llm.speech.words import path_of, split_words
 from transformers import WhisperForConditionalGeneration
 
 BEGIN = 100  # the id of the first timestamp token
@@ -83,3 +86,44 @@ def test_a_window_ends_at_the_quietest_place_near_its_end():
     assert 13_000 <= quiet_window_length(samples, 16_000) <= 13_400
     assert quiet_window_length(samples[:16_000], 16_000) == 16_000
     assert 0 < quiet_window_length(samples, 100) <= 100
+
+
+def test_voiced_spans_leave_out_pauses_of_more_than_a_second():
+    random = numpy.random.default_rng(0)
+    seconds = {"quiet": 3, "word": 0.5, "pause": 0.7, "words": 2, "long pause": 4, "end": 1}
+    for background, voice in ((0, 0.1), (1e-4, 0.01), (0.01, 0.5)):
+        parts = [
+            random.standard_normal(int(16_000 * length)) * (voice if name in ("word", "words", "end") else background)
+            for name, length in seconds.items()
+        ]
+        spans = [(a / 16_000, b / 16_000) for a, b in voiced_spans(numpy.concatenate(parts).astype("float32"))]
+        assert numpy.allclose(spans, [(2.5, 6.7), (9.7, 11.2)], atol=0.05), spans
+    assert voiced_spans(numpy.zeros(0, "float32")) == []
+    assert voiced_spans(numpy.zeros(50_000, "float32")) == []
+    assert voiced_spans(0.1 * numpy.ones(50_000, "float32")) == [(0, 50_000)]
+
+
+def test_the_path_is_the_cheapest():
+    random = numpy.random.default_rng(3)
+    for rows, columns in ((1, 4), (3, 3), (3, 7), (4, 9)):
+        cost = random.standard_normal((rows, columns))
+        begins = path_of(cost)
+        assert begins[0] == 0 and all(a < b for a, b in itertools.pairwise(begins))
+
+        def total(begins):
+            ends = [*begins[1:], columns]
+            return sum(cost[row, a:b].sum() for row, (a, b) in enumerate(zip(begins, ends)))
+
+        all_begins = itertools.combinations(range(1, columns), rows - 1)
+        assert numpy.isclose(total(begins), min(total((0, *rest)) for rest in all_begins))
+    assert path_of(numpy.zeros((4, 3))) == []
+
+
+def test_words_are_split_at_spaces_and_have_whole_characters():
+    texts = [" Hello", ",", " wor", "ld", " (", "see", ")", " \u00fc".encode()[:2], b"\xbc", "."]
+    table = [text if isinstance(text, bytes) else text.encode() for text in texts]
+    words = split_words(range(len(table)), table.__getitem__, None)
+    assert words == [(2, " Hello,"), (2, " world"), (3, " (see)"), (3, " \u00fc.")]
+    chinese = ["你", "好", "。"]
+    table = [text.encode() for text in chinese]
+    assert split_words(range(3), table.__getitem__, "zh") == [(1, "你"), (2, "好。")]

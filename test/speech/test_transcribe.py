@@ -225,3 +225,44 @@ def test_errors_name_the_argument(whisper, moonshine, tmp_path, capsys, logits_p
         LLM.load(whisper.path).generate([3], max_new_tokens=1)
     with pytest.raises(ValueError, match="got a language model, expected a speech model"):
         SpeechModel(logits_program)
+
+
+def test_transcriptions_of_the_server(whisper, tmp_path):
+    from executorch_mlx.serve import Models, create_app
+    from executorch_mlx.serve.models import load_model
+    from fastapi.testclient import TestClient
+
+    soundfile = pytest.importorskip("soundfile")
+    path = tmp_path / "talk.wav"
+    soundfile.write(path, noise(40_000), 16_000)
+    segments = list(whisper.model.transcribe(path, temperature=0.0))
+    text = "".join(segment.text for segment in segments).strip()
+    models = Models()
+    models.add("whisper", lambda: load_model(whisper.path), 0)
+    with TestClient(create_app(models)) as client:
+
+        def post(sound=None, task="transcriptions", **fields):
+            files = {"file": ("talk.wav", sound or path.read_bytes())}
+            return client.post(f"/v1/audio/{task}", data={"model": "whisper"} | fields, files=files)
+
+        assert post().json() == {"text": text}
+        assert post(response_format="text", temperature="0").text == text + "\n"
+        given = post(response_format="verbose_json").json()
+        assert [part["text"] for part in given["segments"]] == [segment.text for segment in segments]
+        assert given["language"] == segments[0].language and given["duration"] == segments[-1].end
+        assert post(response_format="vtt").text.startswith("WEBVTT\n\n00:00:0")
+        assert post(response_format="srt").text.startswith("1\n00:00:0")
+        expected = list(whisper.model.transcribe(path, task="translate"))
+        assert post(task="translations").json()["text"] == "".join(part.text for part in expected).strip()
+        for fields, message in (
+            ({"sound": b"no sound"}, "read_audio: file"),
+            ({"language": "xx"}, "language: got xx"),
+            ({"prompt": "Oslo"}, "prompt is not supported"),
+            ({"temperature": "hot"}, "temperature: got 'hot', expected a number from 0 to 2"),
+            ({"response_format": "xml"}, "response_format: got 'xml'"),
+        ):
+            response = post(**fields)
+            assert response.status_code == 400 and response.json()["error"]["message"].startswith(message)
+        response = client.post("/v1/completions", json={"model": "whisper", "prompt": "x"})
+        assert response.json()["error"]["message"] == "model: got 'whisper', expected a language model"
+        assert client.get("/v1/models").json()["data"][0]["task"] == "transcription"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,10 +73,16 @@ class Matcher:
             raise NoMatch
         return values
 
-    def commuted(self, node: Any, *targets: str) -> Iterable[tuple[Any, Any]]:
-        """Add `node`, a commutative call, to the match and return its two operands in both orders."""
+    def commuted(self, node: Any, *targets: str) -> Iterator[tuple[Any, Any]]:
+        """Add `node`, a commutative call, to the match and yield its two operands in both orders.
+
+        If the caller asks for the second order, the nodes that it has added for the first one leave the match.
+        """
         a, b = self.arguments(node, targets, "self", "other")
-        return (a, b), (b, a)
+        before = list(self.nodes)
+        yield a, b
+        self.nodes[:] = before
+        yield b, a
 
     def before_casts(self, node: Any, can_skip: Callable[[torch.dtype, torch.dtype], bool]) -> Any:
         """Skip the casts that end in `node`: add them to the match and return the operand of the first cast.

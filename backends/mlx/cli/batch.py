@@ -14,8 +14,9 @@ from typing import Any
 
 from ..batch import AnswerFile, RequestLines, Totals, Workers, answer_all, count_and_check
 from ..batch.table_file import CSV, PARQUET, Table, TableRequests, open_table, write_table
-from . import model_arguments
-from .model_arguments import CommandError
+from . import model_arguments, store
+from .errors import CommandError
+from .extras import check_installed
 
 JSON_LINES = ".jsonl"
 TABLES = (CSV, PARQUET)
@@ -40,7 +41,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         type=Path,
         help="file for the answers: .jsonl, or .csv or .parquet with the rows of a table and the answers as columns",
     )
-    add("--name", help="name of the model in the requests (default: the file name without .pte)")
+    add("--name", help="name of the model in the requests (default: the hub id, or the name of the folder or file)")
     add(
         "--ray",
         nargs="?",
@@ -102,14 +103,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_installed(options: argparse.Namespace) -> None:
-    needed = {"serve": ["fastapi", "rich"]}
+    check_installed("batch", "serve", ("fastapi", "rich"))
     if PARQUET in (options.input.suffix, options.output.suffix):
-        needed["batch"] = ["pyarrow"]
+        if find_spec("pyarrow") is None:
+            raise CommandError("batch needs pyarrow for Parquet files: pip install pyarrow")
     if options.ray is not None:
-        needed["ray"] = ["ray"]
-    for extra, modules in needed.items():
-        if missing := [name for name in modules if find_spec(name) is None]:
-            raise CommandError(f"batch needs {' and '.join(missing)}: pip install 'executorch-mlx[{extra}]'")
+        check_installed("batch", "ray", ("ray",))
+        if options.device is not None:
+            raise CommandError("--device: got --ray as well, which runs a model on the GPU of a machine that has one")
 
 
 @contextmanager
@@ -162,7 +163,7 @@ def _check_output(options: argparse.Namespace, table: Table | None) -> None:
 
 
 def _name(options: argparse.Namespace) -> str:
-    return options.name or options.model.stem
+    return options.name or store.name_of(options.model)
 
 
 # The batch -------------------------------------------------------------------------------
@@ -199,11 +200,12 @@ async def _workers(options: argparse.Namespace) -> AsyncIterator[Workers]:
         from ..ray.engines import ray_engines
 
         tokenizer = options.tokenizer and options.tokenizer.resolve()
-        model = ModelOptions(options.model.resolve(), _name(options), tokenizer, options.memory_limit)
+        path = model_arguments.find_model(options.model, options).path.resolve()
+        model = ModelOptions(path, _name(options), tokenizer, options.memory_limit)
         async with ray_engines(model, options.ray) as engines:
             yield engines
         return
-    from ..batch.local import local_worker
+    from ..serve.local_worker import local_worker
 
     with model_arguments.load(options) as llm:
         async with local_worker(llm, _name(options)) as worker:

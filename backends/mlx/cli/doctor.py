@@ -8,11 +8,13 @@ import importlib.metadata
 import platform
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..loader import OtherDelegateError, blas_name, cpu_kernels, library_text, load_delegate
 from ..quiet import quiet_imports, quiet_lowering
-from .model_arguments import CommandError
+from .errors import CommandError
+from .extras import EXPORT, check_installed
 
 _WHEELS = ("torch", "executorch", "mlx")
 _BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # each installs a libmlx
@@ -52,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_for_model(checkpoint: str) -> int:
     """Print what an export of the model in a folder or GGUF file would give. Returns 1 if it cannot be exported."""
+    check_installed("doctor --model", "export", EXPORT)
     with quiet_imports():
         from ..llm.export.survey import survey
     try:
@@ -139,6 +142,9 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     _print("cpu blas", blas_name(path))
     if sys.platform == "linux" and blas_name(path) == "mlx":
         _print("", "float64 products are many times slower than with OpenBLAS: pip install scipy-openblas32")
+    if find_spec("torch") is None:
+        _print("program", "not checked: exports need torch, which pip install 'executorch-mlx[export]' brings")
+        return
     with quiet_imports(), quiet_lowering():
         failure = _program_error()
     _print("program", "runs" if failure is None else "failed")

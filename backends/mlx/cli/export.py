@@ -7,19 +7,21 @@ import atexit
 import collections
 import contextlib
 import gc
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm.export_options import HEAD_OPTIONS, OPTIONS, SPEECH, TEXT, ExportOptions, HeadConfig, OptionError
-from .model_arguments import CommandError
+from . import export_defaults
+from .errors import CommandError
+from .export_arguments import add_options, flag, given
+from .extras import EXPORT, check_installed
+from .files import CHECKPOINTS, check_checkpoint
 
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
-
-# For a program that returns only tokens and is not portable. docs/performance.md says what a row costs.
-DEFAULT_BATCH = 4
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -29,64 +31,37 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         description="Export a Hugging Face causal language model to a .pte file, with KV caches and a sampling head. A "
         "speech model (Whisper, Moonshine) becomes a program that takes sound.",
     )
-    parser.add_argument(
-        "model", metavar="MODEL", help="checkpoint folder (Hugging Face or mlx-lm), GGUF file, or hub id"
-    )
+    parser.add_argument("model", metavar="MODEL", help=CHECKPOINTS)
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".pte file to write")
-    _add_options(parser)
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the table. Those that are not given are missing in the result of the parser."""
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for name, spec in OPTIONS.items():
-        if spec.group not in groups:
-            groups[spec.group] = parser.add_argument_group(spec.group)
-        group = groups[spec.group]
-        if len(spec.flags) > 1:
-            group = group.add_mutually_exclusive_group()
-        for flag, value in spec.flags.items():
-            default = " (default)" if value == spec.default else ""
-            group.add_argument(
-                flag, dest=name, action="store_const", const=value, default=argparse.SUPPRESS, help=spec.help + default
-            )
-        if not spec.flags:
-            default = spec.default_text or spec.default
-            group.add_argument(
-                _flag(name),
-                type=spec.type,
-                choices=spec.choices or None,
-                metavar=spec.metavar,
-                default=argparse.SUPPRESS,
-                help=spec.help + (f" (default: {default})" if default else ""),
-            )
-
-
-def _flag(name: str) -> str:
-    """Return the flag of an option."""
-    spec = OPTIONS[name]
-    return next((flag for flag, value in spec.flags.items() if value != spec.default), f"--{name.replace('_', '-')}")
-
-
 def run(options: argparse.Namespace) -> int:
-    given = {name: getattr(options, name) for name in OPTIONS if name in options}
-    arguments = _arguments(given, options.output)
+    check_installed("export", "export", EXPORT)
+    values = given(options)
+    _check_output(options.output)
+    _arguments(values)  # before any slow step
+    check_checkpoint(options.model, CHECKPOINTS)
     atexit.register(gc.freeze)  # else Python searches all objects for cycles when it ends, which takes seconds
     progress = _Progress()
     with progress.step("import"):
         from ..llm.export import VerificationError, export_llm
         from ..llm.export.checkpoints.open import opened
         from ..llm.speech.export import export_speech, is_speech
+
+        _quiet_transformers()
     try:
         with progress:
             checkpoint = opened(options.model, "export_llm")
             kind, export = (SPEECH, export_speech) if is_speech(checkpoint) else (TEXT, export_llm)
-            _check_kind(given, kind, options.model)
-            if kind == TEXT and not given.get("portable") and given.get("outputs", "tokens") == "tokens":
-                arguments.setdefault("batch", DEFAULT_BATCH)
-            exported = export(checkpoint, **arguments, progress=progress.begin)
-            progress.begin("write and verify" if given.get("verify", True) else "write")
+            _check_kind(values, kind, options.model)
+            if kind == TEXT:
+                values |= export_defaults.defaults(checkpoint, values)
+                if hint := export_defaults.memory_hint(checkpoint, values):
+                    progress.note(hint)
+            exported = export(checkpoint, **_arguments(values), progress=progress.begin)
+            progress.begin("write and verify" if values.get("verify", True) else "write")
             size = exported.save(options.output)
     except (ValueError, VerificationError) as error:
         raise CommandError(error) from error
@@ -97,29 +72,45 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _arguments(given: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """Return the options of the export. Raises CommandError for an invalid combination, before any slow step."""
-    head = {name: value for name, value in given.items() if name in HEAD_OPTIONS}
+def _quiet_transformers() -> None:
+    """Keep bars and warnings of transformers from the terminal, such as that a calibration text is long."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the export. Raises CommandError for an invalid combination."""
+    head = {name: value for name, value in values.items() if name in HEAD_OPTIONS}
     try:
-        arguments = {n: value for n, value in given.items() if n not in head} | {"head": HeadConfig(**head)}
+        arguments = {n: value for n, value in values.items() if n not in head} | {"head": HeadConfig(**head)}
         ExportOptions(**arguments)
     except OptionError as error:
-        needed = f"{_flag(error.name)}: expected --{error.needs} as well" if error.needs else error
+        needed = f"{flag(error.name)}: expected --{error.needs} as well" if error.needs else error
         raise CommandError(needed) from error
-    if given.get("outputs") == "logits" and not given.get("seed", True):
+    if values.get("outputs") == "logits" and not values.get("seed", True):
         raise CommandError("--unseeded: got --outputs logits, expected tokens or both")
-    is_other = output.exists() and not output.is_file()
-    if is_other or not output.parent.is_dir():
-        raise CommandError(f"--output: got {output}, expected a file in an existing folder")
     return arguments
 
 
-def _check_kind(given: Mapping[str, Any], kind: str, model: str) -> None:
+def _check_output(output: Path) -> None:
+    """Raise CommandError if the file cannot be written."""
+    is_other = output.exists() and not output.is_file()
+    if is_other or not output.parent.is_dir():
+        raise CommandError(f"--output: got {output}, expected a file in an existing folder")
+    try:
+        tempfile.TemporaryFile(dir=output.parent).close()
+    except OSError as error:
+        raise CommandError(f"--output: cannot write to the folder of {output}: {error.strerror}") from error
+
+
+def _check_kind(values: Mapping[str, Any], kind: str, model: str) -> None:
     """Raise CommandError for an option that this kind of model does not take."""
-    for name, value in given.items():
+    for name, value in values.items():
         spec = OPTIONS[name]
         if kind not in spec.models and value != spec.default:
-            raise CommandError(f"{_flag(name)}: expected a {spec.models[0]} model, got {model}, a {kind} model")
+            raise CommandError(f"{flag(name)}: expected a {spec.models[0]} model, got {model}, a {kind} model")
 
 
 def _print_summary(exported: ExportedLLM) -> None:

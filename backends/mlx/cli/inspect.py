@@ -12,7 +12,7 @@ from ..inspect.portability import file_findings, lines
 from ..inspect.pte import Contents, Delegate, ProgramError, read_pte
 from ..inspect.report import report
 from ..quiet import quiet_imports
-from .model_arguments import CommandError
+from .errors import CommandError
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:

@@ -7,10 +7,10 @@ import os
 import sys
 from importlib import import_module
 
-from .model_arguments import INTERRUPTED, CommandError
+from .errors import INTERRUPTED, CommandError, ReportedError
 
 # One module for each command. Its function `add_to` adds the command to the parser.
-COMMANDS = ("export", "run", "serve", "batch", "transcribe", "inspect", "doctor")
+COMMANDS = ("run", "chat", "serve", "batch", "transcribe", "pull", "list", "rm", "export", "inspect", "doctor")
 
 
 class _PrintVersion(argparse.Action):
@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         return options.run(options)
     except BrokenPipeError:  # an OSError that `console` handles
         raise
+    except ReportedError as error:
+        return error.code
     except (CommandError, OSError) as error:
         print(f"executorch-mlx: {error}", file=sys.stderr)
         return 1
@@ -49,7 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def console() -> int:
-    """The console script: runs `main`. Prints no error if the process that reads the output, such as `head`, ends."""
+    """The console script: runs `main`. Prints no error if the process that reads the output, such as `head`, ends.
+
+    torch reads the setting when it is loaded. Otherwise, its threads spin while they wait for each other. On processors
+    that are busy with other work, an export then takes several times as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         code = main()
         if sys.stdout is not None:  # None: standard output is closed

@@ -1,45 +1,44 @@
-"""Common parts of the commands: the arguments that name a model, loading that model, and `CommandError`."""
+"""The arguments that name a model, and loading it. A checkpoint is exported, unless the store has its program."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import memory
+from ..llm.hub import HubError
+from . import export_arguments, store
+from .errors import CommandError, ReportedError
+from .export_arguments import RUN_OPTIONS
+from .extras import EXPORT, check_installed
+from .files import MODELS, check_checkpoint, check_program, is_program
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
 
-INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
-
-
-class CommandError(Exception):
-    """An error to report to the user in one line, without a traceback."""
-
-
 def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """Add the arguments. `several`: the command takes several models, as the list `models`."""
-    if several:
-        parser.add_argument(
-            "models", metavar="MODEL.pte", type=Path, nargs="+", help="language models made by executorch-mlx export"
-        )
-    else:
-        parser.add_argument(
-            "model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export"
-        )
+    add_model(parser, "models" if several else "model", nargs="+" if several else None)
     parser.add_argument(
         "--tokenizer",
         metavar="DIR",
         type=Path,
-        help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
+        help="Hugging Face folder with a tokenizer (default: the tokenizer of MODEL)",
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", type=Path, help="chat template in Jinja (default: that of the tokenizer)"
     )
     parser.add_argument(
         "--draft-model",
-        metavar="DRAFT.pte",
-        type=Path,
+        metavar="DRAFT",
         help="smaller model with the same tokenizer, which guesses tokens; the answers stay the same",
     )
     parser.add_argument(
@@ -48,6 +47,23 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
         type=parse_size,
         help="limit of the memory for weights, KV caches and results together, such as 2GiB (default: no limit)",
     )
+    add_device(parser)
+    add_export_options(parser)
+
+
+def add_model(parser: argparse.ArgumentParser, name: str = "model", nargs: str | None = None) -> None:
+    """Add the argument for a model that is exported if necessary."""
+    parser.add_argument(
+        name, metavar="MODEL", nargs=nargs, help=f"{MODELS}; a checkpoint is exported once, into a cache"
+    )
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    export_arguments.add_options(parser, RUN_OPTIONS, "export, if MODEL is a checkpoint")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="device to run on (default: the GPU if there is one)")
 
 
 def parse_size(text: str) -> int:
@@ -62,19 +78,91 @@ def parse_size(text: str) -> int:
     raise argparse.ArgumentTypeError(f"got {text!r}, expected a size such as 2GiB, 512MiB or 1000000 (bytes)")
 
 
+@dataclass(frozen=True)
+class Model:
+    """A program that a command runs: its path, and the name of the model for people."""
+
+    path: Path
+    name: str
+
+
+def find_model(model: str, options: argparse.Namespace) -> Model:
+    """Return the program of a model that the command line names. Exports a checkpoint unless the store has its program.
+
+    Raises CommandError, ReportedError or OSError if there is no such model, or if it cannot be exported.
+    """
+    values = export_arguments.given(options, RUN_OPTIONS)
+    path = Path(model)
+    if path.is_file() and (is_program(path) or path.suffix == ".pte"):
+        check_program(path)
+        if values:
+            name = export_arguments.flag(next(iter(values)))
+            raise CommandError(f"{name}: {model} is exported already, expected a checkpoint; see executorch-mlx export")
+        return Model(path, path.stem)
+    check_checkpoint(model)
+    return Model((store.find(model, values) or export_model(model, values)).path, store.name_of(model))
+
+
+def export_model(model: str, values: dict[str, Any]) -> store.Export:
+    """Export a checkpoint into the store, in a process of its own, unless the store has its program.
+
+    Raises CommandError, ReportedError or OSError.
+    """
+    check_installed(f"{model} has to be exported, which", "export", EXPORT)
+    sources = [Path(values[name]) for name in ("adapter", "calibrate") if name in values]
+
+    def run(checkpoint: Path, program: Path, lock: int) -> None:
+        # The process keeps the lock, also if this one is killed. Its memory is free before the program runs.
+        note(f"{model}: exporting it once, for later runs")
+        command = export_arguments.command(checkpoint, program, values)
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, pass_fds=[lock], check=False).returncode
+        if code:
+            raise ReportedError(code)
+
+    try:
+        return store.export(model, values, sources, run, note)
+    except HubError as error:
+        raise CommandError(str(error)) from error
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def loading(path: Path | None = None) -> Iterator[None]:
+    """A context manager: turns the errors of a load into errors of the command, which begin with `path`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[export]'") from error
+    except (ValueError, RuntimeError) as error:
+        name = "" if path is None else f"{path}: "
+        raise CommandError(name + str(error).removeprefix(name)) from error
+
+
 def load(options: argparse.Namespace, **settings: Any) -> LLM:
-    """Load the model that the command line names and return it. Raises CommandError or OSError if that fails.
+    """Load the model that the command line names and return it. Raises CommandError, ReportedError or OSError.
 
     `settings` are further arguments of `LLM.load`.
     """
-    try:
-        from ..llm import LLM
+    from ..llm import LLM
 
-        if options.memory_limit is not None:
-            memory.set_memory_limit(options.memory_limit)
-        return LLM.load(options.model, options.tokenizer, draft=options.draft_model, **settings)
-    except ModuleNotFoundError as error:
-        raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
-    except (ValueError, RuntimeError) as error:
-        name = f"{options.model}: "
-        raise CommandError(name + str(error).removeprefix(name)) from error
+    model = find_model(options.model, options)
+    draft = find_draft(options)
+    if options.memory_limit is not None:
+        memory.set_memory_limit(options.memory_limit)
+    with loading(model.path):
+        return LLM.load(
+            model.path,
+            options.tokenizer,
+            draft=draft,
+            device=options.device,
+            chat_template=options.chat_template,
+            **settings,
+        )
+
+
+def find_draft(options: argparse.Namespace) -> Path | None:
+    """Return the program of the draft model, or None. A checkpoint is exported with the defaults."""
+    return None if options.draft_model is None else find_model(options.draft_model, argparse.Namespace()).path

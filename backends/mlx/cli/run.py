@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from ..llm.sampling_parameters import SCALARS
-from . import model_arguments
-from .model_arguments import INTERRUPTED
-
-if TYPE_CHECKING:
-    from ..llm import LLM, Generation
-
-CHAT_HELP = "/clear starts a new chat, /exit or end of input quits, Ctrl-C stops an answer"
+from . import session
+from .errors import INTERRUPTED, CommandError
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -26,191 +13,19 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "run",
         help="generate text with a language model",
         description="Generate text with a language model. The answer streams to stdout, metrics go to stderr. Without "
-        f"--prompt, starts a chat: {CHAT_HELP}. Exits with {INTERRUPTED} if Ctrl-C stopped the answer to --prompt.",
+        f"--prompt, starts a chat: {session.CHAT_HELP}. Exits with {INTERRUPTED} if Ctrl-C stopped the answer to "
+        "--prompt.",
     )
-    model_arguments.add_to(parser)
-    add = parser.add_argument
-    add("--prompt", metavar="TEXT", help="answer this prompt and exit; - reads it from stdin")
-    add("--chat", action="store_true", help="treat the prompt as a chat message: apply the chat template")
-    add("--system", metavar="TEXT", help="system message of the chat")
-    add(
-        "--stop",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="stop string: the answer ends before it; may be repeated",
+    session.add_to(parser)
+    parser.add_argument("--prompt", metavar="TEXT", help="answer this prompt and exit; - reads it from stdin")
+    parser.add_argument(
+        "--chat", action="store_true", help="treat the prompt as a chat message: apply the chat template"
     )
-    add(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help="largest number of tokens in an answer (default: as many as the context holds)",
-    )
-    add("--min-new-tokens", type=int, metavar="N", help="smallest number of tokens in an answer (default: 0)")
-    for name, spec in SCALARS.items():
-        add(
-            f"--{name.replace('_', '-')}",
-            type=spec.type,
-            metavar="N" if spec.type is int else "X",
-            help=f"{spec.help} (default: {'random' if spec.off is None else format(spec.off, 'g')})",
-        )
-    add(
-        "--json", action="store_true", help="print each answer as one line of JSON: text, tokens, finish, seed, metrics"
-    )
-    add(
-        "--prompt-cache",
-        metavar="FILE",
-        type=Path,
-        help="read the KV cache of a prompt from FILE, so that prompts that begin like it start sooner; if FILE does "
-        "not exist, write the KV cache of the first prompt to it",
-    )
-    add("--profile", metavar="FILE", help="time every instruction for ExecuTorch's Inspector; slower")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     chat = options.chat or options.prompt is None
     if options.system is not None and not chat:
-        raise model_arguments.CommandError("--system: expected --chat as well")
-    llm = model_arguments.load(options, profile=options.profile is not None)
-    session = Session(llm, options, chat)
-    if chat and not llm.chats:
-        raise model_arguments.CommandError(
-            f"{options.model} has no chat template: use --prompt without --chat, or a --tokenizer with a template"
-        )
-    if options.prompt_cache and options.prompt_cache.exists():
-        with command_errors():
-            llm.load_prefix(options.prompt_cache)
-    try:
-        if options.prompt is None:
-            return converse(session)
-        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-        return INTERRUPTED if session.answer(prompt) == "cancelled" else 0
-    except UnicodeDecodeError as error:
-        raise model_arguments.CommandError(f"standard input: {error}") from error
-    finally:
-        if options.profile:
-            llm.program.write_profile(options.profile)
-
-
-class Session:
-    """Answers prompts with one model: as the turns of a chat if `chat`, else each on its own."""
-
-    def __init__(self, llm: LLM, options: argparse.Namespace, chat: bool):
-        self.llm, self.json, self.chat = llm, options.json, chat
-        given = {name: getattr(options, name) for name in (*SCALARS, "max_new_tokens", "min_new_tokens")}
-        self.settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        self.settings["stop"] = options.stop
-        self._system = options.system
-        self._new_cache: Path | None = options.prompt_cache  # to write after the first answer
-        if self._new_cache is not None and self._new_cache.exists():
-            self._new_cache = None
-        self.clear()
-
-    def clear(self) -> None:
-        self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
-
-    def answer(self, prompt: str) -> str | None:
-        """Print the answer to `prompt` and return the finish reason of the answer.
-
-        After an error, the chat goes on without this prompt.
-        """
-        messages = [*self.messages, {"role": "user", "content": prompt}]
-        with command_errors():
-            if self.chat:
-                generation = self.llm.chat(messages, **self.settings)
-            else:
-                generation = self.llm.generate(prompt, **self.settings)
-            self._stream(generation)
-        if self.chat:
-            self.messages = [*messages, {"role": "assistant", "content": generation.text}]
-        self._report(generation)
-        if self._new_cache is not None:
-            with command_errors():
-                self.llm.save_prefix(generation.prompt, self._new_cache)
-            self._new_cache = None
-        return generation.finish
-
-    def _stream(self, generation: Generation) -> None:
-        with cancel_on_ctrl_c(generation):
-            for token in generation:
-                if not self.json and token.text:
-                    print(token.text, end="", flush=True)
-
-    def _report(self, generation: Generation) -> None:
-        if self.json:
-            answer = {name: getattr(generation, name) for name in ("text", "tokens", "finish", "seed")}
-            print(json.dumps(answer | {"metrics": generation.metrics.as_dict()}), flush=True)
-            return
-        print(flush=True)
-        is_random = generation.seed is not None and self.settings.get("temperature")
-        seed = f"; seed {generation.seed}" if is_random else ""
-        print(f"[{generation.finish}; {generation.metrics}{seed}]", file=sys.stderr, flush=True)
-
-
-def converse(session: Session) -> int:
-    """Answer each line of the input until the input ends. Returns the exit code.
-
-    On a terminal, the chat continues after an error. Otherwise the first error ends it.
-    """
-    for line in read_lines():
-        match line.strip():
-            case "":
-                pass
-            case "/exit":
-                break
-            case "/clear":
-                session.clear()
-            case "/help":
-                print(CHAT_HELP, file=sys.stderr)
-            case text if text.startswith("/"):
-                print(f"unknown command {text.split()[0]}; {CHAT_HELP}", file=sys.stderr)
-            case text:
-                try:
-                    session.answer(text)
-                except model_arguments.CommandError as error:
-                    print(f"executorch-mlx: {error}", file=sys.stderr)
-                    if not sys.stdin.isatty():
-                        return 1
-    return 0
-
-
-def read_lines() -> Iterator[str]:
-    """Yield the lines of standard input. On a terminal, Ctrl-C discards the line that is being typed."""
-    if not sys.stdin.isatty():
-        yield from sys.stdin
-        return
-    import readline  # noqa: F401  (line editing for input())
-
-    print(CHAT_HELP, file=sys.stderr)
-    while True:
-        try:
-            yield input("> ")
-        except KeyboardInterrupt:
-            print()
-        except EOFError:
-            return
-
-
-@contextmanager
-def command_errors() -> Iterator[None]:
-    """A context manager: turns the errors of a request into errors of the command."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        raise model_arguments.CommandError(str(error)) from error
-
-
-@contextmanager
-def cancel_on_ctrl_c(generation: Generation) -> Iterator[None]:
-    """A context manager: the first Ctrl-C ends the answer after the current step, the second one immediately."""
-
-    def handler(number, frame):
-        generation.cancel()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+        raise CommandError("--system: expected --chat as well")
+    return session.answer(options, options.prompt, chat)

@@ -7,12 +7,13 @@ import os
 import re
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .. import memory
 from . import model_arguments
-from .model_arguments import CommandError, parse_size
+from .errors import CommandError
+from .extras import check_installed
+from .model_arguments import parse_size
 
 if TYPE_CHECKING:
     from ..serve import Models
@@ -40,7 +41,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "--name",
         action="append",
         metavar="NAME",
-        help="name of the model in the API; once for each model (default: the file name without .pte)",
+        help="name of the model in the API; once for each model (default: the hub id, or the name of the "
+        "folder or file)",
     )
     parser.add_argument(
         "--queue",
@@ -62,6 +64,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help=f"key that clients must send (default: the environment variable {KEY_VARIABLE}, which other users of this "
         "machine do not see)",
     )
+    group.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
     group.add_argument("--no-auth", action="store_true", help="serve other machines without an API key")
     group.add_argument(
         "--allowed-origins",
@@ -70,6 +73,14 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="other origins whose web pages may use the server, separated by commas, such as https://chat.example, or "
         "* for all",
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        metavar="NAMES",
+        type=lambda argument: tuple(name.strip() for name in argument.split(",") if name.strip()),
+        default=(),
+        help="names in Host headers that are accepted beside the loopback address, separated by commas, such as "
+        "chat.example behind a reverse proxy, or * for all",
     )
     group.add_argument(
         "--max-body",
@@ -122,7 +133,8 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
         "--tool-format",
         metavar="FORMAT",
         help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags, harmony, glm, deepseek, "
-        "deepseek-v3, lfm2 or cohere (default: the format of the chat template)",
+        "deepseek-v3, lfm2, cohere, kimi, minimax, minimax-m1, seed, granite or phi (default: the format of the chat "
+        "template)",
     )
 
 
@@ -155,16 +167,16 @@ def _number_parser(kind: type, low: float, high: float | None = None) -> Callabl
 
 
 def run(options: argparse.Namespace) -> int:
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        raise CommandError(f"serve needs {' and '.join(missing)}: pip install 'executorch-mlx[serve]'")
+    check_installed("serve", "serve", ("fastapi", "uvicorn", "prometheus_client"))
     from ..serve import Settings, serve
 
     settings = Settings(
         api_key=options.api_key or os.environ.get(KEY_VARIABLE) or None,
         allowed_origins=options.allowed_origins,
+        allowed_hosts=options.allowed_hosts,
         max_body_bytes=options.max_body,
         request_seconds=options.request_timeout,
+        strict=options.strict,
         stall_seconds=options.stall_timeout,
         grace_seconds=options.grace,
     )
@@ -177,30 +189,35 @@ def run(options: argparse.Namespace) -> int:
 
 def _models(options: argparse.Namespace) -> Models:
     """Return the models that the command line names. Each was loaded once, to report errors at the start."""
-    from ..llm import LLM
     from ..serve import Models
     from ..serve.formats import FORMATS
+    from ..serve.models import load_model
 
-    names = options.name or [path.stem for path in options.models]
-    if len(names) != len(options.models):
-        raise CommandError(f"--name: got {len(names)} names, expected one for each of {len(options.models)} models")
-    if options.tokenizer is not None and len(names) > 1:
+    if options.name and len(options.name) != len(options.models):
+        raise CommandError(
+            f"--name: got {len(options.name)} names, expected one for each of {len(options.models)} models"
+        )
+    if options.tokenizer is not None and len(options.models) > 1:
         raise CommandError("--tokenizer: got several models, expected one")
     if options.tool_format not in (None, *FORMATS):
         raise CommandError(f"--tool-format: got {options.tool_format!r}, expected one of {', '.join(FORMATS)}")
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
+    found = [model_arguments.find_model(model, options) for model in options.models]
+    draft = model_arguments.find_draft(options)
     models = Models(options.model_memory, options.idle_timeout)
-    for name, path in zip(names, options.models):
-        load = partial(LLM.load, path, options.tokenizer, draft=options.draft_model, queue_limit=options.queue)
+    settings = {
+        "draft": draft,
+        "chat_template": options.chat_template,
+        "device": options.device,
+        "queue_limit": options.queue,
+    }
+    for name, path in zip(options.name or [model.name for model in found], [model.path for model in found]):
+        load = partial(load_model, path, options.tokenizer, **settings)
         try:
-            models.add(name, load, path.stat().st_size if path.is_file() else 0, options.tool_format)
+            models.add(name, load, path.stat().st_size, options.tool_format)
         except ValueError as error:
             raise CommandError(f"--{error}") from error  # the error begins with "name:"
-    try:
+    with model_arguments.loading():
         models.load_all()
-    except ModuleNotFoundError as error:
-        raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
-    except (ValueError, RuntimeError) as error:
-        raise CommandError(str(error)) from error
     return models

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .model_arguments import CommandError
+from . import model_arguments, sampling_arguments
+from .errors import CommandError
 
 if TYPE_CHECKING:
     from ..llm.speech import Segment
 
 _SETTINGS = {"temperature": float, "top_p": float, "top_k": int, "seed": int, "max_new_tokens": int}
+
+_OPTIONS = ("language", "task", "timestamps", "prompt", "voice_activity", "words", "no_speech_threshold")
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -25,7 +28,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "stream to stdout.",
     )
     add = parser.add_argument
-    add("model", metavar="MODEL.pte", type=Path, help="speech model made by executorch-mlx export")
+    model_arguments.add_model(parser)
     add("sound", metavar="FILE", type=Path, help="sound file")
     add(
         "--language",
@@ -51,7 +54,19 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         action="store_false",
         help="do not let the model write timestamps: a segment is a window",
     )
-    add("--device", choices=("cpu", "gpu"), help="device to run on (default: the GPU if there is one)")
+    add("--prompt", metavar="TEXT", help="text that was said before: names, the spelling of words, or a style")
+    add("--voice-activity", action="store_true", help="leave out parts that are quiet for longer than a second")
+    add("--words", action="store_true", help="with --format json, give the words of each segment with their times")
+    add(
+        "--no-speech-threshold",
+        type=float,
+        metavar="P",
+        default=0.6,
+        help="a window has no text if the model takes it for one without speech, with a higher probability than P "
+        "(default: %(default)s; 1: never)",
+    )
+    model_arguments.add_device(parser)
+    model_arguments.add_export_options(parser)
     for name, type_ in _SETTINGS.items():
         add(
             f"--{name.replace('_', '-')}",
@@ -64,55 +79,25 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..llm.speech import SpeechModel
+    from ..llm.speech import SpeechModel, subtitles
 
     settings: dict[str, Any] = {name: getattr(options, name) for name in _SETTINGS if name in options}
-    write = _FORMATS[options.format]
+    writers: dict[str, Callable[[Iterable[Segment]], Iterable[str]]] = {
+        "text": subtitles.text_lines,
+        "plain": lambda segments: (segment.text.strip() for segment in segments),
+        "json": lambda segments: (json.dumps(asdict(segment), ensure_ascii=False) for segment in segments),
+        "srt": subtitles.srt_lines,
+        "vtt": subtitles.vtt_lines,
+    }
+    sampling_arguments.check(settings)
+    model_path = model_arguments.find_model(options.model, options).path
     try:
-        with SpeechModel(options.model, device=options.device) as model:
+        with SpeechModel(model_path, device=options.device) as model:
             segments = model.transcribe(
-                options.sound, language=options.language, task=options.task, timestamps=options.timestamps, **settings
+                options.sound, **{name: getattr(options, name) for name in _OPTIONS}, **settings
             )
-            if options.format == "vtt":
-                print("WEBVTT\n", flush=True)
-            for number, segment in enumerate(segments, 1):
-                print(write(number, segment), flush=True)
+            for entry in writers[options.format](segments):
+                print(entry, flush=True)
     except (ValueError, RuntimeError) as error:
         raise CommandError(error) from error
     return 0
-
-
-def _text(_: int, segment: Segment) -> str:
-    return f"[{clock(segment.start)} → {clock(segment.end)}] {segment.text.strip()}"
-
-
-def _json(_: int, segment: Segment) -> str:
-    return json.dumps(asdict(segment), ensure_ascii=False)
-
-
-def _srt(number: int, segment: Segment) -> str:
-    times = f"{clock(segment.start, ',', hours=True)} --> {clock(segment.end, ',', hours=True)}"
-    return f"{number}\n{times}\n{segment.text.strip()}\n"
-
-
-def _vtt(_: int, segment: Segment) -> str:
-    return f"{clock(segment.start, hours=True)} --> {clock(segment.end, hours=True)}\n{segment.text.strip()}\n"
-
-
-_FORMATS: dict[str, Callable[[int, Segment], str]] = {
-    "text": _text,
-    "plain": lambda _, segment: segment.text.strip(),
-    "json": _json,
-    "srt": _srt,
-    "vtt": _vtt,
-}
-
-
-def clock(seconds: float, point: str = ".", hours: bool = False) -> str:
-    """Return a time as `MM:SS.mmm`, or `HH:MM:SS.mmm` with `hours` or from one hour on."""
-    total = round(seconds * 1000)
-    minutes, milliseconds = divmod(total, 60_000)
-    whole, part = divmod(milliseconds, 1000)
-    hour, minutes = divmod(minutes, 60)
-    prefix = f"{hour:02}:" if hours or hour else ""
-    return f"{prefix}{minutes:02}:{whole:02}{point}{part:03}"

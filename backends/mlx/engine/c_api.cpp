@@ -121,6 +121,14 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
   return {data, data + count};
 }
 
+void wait_for_scores(executorch_mlx_engine& engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
+    size_t target_count, const Scores& scores, const char* function) {
+  check_argument(!engine.scheduler->is_on_thread(), "engine: a callback must not wait for it");
+  const auto request = submit_score(*engine.programs->program, *engine.scheduler,
+      read_array(prompt, prompt_length, "prompt"), read_array(targets, target_count, "targets"), scores, function);
+  engine.scheduler->wait(*request);
+}
+
 RequestOptions read_options(const executorch_mlx_request_options* given) {
   check_not_null(given, "options");
   const auto o = read_struct<executorch_mlx_request_options>(given, EXECUTORCH_MLX_REQUEST_OPTIONS);
@@ -338,8 +346,8 @@ executorch_mlx_status executorch_mlx_engine_score(executorch_mlx_engine* engine,
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(logprobs, "logprobs");
-    score(*engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
-        read_array(targets, target_count, "targets"), logprobs, is_greedy);
+    wait_for_scores(
+        *engine, prompt, prompt_length, targets, target_count, {.logprobs = logprobs, .is_greedy = is_greedy}, "score");
   });
 }
 
@@ -350,8 +358,28 @@ executorch_mlx_status executorch_mlx_engine_score_top(executorch_mlx_engine* eng
     check_not_null(engine, "engine");
     check_not_null(top_tokens, "top_tokens");
     check_not_null(top_logprobs, "top_logprobs");
-    score_top(*engine->programs->program, *engine->scheduler, read_array(prompt, prompt_length, "prompt"),
-        read_array(targets, target_count, "targets"), top_count, top_tokens, top_logprobs);
+    wait_for_scores(*engine, prompt, prompt_length, targets, target_count,
+        {.top_count = top_count, .top_tokens = top_tokens, .top_logprobs = top_logprobs}, "score_top");
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_submit_score(
+    executorch_mlx_engine* engine, const executorch_mlx_score_options* options, executorch_mlx_request** request) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(options, "options");
+    check_not_null(request, "request");
+    const auto o = read_struct<executorch_mlx_score_options>(options, EXECUTORCH_MLX_SCORE_OPTIONS);
+    const Scores scores = {.logprobs = o.logprobs,
+        .is_greedy = o.is_greedy,
+        .top_count = o.top_count,
+        .top_tokens = o.top_tokens,
+        .top_logprobs = o.top_logprobs};
+    const auto& program = engine->programs->program;
+    *request = new executorch_mlx_request{program,
+        submit_score(*program, *engine->scheduler, read_array(o.prompt, o.prompt_length, "prompt"),
+            read_array(o.targets, o.target_count, "targets"), scores, "submit_score"),
+        engine->scheduler->thread_id()};
   });
 }
 

@@ -56,11 +56,7 @@ std::string version_of(const std::string& path) {
 
 void check_has_method(const MetadataReader& reader, const std::string& path, const char* name) {
   if (!reader.has_method(name)) {
-    std::string list;
-    for (const std::string& each : reader.method_names()) {
-      list += (list.empty() ? "" : ", ") + each;
-    }
-    check_program(false, path, ": missing method ", name, "; the methods are: ", list.empty() ? "none" : list);
+    check_program(false, path, ": missing method ", name, "; the methods are: ", reader.describe_methods());
   }
 }
 

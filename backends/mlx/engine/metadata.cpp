@@ -35,6 +35,14 @@ bool MetadataReader::has_method(const std::string& name) const {
   return std::binary_search(method_names_.begin(), method_names_.end(), name);
 }
 
+std::string MetadataReader::describe_methods() const {
+  std::string list;
+  for (const std::string& name : method_names_) {
+    list += (list.empty() ? "" : ", ") + name;
+  }
+  return list.empty() ? "none" : list;
+}
+
 const std::vector<EValue>& MetadataReader::values(const std::string& name) const {
   const auto found = values_.find(name);
   check_program(found != values_.end(), path_, ": missing method ", name);
@@ -131,6 +139,8 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
 LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path) {
   check_program(reader.integer("tensor_parallel_size", 1) <= 1, path,
       ": the model was exported in parts by an earlier version; export it again");
+  check_program(reader.has_value("get_max_seq_len"), path, ": got a program with the methods ",
+      reader.describe_methods(), ", expected a language or speech model");
   LlmMetadata m;
   m.max_seq_len = reader.integer("get_max_seq_len");
   m.max_context_len = reader.integer("get_max_context_len", m.max_seq_len);
@@ -148,6 +158,7 @@ LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path)
   m.takes_min_p = m.has_head && reader.boolean("sampling_min_p", false);
   m.takes_penalties = m.has_head && reader.boolean("sampling_penalties", false);
   m.takes_allowed_tokens = m.has_head && reader.boolean("sampling_allowed_tokens", false);
+  m.takes_adjusts = m.has_head && reader.boolean("sampling_adjusts", false);
   m.logit_bias = m.has_head ? reader.integer("sampling_logit_bias", 0) : 0;
   m.logprobs = m.has_head ? reader.integer("sampling_logprobs", 0) : 0;
   m.history = reader.integer("sampling_history", 0);

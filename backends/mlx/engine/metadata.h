@@ -32,6 +32,7 @@ struct LlmMetadata {
   bool takes_min_p = false;
   bool takes_penalties = false;
   bool takes_allowed_tokens = false;
+  bool takes_adjusts = false; // whether calls say if penalties, biases and masks have an effect
   int64_t logit_bias = 0; // the largest number of tokens whose logits the head can bias; 0: no logit bias
   int64_t logprobs = 0; // how many of the most likely tokens the head returns; 0: no log probabilities
   // The penalties consider this number of tokens, counted from the end of the prompt and answer so far. 0 means that
@@ -50,8 +51,8 @@ class MetadataReader {
   // must outlive the reader and the spans that array() returns.
   MetadataReader(executorch::extension::Module& module, std::string path);
 
-  // The names of all methods, sorted.
-  const std::vector<std::string>& method_names() const { return method_names_; }
+  // The names of all methods, sorted, for messages.
+  std::string describe_methods() const;
 
   bool has_method(const std::string& name) const;
   bool has_value(const std::string& name) const { return values_.contains(name); }

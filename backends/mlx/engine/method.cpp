@@ -131,6 +131,9 @@ void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
   if (metadata_.logprobs > 0) {
     add("logprobs", ScalarType::Long, scalar, values_.logprobs);
   }
+  if (metadata_.takes_adjusts) {
+    add("adjusts", ScalarType::Bool, {}, values_.adjusts);
+  }
   if (metadata_.speech.timestamp_begin >= 0) {
     add("timestamps", ScalarType::Long, scalar, values_.timestamps);
   }
@@ -184,6 +187,9 @@ void Method::fill(size_t index, const RowTask& task) {
     }
   }
   set(v.logprobs, !task.wants_logprobs ? 0 : task.targets.empty() ? kLogprobsOfDrawn : kLogprobsOfTargets);
+  if (!v.adjusts.empty()) { // one value for all tasks
+    v.adjusts[0] = (index > 0 && v.adjusts[0] != 0) || s.changes_logits() || !task.allowed_tokens.empty();
+  }
   set(v.timestamps, int64_t{task.timestamps});
   if (!v.targets.empty()) {
     std::fill_n(v.targets.begin(), count, 0);

@@ -98,6 +98,7 @@ class Method {
     std::vector<float> bias_values;
     std::vector<int32_t> allowed_tokens;
     std::vector<int64_t> logprobs, targets, timestamps;
+    std::vector<uint8_t> adjusts;
   };
 
   std::vector<MethodInput> inputs();

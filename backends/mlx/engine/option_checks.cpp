@@ -9,6 +9,16 @@ namespace executorch_mlx::engine {
 
 namespace {
 
+// The option of the export that gives a program a parameter, for messages.
+const char* remedy(std::string_view parameter) {
+  return parameter.ends_with("_penalty") ? "; export it with --penalties N"
+      : parameter == "logit_bias"        ? "; export it with --logit-bias K"
+      : parameter == "allowed_tokens"    ? "; export it with --allowed-tokens"
+      : parameter == "logprobs"          ? "; export it with --logprobs K"
+      : parameter == "seed"              ? "; export it without --unseeded"
+                                         : "";
+}
+
 void check_token(const char* argument, int64_t id, int64_t vocab_size) {
   check_argument(0 <= id && id < vocab_size, argument, ": id ", id, " is outside the vocabulary [0, ", vocab_size, ")");
 }
@@ -64,8 +74,9 @@ void check_supported(const LlmProgram& program, const RequestOptions& options) {
   check_at_most("logit_bias", str(options.sampling.logit_bias.size(), " tokens"), meta.logit_bias);
   check_at_most("logprobs", options.logprobs, meta.logprobs);
   check_argument(std::string_view(unsupported) != "min_new_tokens",
-      "min_new_tokens: the program was exported without allowed_tokens, which prevents stop ids");
-  check_argument(false, unsupported, ": the program was exported without this parameter");
+      "min_new_tokens: the program was exported without allowed_tokens, which prevents stop ids; export it with "
+      "--allowed-tokens");
+  check_argument(false, unsupported, ": the program was exported without this parameter", remedy(unsupported));
 }
 
 } // namespace

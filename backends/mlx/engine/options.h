@@ -23,6 +23,11 @@ struct SamplingParameters {
   float presence_penalty = 0;
   float frequency_penalty = 0;
   std::vector<std::pair<int64_t, float>> logit_bias = {}; // token id, and the value added to its logit
+
+  // Whether penalties or biases have an effect.
+  bool changes_logits() const {
+    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty();
+  }
 };
 
 // A copy of executorch_mlx_request_options that owns its memory.

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "check.h"
+#include "rows.h"
 #include "token_mask.h"
 
 namespace executorch_mlx::engine {
@@ -28,7 +29,7 @@ bool needs_host(const LlmProgram& program, const RequestOptions& options) {
 } // namespace
 
 Request::Request(const LlmProgram& program, RequestOptions given)
-    : Request(program, given, {}, needs_host(program, given)) {
+    : Request(program, given, {}, false, needs_host(program, given)) {
   if (samples_on_host || program.metadata().takes_seed) {
     info_.has_seed = true;
     info_.seed = options.seed ? *options.seed : random_seed();
@@ -36,12 +37,15 @@ Request::Request(const LlmProgram& program, RequestOptions given)
   }
 }
 
-Request::Request(const LlmProgram& program, std::vector<int64_t> prompt, std::function<bool(Row&)> work)
-    : Request(program, RequestOptions{.prompt = std::move(prompt)}, std::move(work), !program.metadata().has_head) {}
+Request::Request(const LlmProgram& program, std::vector<int64_t> prompt, std::function<bool(Row&)> work, bool yields)
+    : Request(program, RequestOptions{.prompt = std::move(prompt)}, std::move(work), yields,
+          !program.metadata().has_head) {}
 
-Request::Request(const LlmProgram& program, RequestOptions given, std::function<bool(Row&)> work, bool samples_on_host)
+Request::Request(
+    const LlmProgram& program, RequestOptions given, std::function<bool(Row&)> work, bool yields, bool samples_on_host)
     : options(std::move(given)),
       work(std::move(work)),
+      yields(yields),
       samples_on_host(samples_on_host),
       ids(options.prompt),
       program_(program),
@@ -79,6 +83,8 @@ void Request::begin(int64_t reused) {
   info_.reused_tokens = reused;
   info_.queue_seconds = seconds_between(submitted_, began_);
 }
+
+bool Request::is_working() const { return work && row != nullptr && row->ids.size() >= ids.size(); }
 
 bool Request::has_speech_rules() const { return program_.metadata().speech.is_speech() && !options.allow_suppressed; }
 

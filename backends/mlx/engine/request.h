@@ -33,8 +33,9 @@ class Request {
   Request(const LlmProgram& program, RequestOptions options);
 
   // A request without an answer and without events. When the row holds the prompt, it calls `work` between two steps,
-  // repeatedly until `work` returns false.
-  Request(const LlmProgram& program, std::vector<int64_t> prompt, std::function<bool(Row&)> work);
+  // repeatedly until `work` returns false. `yields`: between two calls, other prompts may be read, and the row may be
+  // given to another request for a while. The row holds the same tokens again before the next call.
+  Request(const LlmProgram& program, std::vector<int64_t> prompt, std::function<bool(Row&)> work, bool yields = false);
 
   // -- for any thread --------------------------------------------------------------
 
@@ -59,6 +60,9 @@ class Request {
 
   // Records that the request has a row, which holds `reused` tokens of the prompt already.
   void begin(int64_t reused);
+
+  // Whether the request has read its prompt, and its work goes on.
+  bool is_working() const;
 
   // Returns the seed of the draw after the next `ahead` draws.
   int64_t seed_of_draw(size_t ahead) const {
@@ -88,7 +92,9 @@ class Request {
 
   const RequestOptions options;
   const std::function<bool(Row&)> work; // empty: the request generates an answer
+  const bool yields;
   const bool samples_on_host;
+  double turn_seconds = 0; // of the work, since the request has its row
   std::vector<int64_t> ids; // prompt and answer
   Row* row = nullptr;
   Row* draft_row = nullptr; // of the draft model
@@ -100,7 +106,8 @@ class Request {
   std::optional<std::pair<size_t, int64_t>> plain_guess;
 
  private:
-  Request(const LlmProgram& program, RequestOptions options, std::function<bool(Row&)> work, bool samples_on_host);
+  Request(const LlmProgram& program, RequestOptions options, std::function<bool(Row&)> work, bool yields,
+      bool samples_on_host);
   bool has_speech_rules() const;
   bool send(int64_t token, const Piece& piece, const Drawn* drawn);
   void finish(int64_t token, const Piece& piece, const Drawn* drawn, executorch_mlx_status status, std::string error);

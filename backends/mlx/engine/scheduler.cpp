@@ -18,6 +18,7 @@ constexpr int64_t kCpuChunk = 512;
 constexpr double kCpuChunkSeconds = 0.25;
 constexpr double kAnyTime = std::numeric_limits<double>::infinity();
 constexpr int64_t kRaiseLimitsAfter = 1024; // steps
+constexpr double kTurnSeconds = 0.5; // the longest time for which a request that yields keeps its row while others wait
 
 int64_t largest_chunk(const LlmProgram& program, const executorch_mlx_engine_options& options) {
   const int64_t most = program.metadata().max_seq_len;
@@ -79,10 +80,14 @@ void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work)
   check_argument(!is_on_thread(), "engine: a callback must not wait for it");
   const auto request = std::make_shared<Request>(program_, std::move(prompt), std::move(work));
   submit(request);
-  request->wait(-1);
-  const auto info = request->info();
+  wait(*request);
+}
+
+void Scheduler::wait(Request& request) const {
+  request.wait(-1);
+  const auto info = request.info();
   check(info.finish != EXECUTORCH_MLX_CANCELLED, EXECUTORCH_MLX_FAILED, "engine: it is closed");
-  check(info.finish != EXECUTORCH_MLX_FINISH_ERROR, info.status, request->error());
+  check(info.finish != EXECUTORCH_MLX_FINISH_ERROR, info.status, request.error());
 }
 
 executorch_mlx_engine_stats Scheduler::stats() const {
@@ -191,7 +196,8 @@ void Scheduler::read_prompts() {
 
 // Gives a row to the first of the waiting requests with the highest priority, unless a prompt is being processed.
 void Scheduler::begin_next() {
-  if (find_prompt() != running_.end() || !rows_.has_free()) {
+  const auto is_processed = [](const auto& r) { return !r->is_decoding && !(r->yields && r->is_working()); };
+  if (std::any_of(running_.begin(), running_.end(), is_processed) || !(rows_.has_free() || yield_row())) {
     return;
   }
   std::shared_ptr<Request> request;
@@ -221,6 +227,47 @@ void Scheduler::begin_next() {
   request->begin(static_cast<int64_t>(row->ids.size()));
 }
 
+// Takes the row from a request that yields and has had its turn, if another request waits for a row. The request waits
+// behind it. It reads its tokens again when it gets a row, unless a row still holds them. Returns whether a row is
+// free.
+bool Scheduler::yield_row() {
+  const double turn = std::min(chunk_seconds(), kTurnSeconds);
+  const auto found = std::find_if(running_.begin(), running_.end(),
+      [&](const auto& request) { return request->yields && request->is_working() && request->turn_seconds >= turn; });
+  if (found == running_.end()) {
+    return false;
+  }
+  const auto request = *found;
+  {
+    std::lock_guard lock(mutex_);
+    if (queue_.empty() || queue_.begin()->first < request->options.priority) {
+      return false;
+    }
+    queue_.emplace(request->options.priority, request);
+    --stats_.running;
+  }
+  request->turn_seconds = 0;
+  request->ids = request->row->ids;
+  rows_.release(*request->row, /*is_valid=*/true);
+  request->row = nullptr;
+  running_.erase(found);
+  return true;
+}
+
+// Calls the work of a request once.
+void Scheduler::work(const std::shared_ptr<Request>& request) {
+  const auto begin = Clock::now();
+  if (!request->work(*request->row)) {
+    end(request, EXECUTORCH_MLX_LENGTH);
+  } else if (request->yields) { // the next prompt has its turn
+    request->turn_seconds += seconds_since(begin);
+    const auto found = std::find(running_.begin(), running_.end(), request);
+    std::rotate(found, found + 1, running_.end());
+  }
+  count_steps(0, 0, seconds_since(begin));
+  recover(); // the work may have gone on after a failed call
+}
+
 // Feeds the next chunk of a prompt, which should take at most `seconds` while answers run. The last chunk of the prompt
 // of an answer draws the first token. Returns the size of the chunk; 0 if there is none.
 int64_t Scheduler::advance_prompt(double seconds) {
@@ -242,10 +289,7 @@ int64_t Scheduler::advance_prompt(double seconds) {
     size = chunk_size(begin, static_cast<int64_t>(rest.size()), seconds);
     const auto chunk = rest.first(static_cast<size_t>(size));
     if (rest.empty()) {
-      if (!request->work(*request->row)) {
-        end(request, EXECUTORCH_MLX_LENGTH);
-      }
-      recover(); // the work may have gone on after a failed call
+      work(request);
     } else if (request->work || chunk.size() < rest.size()) {
       const uint64_t resets = resets_;
       finish_pending();

@@ -47,6 +47,9 @@ class Scheduler {
   // Queues a request. Throws EngineError: with BUSY if the queue is full, and with FAILED after close().
   void submit(std::shared_ptr<Request> request);
 
+  // Waits until a request without an answer has ended. Throws EngineError if it fails.
+  void wait(Request& request) const;
+
   // Reads `prompt` into a row, then calls `work` between steps until it returns false. Waits until this is done. Throws
   // EngineError if it fails.
   void run(std::vector<int64_t> prompt, std::function<bool(Row&)> work);
@@ -75,6 +78,8 @@ class Scheduler {
   void end_cancelled();
   void read_prompts();
   void begin_next();
+  bool yield_row();
+  void work(const std::shared_ptr<Request>& request);
   Requests::iterator find_prompt();
   int64_t advance_prompt(double seconds);
   void encode(Request& request);

@@ -1,7 +1,6 @@
 #include "scoring.h"
 
 #include <algorithm>
-#include <functional>
 #include <span>
 #include <utility>
 
@@ -17,78 +16,96 @@ namespace {
 // memory, and running answers wait for the call.
 constexpr int64_t kScoredTokens = 64;
 
-// Runs the method verify over the tokens that predict `targets` after `prompt`, in several calls. `call` makes a call:
-// its arguments are the task, and the number of targets before it. `function` is the name for errors.
-void verify_targets(const LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt,
-    const std::vector<int64_t>& targets, const char* function,
-    const std::function<void(const RowTask&, size_t)>& call) {
-  check_prompt(program.metadata(), prompt);
-  check_prompt(program.metadata(), targets, "targets");
-  check_argument(program.max_verify() > 0 && program.metadata().logprobs > 0, function,
-      ": the program was exported without the method verify or without logprobs");
-  const size_t prompt_length = prompt.size();
-  // The last token of the prompt predicts the first target. Each target except the last predicts the target after it.
-  std::vector<int64_t> inputs = {prompt.back()};
-  inputs.insert(inputs.end(), targets.begin(), targets.end() - 1);
-  prompt.pop_back();
-  const auto total = static_cast<int64_t>(prompt.size() + inputs.size());
-  check_argument(total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ",
-      targets.size(), " targets, expected at most ", static_cast<uint64_t>(program.metadata().max_context_len) + 1,
-      " together");
-  const size_t prompt_inputs = prompt.size();
-  CallLimit limit(1, std::min(program.max_verify(), kScoredTokens));
-  scheduler.run(std::move(prompt), [&](Row& row) { // the row holds the prompt
-    const size_t done = row.ids.size() - prompt_inputs;
-    const auto rest = std::span(inputs).subspan(done);
-    const RowTask task = {.tokens = rest.first(std::min(rest.size(), static_cast<size_t>(limit.value()))),
+// Runs the method verify over the tokens that predict the targets, in several calls.
+class Scorer {
+ public:
+  Scorer(LlmProgram& program, std::vector<int64_t> inputs, std::vector<int64_t> targets, size_t prompt_inputs,
+      const Scores& scores)
+      : program_(program),
+        inputs_(std::move(inputs)),
+        targets_(std::move(targets)),
+        prompt_inputs_(prompt_inputs),
+        scores_(scores),
+        limit_(1, std::min(program.max_verify(), kScoredTokens)) {}
+
+  // Makes a call, and returns whether there is another. The row holds the prompt, and the inputs of earlier calls.
+  bool operator()(Row& row) {
+    const size_t done = row.ids.size() - prompt_inputs_;
+    const size_t count = std::min(inputs_.size() - done, static_cast<size_t>(limit_.value()));
+    const RowTask task = {.tokens = std::span(inputs_).subspan(done, count),
         .position = static_cast<int64_t>(row.ids.size()),
         .row = row.index,
         .wants_logprobs = true};
     row.expect(task);
     try {
-      call(task, done);
+      score(task, done);
     } catch (const EngineError& error) {
-      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !limit.lower(std::ssize(task.tokens))) {
+      if (error.status != EXECUTORCH_MLX_OUT_OF_MEMORY || !limit_.lower(static_cast<int64_t>(count))) {
         throw;
       }
-      row.go_back(program.metadata());
+      row.go_back(program_.metadata());
       return true;
     }
     row.append(task.tokens);
-    return task.tokens.size() < rest.size();
-  });
-}
+    return done + count < inputs_.size();
+  }
+
+ private:
+  void score(RowTask task, size_t done) {
+    if (scores_.top_tokens != nullptr) {
+      for (const Drawn& drawn : program_.verify(task)) {
+        std::copy_n(drawn.top_tokens.begin(), scores_.top_count, scores_.top_tokens + done * scores_.top_count);
+        std::copy_n(drawn.top_logprobs.begin(), scores_.top_count, scores_.top_logprobs + done * scores_.top_count);
+        ++done;
+      }
+      return;
+    }
+    task.targets = std::span(targets_).subspan(done, task.tokens.size());
+    std::vector<float> values;
+    const auto drawn = program_.verify(task, &values);
+    for (size_t i = 0; i < drawn.size(); ++i) {
+      scores_.logprobs[done + i] = values[i];
+      if (scores_.is_greedy != nullptr) {
+        scores_.is_greedy[done + i] = drawn[i].token == task.targets[i];
+      }
+    }
+  }
+
+  LlmProgram& program_;
+  const std::vector<int64_t> inputs_, targets_;
+  const size_t prompt_inputs_;
+  const Scores scores_;
+  CallLimit limit_;
+};
 
 } // namespace
 
-void score(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt, const std::vector<int64_t>& targets,
-    float* logprobs, bool* is_greedy) {
-  verify_targets(program, scheduler, std::move(prompt), targets, "score", [&](RowTask task, size_t done) {
-    task.targets = std::span(targets).subspan(done, task.tokens.size());
-    std::vector<float> values;
-    const auto drawn = program.verify(task, &values);
-    for (size_t i = 0; i < drawn.size(); ++i) {
-      logprobs[done + i] = values[i];
-      if (is_greedy != nullptr) {
-        is_greedy[done + i] = drawn[i].token == task.targets[i];
-      }
-    }
-  });
-}
-
-void score_top(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt,
-    const std::vector<int64_t>& targets, size_t count, int64_t* tokens, float* logprobs) {
-  check_argument(program.metadata().logprobs == 0 || program.verifies_logprobs(), program.path(),
-      " is of an earlier version, which cannot return the most likely tokens of a prompt; export it again");
+std::shared_ptr<Request> submit_score(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt,
+    std::vector<int64_t> targets, const Scores& scores, const char* function) {
   const auto most = static_cast<size_t>(program.metadata().logprobs);
-  check_argument(count <= most, "top_count: got ", count, ", expected at most ", most);
-  verify_targets(program, scheduler, std::move(prompt), targets, "score_top", [&](const RowTask& task, size_t done) {
-    for (const Drawn& drawn : program.verify(task)) {
-      std::copy_n(drawn.top_tokens.begin(), count, tokens + done * count);
-      std::copy_n(drawn.top_logprobs.begin(), count, logprobs + done * count);
-      ++done;
-    }
-  });
+  check_prompt(program.metadata(), prompt);
+  check_prompt(program.metadata(), targets, "targets");
+  check_argument(program.max_verify() > 0 && most > 0, function,
+      ": the program was exported without the method verify or without logprobs");
+  check_argument((scores.logprobs == nullptr) != (scores.top_tokens == nullptr) &&
+          (scores.top_tokens == nullptr) == (scores.top_logprobs == nullptr),
+      function, ": expected either logprobs, or top_tokens and top_logprobs");
+  check_argument(scores.top_tokens == nullptr || program.verifies_logprobs(), program.path(),
+      " is of an earlier version, which cannot return the most likely tokens of a prompt; export it again");
+  check_argument(scores.top_count <= most, "top_count: got ", scores.top_count, ", expected at most ", most);
+  check_argument(prompt.size() + targets.size() <= static_cast<uint64_t>(program.metadata().max_context_len) + 1,
+      "targets: got ", prompt.size(), " tokens and ", targets.size(), " targets, expected at most ",
+      static_cast<uint64_t>(program.metadata().max_context_len) + 1, " together");
+  // The last token of the prompt predicts the first target. Each target except the last predicts the target after it.
+  std::vector<int64_t> inputs = {prompt.back()};
+  inputs.insert(inputs.end(), targets.begin(), targets.end() - 1);
+  prompt.pop_back();
+  const size_t prompt_inputs = prompt.size();
+  const auto scorer = std::make_shared<Scorer>(program, std::move(inputs), std::move(targets), prompt_inputs, scores);
+  const auto request = std::make_shared<Request>(
+      program, std::move(prompt), [scorer](Row& row) { return (*scorer)(row); }, /*yields=*/true);
+  scheduler.submit(request);
+  return request;
 }
 
 } // namespace executorch_mlx::engine

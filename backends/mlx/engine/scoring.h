@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "llm_program.h"
@@ -10,14 +11,19 @@
 
 namespace executorch_mlx::engine {
 
-// Writes the log probability of each of `targets` after `prompt` and the targets before it, and to `is_greedy`, unless
-// it is null, whether the target is the most likely token. Throws EngineError.
-void score(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt, const std::vector<int64_t>& targets,
-    float* logprobs, bool* is_greedy);
+// Where the scores of targets go: either the first two, of which `is_greedy` may be null, or the most likely tokens in
+// the place of each target. A call of the program computes only one of these.
+struct Scores {
+  float* logprobs = nullptr; // [targets]
+  bool* is_greedy = nullptr; // [targets]: whether the target is the most likely token
+  size_t top_count = 0;
+  int64_t* top_tokens = nullptr; // [targets, top_count]
+  float* top_logprobs = nullptr; // [targets, top_count]
+};
 
-// Writes the `count` most likely tokens at the place of each of `targets`, and their log probabilities, both
-// [targets, count]. Throws EngineError.
-void score_top(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt,
-    const std::vector<int64_t>& targets, size_t count, int64_t* tokens, float* logprobs);
+// Queues a request that scores `targets`, each after `prompt` and the targets before it. `function` is the name for
+// errors. Throws EngineError.
+std::shared_ptr<Request> submit_score(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt,
+    std::vector<int64_t> targets, const Scores& scores, const char* function);
 
 } // namespace executorch_mlx::engine

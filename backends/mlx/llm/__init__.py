@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .binding import BusyError
+    from .errors import PromptLengthError, SettingError
     from .generation import Generation, Result, Token
-    from .llm import LLM, PromptLengthError
+    from .llm import LLM
     from .metrics import Metrics
     from .program import EngineStats
     from .sampling_head import SamplingHead
-    from .sampling_parameters import SamplingParameters, SettingError
+    from .sampling_parameters import SamplingParameters
     from .scoring import Classification, Score
 
 _MODULES = {
@@ -24,12 +25,12 @@ _MODULES = {
     "EngineStats": "program",
     "Generation": "generation",
     "Metrics": "metrics",
-    "PromptLengthError": "llm",
+    "PromptLengthError": "errors",
     "Result": "generation",
     "SamplingHead": "sampling_head",
     "SamplingParameters": "sampling_parameters",
     "Score": "scoring",
-    "SettingError": "sampling_parameters",
+    "SettingError": "errors",
     "Token": "generation",
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..loader import load_engine
 from ..memory import OutOfMemoryError
-from .sampling_parameters import SettingError
+from .errors import SettingError
 
 OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)  # executorch_mlx_status
 RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, FINISH_ERROR = range(6)  # executorch_mlx_finish
@@ -126,6 +126,21 @@ class RequestOptions(_Struct):
     _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}
 
 
+class ScoreOptions(_Struct):
+    _fields_ = [
+        ("size", c_size_t),
+        ("prompt", POINTER(c_int64)),
+        ("prompt_length", c_size_t),
+        ("targets", POINTER(c_int64)),
+        ("target_count", c_size_t),
+        ("top_count", c_size_t),
+        ("logprobs", POINTER(c_float)),
+        ("is_greedy", POINTER(c_bool)),
+        ("top_tokens", POINTER(c_int64)),
+        ("top_logprobs", POINTER(c_float)),
+    ]
+
+
 class RequestInfo(_Struct):
     _fields_ = [
         ("size", c_size_t),
@@ -152,6 +167,7 @@ STRUCTS = {
     "engine_stats": EngineStats,
     "event": Event,
     "request_options": RequestOptions,
+    "score_options": ScoreOptions,
     "request_info": RequestInfo,
 }
 
@@ -174,6 +190,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "engine_score": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, POINTER(c_float), POINTER(c_bool)]),
     "engine_score_top": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, c_size_t, _IDS, POINTER(c_float)]),
     "engine_submit": (c_int32, [_HANDLE, POINTER(RequestOptions), POINTER(_HANDLE)]),
+    "engine_submit_score": (c_int32, [_HANDLE, POINTER(ScoreOptions), POINTER(_HANDLE)]),
     "request_cancel": (None, [_HANDLE]),
     "request_wait": (c_bool, [_HANDLE, c_double]),
     "request_get_info": (None, [_HANDLE, POINTER(RequestInfo)]),
@@ -205,8 +222,8 @@ def error_of(status: int, message: str) -> Exception:
 
     It is a SettingError if the message begins with the name of a setting, as in `top_p: got 2, ...`.
     """
-    if status == INVALID_ARGUMENT and (found := re.match(r"(?!prompt\b)(\w+)(: .*)", message, re.DOTALL)):
-        return SettingError(found[1], found[2])
+    if status == INVALID_ARGUMENT and (found := re.match(r"(?!prompt\b)(\w+): (.*)", message, re.DOTALL)):
+        return SettingError(found[1], problem=found[2])
     classes = {
         INVALID_ARGUMENT: ValueError,
         OUT_OF_MEMORY: OutOfMemoryError,

@@ -115,6 +115,14 @@ def abilities(template: str) -> Abilities:
     return Abilities(variables, frozenset(map(str, fields)), tuple(texts))
 
 
+def check(template: str) -> None:
+    """Raise ValueError if a chat template is invalid."""
+    try:
+        _compile(template)
+    except TemplateError as error:
+        raise ValueError(f"chat_template: {error}") from error
+
+
 @cache
 def _compile(template: str):
     return _environment().from_string(template)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import OptionError
 from .sampling_parameters import SCALARS, mask_word_count
 
 if TYPE_CHECKING:
@@ -23,14 +24,6 @@ TEXT, SPEECH = "language", "speech"  # the kinds of models
 QUANTIZED = ("int4", "int8", "mixed", "nvfp4", "mxfp4", "mxfp8")
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
 DEFAULT_SECONDS = 30.0
-
-
-class OptionError(ValueError):
-    """Raised for an invalid option, `name`. `needs` names another option and the values it needs, or is None."""
-
-    def __init__(self, name: str, message: str, needs: str | None = None):
-        super().__init__(f"{name}: {message}")
-        self.name, self.needs = name, needs
 
 
 @dataclass(frozen=True)
@@ -68,11 +61,11 @@ class OptionSpec:
         if value is None and self.default is None:
             return
         if self.choices and value not in self.choices:
-            raise OptionError(name, f"got {value}, expected {', '.join(map(str, self.choices))}")
+            raise OptionError(name, value, ", ".join(map(str, self.choices)))
         if self.low is not None and not value >= self.low:
-            raise OptionError(name, f"got {value}, expected at least {self.low}")
+            raise OptionError(name, value, f"at least {self.low}")
         if self.above is not None and not value > self.above:
-            raise OptionError(name, f"got {value}, expected more than {self.above}")
+            raise OptionError(name, value, f"more than {self.above}")
 
 
 def _option(default: Any, help: str, **spec: Any) -> Any:
@@ -221,9 +214,10 @@ class ExportOptions:
       inputs on a part of Python's documentation.
     - `activations`: `float`; or `int8`: the linear layers with affine weights of 4 or 8 bits round their inputs to
       8 bits. Use `allow_extensions` as well: a kernel for Linux CPUs then multiplies the integers.
-    - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
-      but at most 4096. If attention chooses keys with an index, the limit is the number of keys that it chooses. Of a
-      speech model, it is the capacity of the cache of tokens.
+    - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model, as far as all rows
+      of the caches fit into half of the memory of this machine, and at most 4096 with `portable`. If attention chooses
+      keys with an index, the limit is the number of keys that it chooses. Of a speech model, it is the capacity of the
+      cache of tokens.
     - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
       Runners split longer prompts. The engine feeds at most 512 tokens in a call on a CPU.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
@@ -302,7 +296,7 @@ class ExportOptions:
         group="sizes",
         type=int,
         metavar="N",
-        default_text="the model's limit, but at most 4096",
+        default_text="the model's limit, as far as all rows fit into half of the memory; at most 4096 with --portable",
     )
     sliding_window: str | int = _option(
         "auto",
@@ -388,20 +382,21 @@ class ExportOptions:
                 other, values = spec.needs
                 if (got := getattr(self, other)) not in values:
                     needs = f"{other} {', '.join(values[:-1])} or {values[-1]}"
-                    raise OptionError(name, f"got {value} with {got}, expected {needs}", needs)
+                    raise OptionError(name, f"{value} with {got}", needs, needs)
         if self.sliding_window != "auto" and not (isinstance(self.sliding_window, int) and self.sliding_window >= 0):
-            raise OptionError("sliding_window", f"got {self.sliding_window}, expected 'auto' or a number of positions")
+            raise OptionError("sliding_window", self.sliding_window, "'auto' or a number of positions")
         self._check_outputs()
         for name, (values, reason) in _PORTABLE.items() if self.portable else ():
             if (got := getattr(self, name)) not in values:
-                raise OptionError(name, f"got {got} with portable, expected {' or '.join(map(str, values))}: {reason}")
+                expected = f"{' or '.join(map(str, values))}: {reason}"
+                raise OptionError(name, f"{got} with portable", expected)
 
     def _check_outputs(self) -> None:
         processors = self.head.logits_processors() + (["logprobs"] if self.head.logprobs else [])
         if self.outputs == "logits" and processors:
             raise OptionError(
                 f"head.{processors[0]}",
-                f"got {getattr(self.head, processors[0])} with outputs 'logits', expected "
+                f"{getattr(self.head, processors[0])} with outputs 'logits'",
                 "outputs 'tokens' or 'both'; a program that returns logits supports it on the host",
             )
 
@@ -427,10 +422,10 @@ class ExportOptions:
             for name, spec in OPTIONS.items():
                 got, path = options.value(name), f"head.{name}" if name in HEAD_OPTIONS else name
                 if model not in spec.models and got != spec.default:
-                    raise OptionError(path, f"got {got}, expected {spec.default} for a {model} model")
+                    raise OptionError(path, got, f"{spec.default} for a {model} model")
                 if model == SPEECH and got in spec.speech_lacks:
                     choices = (str(choice) for choice in spec.choices if choice not in spec.speech_lacks)
-                    raise OptionError(path, f"got {got}, expected {', '.join(choices)}")
+                    raise OptionError(path, got, ", ".join(choices))
         except OptionError as error:
             raise ValueError(f"{function}: {error}") from error
         return options

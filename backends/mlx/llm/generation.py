@@ -14,17 +14,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from . import binding
+from .errors import SettingError
 from .metrics import Metrics
 from .program import LLMProgram, enter_callback
-from .sampling_parameters import (
-    PENALTIES,
-    SamplingParameters,
-    SettingError,
-    check_integer,
-    mask_word_count,
-    python_number,
-    shown,
-)
+from .sampling_parameters import PENALTIES, SamplingParameters, check_integer, mask_word_count, python_number, shown
 
 # The reasons for which an answer ends, in the order of executorch_mlx_finish.
 FINISH_REASONS = (None, "stop", "length", "context", "cancelled", "error")
@@ -102,10 +95,10 @@ class Options:
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (is_integer and lowest <= value < 2**31):
                 bound = "below 2**31" if is_integer and value > lowest else f"of at least {lowest}"
-                raise SettingError(name, f": got {shown(value)}, expected an integer {bound}")
+                raise SettingError(name, shown(value), f"an integer {bound}")
         if not all(isinstance(stop, str) and stop and not NOT_IN_STOPS.search(stop) for stop in self.stop):
-            message = f": got {list(self.stop)!r}, expected non-empty strings without zeros and lone surrogates"
-            raise SettingError("stop", message)
+            expected = "non-empty strings without zeros and lone surrogates"
+            raise SettingError("stop", repr(list(self.stop)), expected)
         for token in self.stop_ids:
             check_integer("stop_ids", token, 0, 2**63, "a token id")
 
@@ -393,9 +386,7 @@ def _copy_mask(mask: Any, target: Any, words: int) -> None:
 
     mask = numpy.asarray(mask)
     if mask.dtype != numpy.int32 or mask.size != words:
-        raise SettingError(
-            "allowed_tokens", f": got {mask.dtype} of shape {list(mask.shape)}, expected int32 of shape [{words}]"
-        )
+        raise SettingError("allowed_tokens", f"{mask.dtype} of shape {list(mask.shape)}", f"int32 of shape [{words}]")
     ctypes.memmove(target, numpy.ascontiguousarray(mask).ctypes.data, mask.nbytes)
 
 

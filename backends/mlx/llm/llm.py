@@ -6,15 +6,16 @@ import json
 import operator
 import reprlib
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from .binding import BusyError
+from .errors import FieldError, PromptLengthError, SettingError
 from .generation import Generation, Options, Result
 from .program import EngineStats, LLMProgram
-from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer, python_number
+from .sampling_parameters import PARAMETERS, SamplingParameters, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer, reading_tokenizer
 from .tokens import TokenTable, token_bytes
@@ -22,17 +23,8 @@ from .tokens import TokenTable, token_bytes
 Prompt = str | Sequence[int]
 
 
-class PromptLengthError(ValueError):
-    """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`.
-
-    `count` is None for a prompt that is so long that its tokens were not counted. `problem` is the message without the
-    name of the argument.
-    """
-
-    def __init__(self, count: int | None, longest: int):
-        got = f"more than {longest}" if count is None else count
-        self.count, self.longest, self.problem = count, longest, f": got {got} tokens, expected 1 to {longest}"
-        super().__init__(f"prompt{self.problem}")
+class IsSpeechModel(ValueError):
+    """Raised by `LLM` for the program of a speech model."""
 
 
 class LLM:
@@ -78,6 +70,11 @@ class LLM:
     ):
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
         self.rows = program.rows
+        if program.data("speech_config") is not None:
+            program.close()
+            raise IsSpeechModel(
+                f"{program.path}: got a speech model, expected a language model; executorch-mlx transcribe runs it"
+            )
         if tokenizer is not None and program.token_table is None:
             program.set_token_bytes(token_bytes(tokenizer.backend, tokenizer.special_ids, program.vocab_size))
         program.start(**engine_options)
@@ -91,6 +88,7 @@ class LLM:
         profile: bool = False,
         device: str | None = None,
         draft: str | Path | None = None,
+        chat_template: str | Path | None = None,
         queue_limit: int = 0,
         chunk: int = 0,
         chunk_seconds: float = 0.0,
@@ -104,6 +102,7 @@ class LLM:
         - `device`: `cpu`, `gpu`, or None for the default.
         - `draft`: a `.pte` file of a smaller model with the same tokenizer. It guesses tokens for speculation, which
           changes the speed and not the tokens.
+        - `chat_template`: a file with a chat template in Jinja, which takes the place of those of the tokenizer.
         - `queue_limit`: the number of requests that may wait. Further ones raise BusyError. 0: no limit.
         - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program
           takes, but at most 512 on a CPU.
@@ -124,6 +123,10 @@ class LLM:
         program = LLMProgram(path, profile=profile, device=device, draft=draft)
         if tokenizer is None:
             loaded, eos_ids = _tokenizer_in(program), set()
+        if chat_template is not None:
+            if loaded is None:
+                raise ValueError(f"chat_template: {Path(path).name} has no tokenizer; pass a folder with a tokenizer")
+            loaded.replace_templates(Path(chat_template).read_text(encoding="utf-8"))
         return cls(
             program,
             loaded,
@@ -156,6 +159,15 @@ class LLM:
         ids = self.program.eos_ids | self._folder_eos_ids | ({eos} if eos is not None else set())
         # The model never draws the others. Configs of small models keep the default ids of their family.
         return frozenset(id for id in ids if 0 <= id < self.program.vocab_size)
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The sampling parameters that the authors of the model recommend and the program takes, name → value.
+
+        The commands and the server use them for what a user leaves open. `generate` does not.
+        """
+        values = json.loads(self.program.data("sampling_defaults") or b"{}")
+        return {name: value for name, value in values.items() if name in PARAMETERS and self.program.takes(name)}
 
     # One answer -------------------------------------------------------------------------
 
@@ -194,13 +206,16 @@ class LLM:
         *,
         template_options: Mapping[str, Any] = {},
         continue_final_message: bool = False,
+        parse_special: bool = False,
         **options: Any,
     ) -> Generation:
         """Start to answer `messages`. Return an iterator over the tokens of the answer.
 
-        - `messages`: mappings with `role` and `content`, which the chat template formats.
+        - `messages`: mappings with `role` and `content`, which the chat template formats. If it takes no system
+          message, or only turns that alternate, messages are joined.
         - `continue_final_message`: continue the last message, such as the beginning of an answer.
         - `template_options`: variables of the template, such as `enable_thinking` or `tools`.
+        - `parse_special`: special tokens in `messages` are control tokens. By default, they are text.
         - `options`: the arguments of `generate`.
 
         Raises ValueError if there is no chat template or the template rejects the messages, and the
@@ -209,8 +224,10 @@ class LLM:
         _check_list("messages", messages)
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
+        if not parse_special:
+            messages, template_options = self.tokenizer.special_text.cut([messages, template_options])
         text = self.tokenizer.chat_text(messages, template_options, continue_final_message=continue_final_message)
-        return self.generate(self.prompt_ids(text, special=False), **options)
+        return self.generate(self.chat_ids(text), **options)
 
     # Many prompts -----------------------------------------------------------------------
 
@@ -292,12 +309,20 @@ class LLM:
 
         return [classify(prompt) for prompt in prompts]
 
-    def score(self, prompt: Prompt, continuations: Sequence[Prompt], *, logprobs: int = 0) -> list[Score]:
+    def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Prompt],
+        *,
+        logprobs: int = 0,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> list[Score]:
         """Compute the log probability of each of `continuations` after `prompt`. Both are text or token ids.
 
         The text of a continuation directly follows the prompt, so it usually begins with a space. It is encoded by
         itself, without special tokens. `logprobs` is the number of most likely tokens to return in the place of each
-        token.
+        token. `is_cancelled` is called several times in a second. Once it returns true, the work ends soon, with a
+        `scoring.CancelledError`.
 
         Raises ValueError if a continuation is empty or does not fit into the context, or if the program returns neither
         logits nor log probabilities; SettingError if it returns fewer than `logprobs` most likely tokens; and the
@@ -312,8 +337,8 @@ class LLM:
         logprobs = python_number(logprobs)
         check_integer("logprobs", logprobs, 0, 2**31, "an integer of at least 0")
         if logprobs > self.program.logprobs and not self.program.has_logits:
-            message = f": got {logprobs}, expected at most {self.program.logprobs}, the number that the program was "
-            raise SettingError("logprobs", message + "exported with")
+            most = f"at most {self.program.logprobs}, the number that the program was exported with"
+            raise SettingError("logprobs", logprobs, most)
         prompt_ids = self.prompt_ids(prompt)
         ids = [self._encode("continuations", continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
@@ -321,7 +346,7 @@ class LLM:
             if not 0 < len(continuation) <= room:
                 raise ValueError(f"continuations: got {len(continuation)} tokens, expected 1 to {room}")
             self._check_vocabulary("continuations", continuation)
-        return [score(self.program, prompt_ids, continuation, logprobs) for continuation in ids]
+        return [score(self.program, prompt_ids, continuation, logprobs, is_cancelled) for continuation in ids]
 
     # Prefixes ---------------------------------------------------------------------------
 
@@ -365,10 +390,17 @@ class LLM:
 
     def prompt_ids(self, prompt: Prompt, special: bool = True) -> list[int]:
         """Return the token ids of `prompt`. `special`: see `encode`. Raises the errors of `generate` about prompts."""
+        return self._checked_ids(prompt, lambda: self.encode(prompt, special))
+
+    def chat_ids(self, text: str) -> list[int]:
+        """Return the token ids of the text of a chat; see `Tokenizer.encode_chat`. Raises the same errors."""
+        return self._checked_ids(text, lambda: self.tokenizer.encode_chat(text))
+
+    def _checked_ids(self, prompt: Prompt, encode: Callable[[], list[int]]) -> list[int]:
         longest = self.program.max_context_len
         if isinstance(prompt, str) and self.tokenizer is not None and self.tokenizer.has_more_tokens(prompt, longest):
             raise PromptLengthError(None, longest)
-        ids = self.encode(prompt, special)
+        ids = encode()
         if not 0 < len(ids) <= longest:
             raise PromptLengthError(len(ids), longest)
         self._check_vocabulary("prompt", ids)
@@ -390,7 +422,7 @@ class LLM:
 
     def _token_table(self, function: str) -> TokenTable:
         if self.program.token_table is None:
-            raise ValueError(f"{function}: {self._name} has neither token bytes nor a tokenizer")
+            raise FieldError(function, problem=f"{self._name} has neither token bytes nor a tokenizer")
         return self.program.token_table
 
     @property
@@ -401,7 +433,7 @@ class LLM:
         size = self.program.vocab_size
         if min(ids) < 0 or max(ids) >= size:
             outside = next(token for token in ids if not 0 <= token < size)
-            raise ValueError(f"{argument}: id {outside} is outside the vocabulary [0, {size})")
+            raise FieldError(argument, problem=f"id {outside} is outside the vocabulary [0, {size})")
 
     def _options(
         self,
@@ -417,11 +449,11 @@ class LLM:
         try:
             strings = (stop,) if isinstance(stop, str) else tuple(stop)
         except TypeError as error:
-            raise SettingError("stop", f": got {reprlib.repr(stop)}, expected stop strings") from error
+            raise SettingError("stop", reprlib.repr(stop), "stop strings") from error
         try:
             own = frozenset(_token_ids(stop_ids))
         except TypeError as error:
-            raise SettingError("stop_ids", f": got {reprlib.repr(stop_ids)}, expected token ids") from error
+            raise SettingError("stop_ids", reprlib.repr(stop_ids), "token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
         return Options(max_new_tokens, min_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
 

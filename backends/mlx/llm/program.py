@@ -185,23 +185,6 @@ class LLMProgram:
         self.call("engine_get_stats", ctypes.byref(stats))
         return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__dataclass_fields__})
 
-    def score(self, prompt: Sequence[int], targets: Sequence[int]) -> tuple[list[float], list[bool]]:
-        """Return the log probability of each of `targets` after `prompt`, and whether each is the most likely token."""
-        count = len(targets)
-        logprobs, is_greedy = (ctypes.c_float * count)(), (ctypes.c_bool * count)()
-        self.call("engine_score", binding.ids(prompt), len(prompt), binding.ids(targets), count, logprobs, is_greedy)
-        return list(logprobs), list(is_greedy)
-
-    def score_top(self, prompt: Sequence[int], targets: Sequence[int], top: int) -> list[tuple[tuple[int, float], ...]]:
-        """Return the `top` most likely tokens in the place of each of `targets`, with their log probabilities."""
-        count = len(targets)
-        tokens, logprobs = (ctypes.c_int64 * (count * top))(), (ctypes.c_float * (count * top))()
-        self.call(
-            "engine_score_top", binding.ids(prompt), len(prompt), binding.ids(targets), count, top, tokens, logprobs
-        )
-        pairs = list(zip(tokens, logprobs))
-        return [tuple(pairs[i * top : (i + 1) * top]) for i in range(count)]
-
     def save_prefix(self, prompt: Sequence[int], path: str | Path) -> None:
         self.call("engine_save_prefix", binding.ids(prompt), len(prompt), os.fsencode(path))
 

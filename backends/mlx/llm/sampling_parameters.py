@@ -18,19 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from .errors import SettingError
+
 if TYPE_CHECKING:
     import torch
-
-
-class SettingError(ValueError):
-    """Raised for a setting that is invalid, or that the program does not support.
-
-    `name` is the setting's name, and `problem` the message without it: what was got, and what was expected.
-    """
-
-    def __init__(self, name: str, problem: str):
-        super().__init__(f"{name}{problem}")
-        self.name, self.problem = name, problem
 
 
 @dataclass(frozen=True)
@@ -150,16 +141,16 @@ class SamplingParameters:
             elif value is not None:
                 check_integer(name, value, -(2**63), 2**64 if name == "seed" else 2**63, "64 bits")
         if self.repetition_penalty <= 0:
-            raise SettingError("repetition_penalty", f": got {self.repetition_penalty}, expected more than 0")
+            raise SettingError("repetition_penalty", self.repetition_penalty, "more than 0")
         if not isinstance(self.logit_bias, Mapping):
-            raise SettingError("logit_bias", f": got {self.logit_bias!r}, expected a mapping from token ids to numbers")
+            raise SettingError("logit_bias", repr(self.logit_bias), "a mapping from token ids to numbers")
         bias = {python_number(token): python_number(value) for token, value in self.logit_bias.items()}
         object.__setattr__(self, "logit_bias", bias)
         for token, value in bias.items():
             check_integer("logit_bias", token, 0, 2**63, "a token id")
             _check_number("logit_bias", value, infinite=True)
         if self.allowed_tokens is not None and not callable(self.allowed_tokens):
-            raise SettingError("allowed_tokens", f": got {self.allowed_tokens!r}, expected a function")
+            raise SettingError("allowed_tokens", repr(self.allowed_tokens), "a function")
 
     def enabled(self) -> list[str]:
         """Return the names of the parameters that have an effect."""
@@ -175,6 +166,8 @@ PARAMETERS = _table()
 SCALARS = {name: spec for name, spec in PARAMETERS.items() if spec.dtype is not None}
 PENALTIES = tuple(name for name, spec in PARAMETERS.items() if spec.metadata == "sampling_penalties")
 INPUTS = tuple(name for spec in PARAMETERS.values() for name in spec.inputs)
+# Those of the logits processors, which change the logits before the filters.
+PROCESSOR_INPUTS = (*PENALTIES, *PARAMETERS["logit_bias"].inputs, *PARAMETERS["allowed_tokens"].inputs)
 TOKENS_PER_MASK_WORD = 32  # the number of tokens for which one integer of a mask of allowed tokens has a bit
 
 
@@ -196,15 +189,15 @@ def _check_number(name: str, value: Any, infinite: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     is_finite = is_number and abs(value) <= sys.float_info.max  # false for integers that no float can hold
     if not is_finite and not (infinite and is_number and value in (math.inf, -math.inf)):
-        raise SettingError(name, f": got {shown(value)}, expected a number")
+        raise SettingError(name, shown(value), "a number")
 
 
 def check_integer(name: str, value: Any, low: int, high: int, expected: str) -> None:
     """Raise SettingError unless `value` is an integer of the range [low, high), which `expected` describes."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise SettingError(name, f": got {value!r}, expected an integer")
+        raise SettingError(name, repr(value), "an integer")
     if not low <= value < high:
-        raise SettingError(name, f": got {shown(value)}, expected {expected}")
+        raise SettingError(name, shown(value), expected)
 
 
 def shown(value: Any) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from . import binding
 from .generation import Generation, Options, Token
 from .program import LLMProgram
 from .sampling_parameters import TOKENS_PER_MASK_WORD, SamplingParameters, mask_word_count
+
+LOOK_SECONDS = 0.05  # between two looks at whether a request was cancelled
 
 
 @dataclass(frozen=True)
@@ -47,25 +53,98 @@ def can_score(program: LLMProgram) -> bool:
     return program.has_logits or bool(program.logprobs) and (program.has_verify or program.takes("allowed_tokens"))
 
 
-def score(program: LLMProgram, prompt: Sequence[int], continuation: Sequence[int], top: int = 0) -> Score:
+class CancelledError(RuntimeError):
+    """Raised by a call that its argument `is_cancelled` has ended."""
+
+
+def score(
+    program: LLMProgram,
+    prompt: Sequence[int],
+    continuation: Sequence[int],
+    top: int = 0,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Score:
     """Score a continuation of a prompt, both given as token ids. `top` is the number of most likely tokens to return.
 
-    A program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
+    `is_cancelled` is called several times in a second. Once it returns true, the work ends, with a CancelledError. A
+    program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
     for each token.
     """
     top_logprobs: list[tuple]
     if program.has_verify and program.logprobs and (top <= program.logprobs or not program.has_logits):
-        logprobs, is_greedy = program.score(prompt, continuation)
-        top_logprobs = program.score_top(prompt, continuation, top) if top else [()] * len(continuation)
+        logprobs, is_greedy = ScoreRequest(program, prompt, continuation).result(is_cancelled)
+        top_logprobs = [()] * len(continuation)
+        if top:
+            top_logprobs = ScoreRequest(program, prompt, continuation, top).most_likely(is_cancelled)
     else:
         logprobs, is_greedy, top_logprobs = [], [], []
         for i, token in enumerate(continuation):
+            if is_cancelled():
+                raise CancelledError("score: it was cancelled")
             drawn = _draw_only(program, [*prompt, *continuation[:i]], [token], max(top, 1))
             # Another token was drawn if `token` has a probability of 0, or none at all.
             logprobs.append(drawn.logprob if drawn.id == token else -math.inf)
             is_greedy.append(drawn.id == token == drawn.top_logprobs[0][0])
             top_logprobs.append(drawn.top_logprobs[:top])
     return Score(sum(logprobs), all(is_greedy), list(continuation), logprobs, top_logprobs)
+
+
+class ScoreRequest:
+    """A request of the engine that scores `targets` after `prompt`, or finds the `top` most likely tokens.
+
+    The engine writes to the arrays of this object until the request has ended, which its finalizer waits for.
+    """
+
+    def __init__(self, program: LLMProgram, prompt: Sequence[int], targets: Sequence[int], top: int = 0):
+        count = len(targets)
+        self._program, self._library, self._top = program, binding.library(), top
+        self._logprobs, self._is_greedy = (ctypes.c_float * (count * max(top, 1)))(), (ctypes.c_bool * count)()
+        self._top_tokens = (ctypes.c_int64 * (count * top))()
+        results = {"top_tokens": self._top_tokens, "top_logprobs": self._logprobs, "top_count": top}
+        options = binding.ScoreOptions(
+            prompt=binding.ids(prompt),
+            prompt_length=len(prompt),
+            targets=binding.ids(targets),
+            target_count=count,
+            **results if top else {"logprobs": self._logprobs, "is_greedy": self._is_greedy},
+        )
+        self._pointer = ctypes.c_void_p()
+        program.check_not_in_callback()
+        program.call("engine_submit_score", ctypes.byref(options), ctypes.byref(self._pointer))
+        arrays = (self._logprobs, self._is_greedy, self._top_tokens)
+        weakref.finalize(self, _free, self._library, self._pointer, arrays)
+
+    def result(self, is_cancelled: Callable[[], bool]) -> tuple[list[float], list[bool]]:
+        """Wait for the end. Return the log probability of each target, and whether it is the most likely token."""
+        self._wait(is_cancelled)
+        return list(self._logprobs), list(self._is_greedy)
+
+    def most_likely(self, is_cancelled: Callable[[], bool]) -> list[tuple[tuple[int, float], ...]]:
+        """Wait for the end. Return the most likely tokens in the place of each target."""
+        self._wait(is_cancelled)
+        pairs = list(zip(self._top_tokens, self._logprobs))
+        return [tuple(pairs[i : i + self._top]) for i in range(0, len(pairs), self._top)]
+
+    def _wait(self, is_cancelled: Callable[[], bool]) -> None:
+        has_ended = False
+        while not has_ended:
+            self._program.check_process()
+            if is_cancelled():
+                self._library.request_cancel(self._pointer)
+                self._library.request_wait(self._pointer, -1)
+                raise CancelledError("score: it was cancelled")
+            has_ended = self._library.request_wait(self._pointer, LOOK_SECONDS)
+        info = binding.RequestInfo()
+        self._library.request_get_info(self._pointer, ctypes.byref(info))
+        if info.finish == binding.FINISH_ERROR:
+            message = self._library.request_error(self._pointer).decode(errors="replace")
+            raise binding.error_of(info.status, message)
+        if info.finish == binding.CANCELLED:
+            raise RuntimeError(f"{self._program.path.name} is closed")
+
+
+def _free(library: Any, pointer: ctypes.c_void_p, arrays: tuple) -> None:
+    library.request_free(pointer)
 
 
 class Classifier:

@@ -10,6 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .chat_turns import Turns
+from .special_text import CUT, SpecialText
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -22,6 +25,7 @@ TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 LONG_TOKEN = 16  # characters; the tokens of a text are hardly ever longer than this on average
 LONG_TEXT = 4096  # characters; encoding a shorter text takes a few milliseconds at most
 PIECE = 2**16  # characters that `has_more_tokens` encodes at once
+MARK = "\ufdd1"  # a code point that is never a character of a text, before texts that are encoded as parts of others
 
 
 class Tokenizer:
@@ -41,6 +45,7 @@ class Tokenizer:
         self, data: str, config: Mapping[str, Any] = {}, template: str | None = None, tool_template: str | None = None
     ):
         self._data, self._config = data, config
+        self._turns_of: dict[str, Turns] = {}  # by chat template
         self.chat_template = template if template is not None else _template_of(config)
         self.tool_template = tool_template if tool_template is not None else _template_of(config, TOOL_TEMPLATE)
         self.special_tokens = _named_tokens(config)
@@ -90,15 +95,37 @@ class Tokenizer:
         named = map(self.backend.token_to_id, self._special_texts())
         return {id for id, token in added if token.special} | {id for id in named if id is not None}
 
+    @cached_property
+    def special_text(self) -> SpecialText:
+        """Finds the special tokens in texts of a user."""
+        return SpecialText(filter(None, map(self.backend.id_to_token, self.special_ids)))
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the token ids of the text of a chat, in which `special_text` may have cut what users wrote.
+
+        The template has written the special tokens. Raises ValueError if `text` has lone surrogates.
+        """
+        first, *others = text.split(CUT)
+        return self.encode(first, special=False) + [id for piece in others for id in self._encode_inside(piece)]
+
+    def _encode_inside(self, text: str) -> list[int]:
+        """Return the token ids of `text` within a longer text: without a space before it, which some tokenizers add."""
+        self._check_unicode(text)
+        encoding = self.backend.encode(MARK + text, add_special_tokens=False)
+        return [id for id, (_, end) in zip(encoding.ids, encoding.offsets) if end > len(MARK)]
+
+    def _check_unicode(self, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text: character {error.start} is a lone surrogate, expected Unicode text") from error
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the token ids of `text`. `special` adds the special tokens that the model expects around a text.
 
         Raises ValueError if `text` has lone surrogates.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"text: character {error.start} is a lone surrogate, expected Unicode text") from error
+        self._check_unicode(text)
         if len(text) < LONG_TEXT:
             return self.backend.encode(text, add_special_tokens=special).ids
         # The method for one text holds Python's lock, so that no other thread runs meanwhile.
@@ -135,7 +162,8 @@ class Tokenizer:
 
         `options` are variables of the template. If `tools` is among them, the template is the one for chats with tools,
         if there is one. With `continue_final_message`, the text ends with the content of the last message instead, so
-        that the answer continues it. `template` takes the place of the templates of the tokenizer.
+        that the answer continues it. `template` takes the place of the templates of the tokenizer. Messages in an order
+        that the template does not take are changed as `Turns` says.
 
         Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in `options`
         is reserved.
@@ -148,9 +176,28 @@ class Tokenizer:
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
             raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
         variables = {**self.special_tokens, **options}
+        if all(isinstance(message, Mapping) and "role" in message for message in messages):
+            messages = self._turns(template).fit(messages)
         if continue_final_message:
             return chat_template.render_unfinished(template, messages, variables)
         return chat_template.render(template, messages, variables, add_generation_prompt)
+
+    def replace_templates(self, template: str) -> None:
+        """Use this chat template for all chats. Raises ValueError if it is no valid Jinja template."""
+        from . import chat_template
+
+        chat_template.check(template)
+        self.chat_template, self.tool_template = template, None
+
+    def _turns(self, template: str) -> Turns:
+        if template not in self._turns_of:
+            from . import chat_template
+
+            def render(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+                return chat_template.render(template, messages, {**self.special_tokens, **options})
+
+            self._turns_of[template] = Turns.of(render)
+        return self._turns_of[template]
 
     def template_for(self, has_tools: bool) -> str | None:
         """Return the chat template for chats with tools or without, or None."""

@@ -42,8 +42,11 @@ def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
         if divisor == 0:
             raise NoMatch
         return number / divisor, factors
-    if is_call(node, _POW) and len(node.users) == 1 and node.args[1] in (2, 3):
-        return 1.0, [m.call(node, _POW).args[0]] * int(node.args[1])
+    if is_call(node, _POW) and len(node.users) == 1:
+        base, exponent = m.arguments(node, [_POW], "self", "exponent")
+        if exponent not in (2, 3):
+            raise NoMatch
+        return 1.0, [base] * int(exponent)
     try:
         return m.number(node), []
     except NoMatch:
@@ -82,12 +85,13 @@ def _gelu(P: Lowering, node: Node) -> Match:
     if one != 1 or tensor(x).dtype != dtype or extents(x) != extents(node):
         raise NoMatch
     if is_call(inner, "aten.erf.default"):
-        number, factors = _product(m, m.call(inner, "aten.erf.default").args[0])
+        number, factors = _product(m, *m.arguments(inner, ["aten.erf.default"], "self"))
         if factors != [x] or not _close(number, math.sqrt(0.5), dtype):
             raise NoMatch
         approximate = "none"
     else:
-        _check_polynomial(m, m.call(inner, "aten.tanh.default").args[0], x, dtype)
+        (polynomial,) = m.arguments(inner, ["aten.tanh.default"], "self")
+        _check_polynomial(m, polynomial, x, dtype)
         approximate = "tanh"
     return m.finish(node, lambda P, last: P.emit(ir.GeluNode, x=P.value(x), approximate=approximate))
 

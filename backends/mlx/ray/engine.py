@@ -37,7 +37,7 @@ class Engine:
 
     async def start(self, model: ModelOptions) -> int:
         """Load the model, and return the number of requests that should be sent to this engine at once."""
-        from ..batch.local import local_worker
+        from ..serve.local_worker import local_worker
 
         self._stack = AsyncExitStack()
         llm = self._stack.enter_context(model.load())

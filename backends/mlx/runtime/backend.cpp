@@ -24,13 +24,13 @@
 #include "call/profile.h"
 #include "call/reset.h"
 #include "call/state.h"
-#include "ops/cpu/cpu_kernels.h"
+#include "fusion/packed_weights.h"
 #include "guarded.h"
 #include "memory/limit.h"
 #include "memory/mapped_files.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "options.h"
 #include "program/constants.h"
-#include "program/packed_weights.h"
 #include "program/program.h"
 #include "program/shared.h"
 
@@ -45,8 +45,8 @@ constexpr char kVersion[] = "0.1.0";
 
 // A loaded delegate. ExecuTorch gets a pointer to it as a DelegateHandle.
 struct Handle final : Member {
-  Handle(MlxProgram program, std::vector<uint64_t> copy, mx::Stream stream)
-      : copy(std::move(copy)), program(std::move(program)), state(this->program.layout), stream(stream) {}
+  Handle(MlxProgram program, std::vector<uint64_t> copy)
+      : copy(std::move(copy)), program(std::move(program)), state(this->program.layout) {}
   ~Handle() {
     if (session != nullptr) {
       std::lock_guard lock(session->mutex);
@@ -63,7 +63,7 @@ struct Handle final : Member {
   std::vector<uint64_t> copy; // of the payload if its address is not aligned to 8 bytes, else empty
   MlxProgram program;
   State state;
-  mx::Stream stream;
+  mx::Stream stream{0, mx::Device::cpu}; // set when the session is known
   std::optional<MappedFiles> files; // when the constants were loaded
   Limits limits;
   const et::NamedDataMap* named_data = nullptr; // exists as long as the method
@@ -300,7 +300,7 @@ class Backend final : public et::BackendInterface {
       data = copy.data();
     }
     auto program = load_program(data, processed.size(), device, missing_for_metal(options, device));
-    auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
+    auto handle = std::make_unique<Handle>(std::move(program), std::move(copy));
     handle->limits = options.limits;
     const auto* named_data = context.get_named_data_map();
     handle->named_data = named_data;
@@ -308,7 +308,7 @@ class Backend final : public et::BackendInterface {
     std::lock_guard lock(handle->shared->loading);
     handle->session = handle->shared->join(delegate_name(context, processed), handle->membership);
     std::lock_guard no_calls(handle->session->mutex);
-    handle->session->stream = handle->stream;
+    handle->stream = handle->session->stream(device);
     handle->state.owner = handle->session->owner;
     handle->session->members.reserve(handle->session->members.size() + 1);
     try {

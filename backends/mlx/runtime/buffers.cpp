@@ -75,12 +75,13 @@ int with_bytes(executorch_mlx_buffers* buffers, size_t i, Body&& body) {
     Session& session = *buffers->session;
     std::lock_guard lock(session.mutex);
     try {
-      Evaluation({}, *session.stream, session.owner).wait();
+      for (const auto& [device, used] : session.streams) {
+        Evaluation({}, used.stream, session.owner).wait();
+      }
     } catch (...) {
       session.owner->has_lost_work = true;
     }
     session.check_defined();
-    std::lock_guard evaluations(memory_mutex());
     const auto& [description, buffer] = buffers->buffers[i];
     body(bytes_of(*buffer, description.c_str()));
   }));

@@ -1,10 +1,12 @@
 #include "checks.h"
 
-#include <mlx/primitives.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
+
+#include "mlx_internals/graph.h"
+#include "mlx_internals/internals.h"
 
 namespace executorch_mlx {
 
@@ -45,7 +47,7 @@ std::vector<int> checked_axes(const flatbuffers::Vector<int32_t>* axes, int rank
 }
 
 bool is_lazy(const mx::array& x, std::string_view name) {
-  return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
+  return internals::are_usable() && internals::is_lazy(x, name);
 }
 
 } // namespace executorch_mlx

@@ -1,8 +1,10 @@
 #include "device.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "error.h"
 
@@ -13,6 +15,46 @@ namespace {
 // Products of float32 matrices on an NVIDIA GPU are computed in float32. MLX would round their operands to TF32, which
 // has 10 bits of mantissa. If the environment has MLX_ENABLE_TF32, that value stays.
 void turn_tf32_off() { [[maybe_unused]] static const int done = setenv("MLX_ENABLE_TF32", "0", /*overwrite=*/0); }
+
+constexpr int kStreamsOfDevice = 8;
+
+struct Streams {
+  std::mutex mutex;
+  std::map<mx::Device, std::vector<mx::Stream>> of_device;
+  std::map<int, mx::Stream> of_host; // by the index of a stream of the GPU
+  std::map<int, int> programs; // how many use a stream, by its index
+};
+
+Streams& streams() {
+  static auto* const instance = new Streams(); // never destroyed: programs may be unloaded at the end of the process
+  return *instance;
+}
+
+// All streams of a device are made together, because making one while another thread evaluates is not safe in MLX.
+std::vector<mx::Stream> make_streams(mx::Device device, Streams& all) {
+  std::vector<mx::Stream> result;
+  for (int i = 0; i < kStreamsOfDevice; ++i) {
+    result.push_back(mx::new_thread_unsafe_stream(device));
+    if (device == mx::Device::gpu) {
+      all.of_host.emplace(result.back().index, mx::new_thread_unsafe_stream(mx::Device::cpu));
+    }
+  }
+  return result;
+}
+
+// The stream of the device that the fewest programs use.
+mx::Stream take_stream(mx::Device device) {
+  auto& all = streams();
+  std::lock_guard lock(all.mutex);
+  auto& candidates = all.of_device[device];
+  if (candidates.empty()) {
+    candidates = make_streams(device, all);
+  }
+  const auto stream = *std::min_element(candidates.begin(), candidates.end(),
+      [&](mx::Stream a, mx::Stream b) { return all.programs[a.index] < all.programs[b.index]; });
+  ++all.programs[stream.index];
+  return stream;
+}
 
 } // namespace
 
@@ -46,15 +88,17 @@ mx::Device chosen_device(const std::string& name) {
 
 const char* name(mx::Device device) { return device.type == mx::Device::cpu ? "cpu" : "gpu"; }
 
-mx::Stream shared_stream(mx::Device device) {
-  static std::mutex mutex;
-  static std::map<mx::Device, mx::Stream> streams;
-  std::lock_guard lock(mutex);
-  auto found = streams.find(device);
-  if (found == streams.end()) {
-    found = streams.emplace(device, mx::new_thread_unsafe_stream(device)).first;
-  }
-  return found->second;
+ProgramStream::ProgramStream(mx::Device device) : stream(take_stream(device)) {}
+
+ProgramStream::~ProgramStream() {
+  std::lock_guard lock(streams().mutex);
+  --streams().programs.at(stream.index);
+}
+
+mx::Stream host_stream(mx::Stream stream) {
+  std::lock_guard lock(streams().mutex);
+  const auto found = streams().of_host.find(stream.index);
+  return found == streams().of_host.end() ? stream : found->second;
 }
 
 } // namespace executorch_mlx

@@ -1,8 +1,9 @@
-// The devices that programs run on. All programs on one device share one MLX stream.
+// The devices that programs run on, and their MLX streams.
 #pragma once
 
 #include <mlx/mlx.h>
 
+#include <memory>
 #include <string>
 
 namespace executorch_mlx {
@@ -20,9 +21,21 @@ const char* name(mx::Device device);
 // the variable is set.
 mx::Device chosen_device(const std::string& name);
 
-// Returns the stream that all programs on `device` share. An ordinary MLX stream belongs to the thread that created
-// it, and its worker thread is never freed. Any thread may use the shared stream, but only one thread at a time may
-// evaluate arrays on it.
-mx::Stream shared_stream(mx::Device device);
+// A stream that a program uses as long as this exists. MLX never frees a stream, so a device has a fixed number of
+// them. Programs get different streams as far as possible, so that they do not wait for each other. Any thread may use
+// such a stream, but only one thread at a time may evaluate arrays on it: see Evaluation.
+class ProgramStream {
+ public:
+  explicit ProgramStream(mx::Device device);
+  ~ProgramStream();
+  ProgramStream(const ProgramStream&) = delete;
+  ProgramStream& operator=(const ProgramStream&) = delete;
+
+  const mx::Stream stream;
+};
+
+// The stream of the CPU for operations that a program runs there beside `stream`: `stream` itself if it is one of the
+// CPU, else one that only the programs of `stream` use.
+mx::Stream host_stream(mx::Stream stream);
 
 } // namespace executorch_mlx

@@ -198,7 +198,8 @@ class Choice:
         deltas: list[Delta] = []
         for kind, text in parts:
             if kind == CALL:
-                self._call = Call(0 if self._call is None else self._call.index + 1, self._model.call_id(), text)
+                index = 0 if self._call is None else self._call.index + 1
+                self._call = Call(index, self._model.format.call_id(text, index), text)
             if deltas and deltas[-1].kind == kind:
                 deltas[-1].text += text
             elif text or kind == CALL_END:
@@ -330,16 +331,19 @@ class Answer:
     # Numbers of tokens -------------------------------------------------------------------
 
     @property
+    def _first_choices(self) -> Sequence[Choice]:
+        """The first choice for each prompt."""
+        return self.choices[:: max(1, len(self.choices) // self.prompt_count)]
+
+    @property
     def prompt_tokens(self) -> int:
         """The number of tokens of all prompts. Several choices share a prompt, whose tokens count once."""
-        per_prompt = len(self.choices) // self.prompt_count
-        return sum(choice.metrics.prompt_tokens for choice in self.choices[::per_prompt])
+        return sum(choice.metrics.prompt_tokens for choice in self._first_choices)
 
     @property
     def cached_tokens(self) -> int:
         """The number of tokens of the prompts that the KV cache already held."""
-        per_prompt = len(self.choices) // self.prompt_count
-        return sum(choice.metrics.cached_tokens for choice in self.choices[::per_prompt])
+        return sum(choice.metrics.cached_tokens for choice in self._first_choices)
 
     @property
     def completion_tokens(self) -> int:

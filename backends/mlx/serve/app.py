@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
-from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 
 from ..llm import LLM
-from . import strict_json
+from . import ollama
+from .batches import Batches
 from .chat_request import ChatRequest
-from .errors import ANTHROPIC_ERRORS, ERRORS, Responses, add_error_handlers
+from .errors import ANTHROPIC_ERRORS, ERRORS, OLLAMA_ERRORS, Responses, add_error_handlers, no_embeddings
+from .file_routes import file_routes
 from .messages import MessagesFormat, count_tokens, start_message
 from .messages_request import CountRequest, MessagesRequest
 from .middleware import add_middleware
 from .models import Models
+from .ollama_request import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from .request import CompletionRequest
 from .response import ChatFormat, CompletionFormat
-from .responses import ResponsesFormat, input_tokens, start_response
+from .responses import ResponsesFormat, input_items, input_tokens, start_response
 from .responses_request import ResponsesRequest
+from .route import AnyTypeRoute, Route
 from .service import Service
 from .settings import Settings
 from .start import start_chat, start_completion
@@ -33,7 +37,7 @@ from .tokenize_request import DetokenizeRequest, TokenizeRequest, detokenize, to
 PAGE = Path(__file__).parent / "page"
 # The second form of an answer, for the description of the API.
 STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
-LARGE_BODY = 64 * 1024  # bytes; a larger body is parsed on another thread, so that other requests need not wait
+LINES: Responses = {200: {"content": {"application/x-ndjson": {}}}}  # the same in Ollama's API
 
 
 def create_app(
@@ -59,39 +63,28 @@ def create_app(
         for task in tasks:
             task.cancel()
         service.answers.close()
+        batches.close()
+        service.files.close()
 
     app = FastAPI(title="executorch-mlx", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # the address of a redirect would be wrong behind a proxy with TLS
     app.state.service, app.state.answers = service, service.answers
+    key = service.settings.api_key
+    headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+    batches = Batches(app, models, service.files, headers)
     add_middleware(app, service.settings)
     add_error_handlers(app)
     app.include_router(_generation_routes(service))
+    app.include_router(_ollama_routes(service))
+    app.include_router(file_routes(service, batches))
     app.include_router(_information_routes(service))
     app.mount("/page", StaticFiles(directory=PAGE))
     return app
 
 
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        body = await self.body()
-        return await asyncio.to_thread(strict_json.parse, body) if len(body) > LARGE_BODY else strict_json.parse(body)
-
-
-class _Route(APIRoute):
-    """A route whose request bodies are read by `strict_json`."""
-
-    def get_route_handler(self) -> Callable:
-        handle = super().get_route_handler()
-
-        async def handle_strictly(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return handle_strictly
-
-
 def _generation_routes(service: Service) -> APIRouter:
     """The routes that generate text."""
-    router = APIRouter(route_class=_Route, responses=ERRORS)
+    router = APIRouter(route_class=Route, responses=ERRORS)
 
     @router.post("/v1/chat/completions", responses=STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -103,7 +96,21 @@ def _generation_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/responses", responses=STREAM)
     async def respond(body: ResponsesRequest, request: Request) -> Response:
-        return await service.respond(request, body, start_response, ResponsesFormat)
+        start = partial(start_response, service.stored)
+        return await service.respond(request, body, start, partial(ResponsesFormat, stored=service.stored))
+
+    @router.get("/v1/responses/{id}")
+    async def get_response(id: str) -> dict[str, Any]:
+        return service.stored.get(id).body
+
+    @router.delete("/v1/responses/{id}")
+    async def delete_response(id: str) -> dict[str, Any]:
+        service.stored.remove(id)
+        return {"id": id, "object": "response", "deleted": True}
+
+    @router.get("/v1/responses/{id}/input_items")
+    async def get_input_items(id: str) -> dict[str, Any]:
+        return input_items(service.stored.get(id))
 
     @router.post("/v1/messages", responses=STREAM | ANTHROPIC_ERRORS)
     async def write_message(body: MessagesRequest, request: Request) -> Response:
@@ -112,9 +119,49 @@ def _generation_routes(service: Service) -> APIRouter:
     return router
 
 
+def _ollama_routes(service: Service) -> APIRouter:
+    """The routes of Ollama's API."""
+    router = APIRouter(route_class=AnyTypeRoute, prefix="/api", responses=OLLAMA_ERRORS)
+    models = service.models
+
+    @router.post("/chat", responses=LINES)
+    async def chat(body: OllamaChatRequest, request: Request) -> Response:
+        body.model = ollama.own_name(body.model, models)
+        return await service.respond(request, body, ollama.start_ollama, ollama.chat_format)
+
+    @router.post("/generate", responses=LINES)
+    async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
+        body.model = ollama.own_name(body.model, models)
+        return await service.respond(request, body, ollama.start_ollama, ollama.generate_format)
+
+    @router.get("/tags")
+    async def tags() -> dict[str, Any]:
+        return {"models": [ollama.tag(entry, models.size(entry["id"])) for entry in models.descriptions()]}
+
+    @router.get("/ps")
+    async def running() -> dict[str, Any]:
+        loaded = [entry for entry in models.descriptions() if entry["loaded"]]
+        return {"models": [ollama.tag(entry, models.size(entry["id"])) for entry in loaded]}
+
+    @router.post("/show")
+    async def show(body: ShowRequest) -> dict[str, Any]:
+        return await service.with_model(ollama.own_name(body.model or body.name or "", models), ollama.show)
+
+    @router.post("/embed")
+    @router.post("/embeddings")
+    async def embed() -> Response:
+        raise no_embeddings()
+
+    @router.get("/version")
+    async def get_version() -> dict[str, Any]:
+        return {"version": ollama.VERSION}
+
+    return router
+
+
 def _information_routes(service: Service) -> APIRouter:
     """The routes that generate no text."""
-    router = APIRouter(route_class=_Route, responses=ERRORS)
+    router = APIRouter(route_class=Route, responses=ERRORS)
 
     @router.get("/", include_in_schema=False)
     async def chat_page() -> Response:
@@ -140,20 +187,24 @@ def _information_routes(service: Service) -> APIRouter:
         return service.models.description(requested)
 
     @router.post("/v1/responses/input_tokens")
-    async def count_input_tokens(body: ResponsesRequest) -> dict[str, Any]:
-        return await service.with_model(body.model, lambda model: input_tokens(model, body))
+    async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[str, Any]:
+        return await service.apply(request, body, partial(input_tokens, service.stored))
 
     @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
-    async def count_message_tokens(body: CountRequest) -> dict[str, Any]:
-        return await service.with_model(body.model, lambda model: count_tokens(model, body))
+    async def count_message_tokens(body: CountRequest, request: Request) -> dict[str, Any]:
+        return await service.apply(request, body, count_tokens)
+
+    @router.post("/v1/embeddings")
+    async def embed() -> Response:
+        raise no_embeddings()
 
     @router.post("/tokenize")
-    async def tokenize_text(body: TokenizeRequest) -> dict[str, Any]:
-        return await service.with_model(body.model, lambda model: tokenize(model, body))
+    async def tokenize_text(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+        return await service.apply(request, body, tokenize)
 
     @router.post("/detokenize")
-    async def detokenize_ids(body: DetokenizeRequest) -> dict[str, Any]:
-        return await service.with_model(body.model, lambda model: detokenize(model, body))
+    async def detokenize_ids(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+        return await service.apply(request, body, detokenize)
 
     @router.get("/tokenizer_info")
     async def get_tokenizer_info(model: str | None = None) -> dict[str, Any]:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .parts import FUNCTION_NAME, Several, Strict
+from .parts import FUNCTION_NAME, RequestPart, Several
 from .request import GenerationRequest, limit
 
 MAX_TOOLS = 128
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+TEXT_PARAMETER = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 # Messages ------------------------------------------------------------------------------
 
@@ -34,7 +42,7 @@ def _join_parts(content: Any) -> Any:
     return "".join(texts)
 
 
-class TextPart(Strict):
+class TextPart(RequestPart):
     """A part of a message's content. Only the OpenAPI schema uses this class; `_join_parts` reads the parts."""
 
     type: Literal["text"]
@@ -42,6 +50,15 @@ class TextPart(Strict):
 
 
 Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart])]
+
+
+def text_input(arguments: str) -> str:
+    """Return the input of a call of a tool that takes a text: what its arguments in JSON have, or else their text."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments
 
 
 def parse_arguments(text: str) -> Any:
@@ -68,7 +85,7 @@ def _check_arguments(text: str) -> str:
 Arguments = Annotated[str, AfterValidator(_check_arguments)]
 
 
-class FunctionCall(Strict):
+class FunctionCall(RequestPart):
     name: str = Field(min_length=1, max_length=256)
     arguments: Arguments
     parsed_arguments: Any = None  # the openai package adds it in parse()
@@ -78,14 +95,43 @@ class FunctionCall(Strict):
         return {"name": self.name, "arguments": parse_arguments(self.arguments)}
 
 
-class MessageToolCall(Strict):
+class MessageToolCall(RequestPart):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None  # the index of the call in a stream; some clients send it back
 
 
-class Cacheable(Strict):
+class CustomCall(RequestPart):
+    name: str = Field(min_length=1, max_length=256)
+    input: str
+
+
+class CustomToolCall(RequestPart):
+    """A call of a tool that takes a text. To the model, it is a call of a function; see `CustomTool`."""
+
+    id: str = Field(min_length=1, max_length=256)
+    type: Literal["custom"]
+    custom: CustomCall
+    index: int | None = None
+
+    @property
+    def function(self) -> FunctionCall:
+        return FunctionCall(name=self.custom.name, arguments=json.dumps({"input": self.custom.input}))
+
+
+def _call_type(call: Any) -> str:
+    """Return the type of a call, which some clients leave out for functions."""
+    type = call.get("type") if isinstance(call, dict) else getattr(call, "type", None)
+    return "custom" if type == "custom" else "function"
+
+
+AnyToolCall = Annotated[
+    Annotated[MessageToolCall, Tag("function")] | Annotated[CustomToolCall, Tag("custom")], Discriminator(_call_type)
+]
+
+
+class Cacheable(RequestPart):
     """What a client may mark for the cache of prompts in Anthropic's API, which here needs no marks."""
 
     cache_control: dict[str, Any] | None = None
@@ -116,7 +162,7 @@ class AssistantMessage(ChatMessage):
     reasoning_content: str | None = None
     reasoning: str | None = None  # what other servers call it; used if there is no reasoning_content
     refusal: str | None = None
-    tool_calls: Several[MessageToolCall] | None = None
+    tool_calls: Several[AnyToolCall] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
@@ -159,11 +205,18 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 class Function(Cacheable):
+    """A function. Without `parameters`, it takes none, as in OpenAI's API."""
+
     name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     required: list[str] | None = None  # guardrails repeats that of the parameters here; it has no effect
+
+    @model_validator(mode="after")
+    def _with_parameters(self) -> Function:
+        self.parameters = NO_PARAMETERS if self.parameters is None else self.parameters
+        return self
 
 
 class Tool(Cacheable):
@@ -171,28 +224,73 @@ class Tool(Cacheable):
     function: Function
 
 
-class ChosenFunction(Strict):
+class Custom(RequestPart):
+    """A tool that takes a text. `format`, such as a grammar, is no more than a part of its description to the model."""
+
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+    def as_function(self) -> Function:
+        """Return the function that stands for the tool: its only parameter is the text."""
+        form = f"The input has this format: {json.dumps(self.format, ensure_ascii=False)}" if self.format else ""
+        description = "\n\n".join(filter(None, (self.description, form)))
+        return Function(name=self.name, description=description or None, parameters=TEXT_PARAMETER)
+
+
+class CustomTool(Cacheable):
+    type: Literal["custom"]
+    custom: Custom
+
+    @cached_property
+    def function(self) -> Function:
+        return self.custom.as_function()
+
+
+class ChosenFunction(RequestPart):
     name: str
 
 
-class ChosenTool(Strict):
+class ChosenTool(RequestPart):
     type: Literal["function"] = "function"  # huggingface_hub leaves it out
     function: ChosenFunction
 
 
-class AllowedTools(Strict):
+class ChosenCustomTool(RequestPart):
+    type: Literal["custom"]
+    custom: ChosenFunction
+
+    @property
+    def function(self) -> ChosenFunction:
+        return self.custom
+
+
+ChosenTools = ChosenTool | ChosenCustomTool
+
+
+class AllowedTools(RequestPart):
     """Some of the tools. The model may call them, or must call one of them."""
 
     mode: Literal["auto", "required"]
-    tools: Several[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: Several[ChosenTools] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class AllowedToolChoice(Strict):
+class AllowedToolChoice(RequestPart):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
+AnyTool = Annotated[Tool | CustomTool, Field(discriminator="type")]
+
 # The request ---------------------------------------------------------------------------
+
+
+class ThinkingOptions(RequestPart):
+    """Whether the model reasons before it answers. `budget_tokens` has no effect: the model ends its reasoning."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: Literal["summarized", "omitted"] | None = None
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -206,11 +304,12 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, lt=2**31)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Several[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedToolChoice | None = None
+    tools: Several[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = True
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking: ThinkingOptions | bool | None = None  # as DeepSeek, Kimi and GLM have it
     # Fields of vLLM's API.
     add_generation_prompt: bool | None = None  # the default is true unless the last message is continued
     continue_final_message: bool | None = False
@@ -230,6 +329,15 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def thinks(self) -> bool | None:
+        """Whether the model should reason before it answers, or None if the request leaves that to it."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        if isinstance(self.thinking, ThinkingOptions):
+            return {"enabled": True, "disabled": False}.get(self.thinking.type)
+        return self.thinking
+
+    @property
     def functions(self) -> list[Function]:
         """The functions that the model may call: none if `tool_choice` is none."""
         if self.tool_choice == "none":
@@ -239,9 +347,14 @@ class ChatRequest(GenerationRequest):
         return [f for f in functions if not is_limited or f.name in self.chosen_names]
 
     @property
+    def custom_names(self) -> set[str]:
+        """The names of the tools that take a text."""
+        return {tool.custom.name for tool in self.tools or [] if isinstance(tool, CustomTool)}
+
+    @property
     def chosen_names(self) -> set[str]:
         """The names of functions in `tool_choice`."""
-        if isinstance(self.tool_choice, ChosenTool):
+        if isinstance(self.tool_choice, ChosenTools):
             return {self.tool_choice.function.name}
         if isinstance(self.tool_choice, AllowedToolChoice):
             return {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
@@ -250,7 +363,7 @@ class ChatRequest(GenerationRequest):
     @property
     def forced_functions(self) -> list[Function]:
         """The functions of which the model must call at least one. Empty if the model may answer with text."""
-        if isinstance(self.tool_choice, ChosenTool):
+        if isinstance(self.tool_choice, ChosenTools):
             return [f for f in self.functions if f.name in self.chosen_names]
         if isinstance(self.tool_choice, AllowedToolChoice):
             return self.functions if self.tool_choice.allowed_tools.mode == "required" else []
@@ -259,7 +372,7 @@ class ChatRequest(GenerationRequest):
     @property
     def wants_one_call(self) -> bool:
         """Whether an answer may have only one call: if the request says so, or chooses one function."""
-        return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTool)
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTools)
 
     def check_fields(self) -> None:
         super().check_fields()

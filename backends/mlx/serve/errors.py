@@ -1,4 +1,4 @@
-"""Errors in the format of the OpenAI API, and in that of Anthropic's API for `/v1/messages`."""
+"""Errors in the formats of the APIs: that of OpenAI, Anthropic's for `/v1/messages`, and Ollama's for `/api/`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..memory import OutOfMemoryError
 log = logging.getLogger("executorch_mlx.serve")
 
 ANTHROPIC_PATH = "/v1/messages"  # the paths that begin so belong to Anthropic's API
+OLLAMA_PATH = "/api/"  # and these to Ollama's
 # Anthropic's types of errors by HTTP status. Others are `invalid_request_error`, and `api_error` from 500 on.
 ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -57,10 +58,17 @@ class AnthropicErrorBody(BaseModel):
     error: AnthropicErrorDetails
 
 
+class OllamaErrorBody(BaseModel):
+    """The body of an error in Ollama's API."""
+
+    error: str
+
+
 # The errors of routes, for the description of the API. Without them, FastAPI adds its own error 422.
 Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {"default": {"description": "An error", "model": ErrorBody}}
 ANTHROPIC_ERRORS: Responses = {"default": {"description": "An error", "model": AnthropicErrorBody}}
+OLLAMA_ERRORS: Responses = {"default": {"description": "An error", "model": OllamaErrorBody}}
 
 
 class ApiError(HTTPException):
@@ -85,7 +93,10 @@ class ApiError(HTTPException):
 
     def response(self, path: str) -> JSONResponse:
         """Return the response to a request for `path`, in the format of the API to which the path belongs."""
-        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+        if path.startswith(OLLAMA_PATH):
+            body = self.ollama_body
+        else:
+            body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
         return JSONResponse(body, self.status_code, self.headers)
 
     @property
@@ -98,6 +109,11 @@ class ApiError(HTTPException):
         error: dict[str, Any] = {"type": ANTHROPIC_TYPES.get(self.status_code, other), "message": message}
         return {"type": "error", "error": error | ({"details": {"error_code": code}} if code else {})}
 
+    @property
+    def ollama_body(self) -> dict[str, Any]:
+        """The body in the format of Ollama's API."""
+        return {"error": self.detail}
+
     def __str__(self) -> str:
         return self.detail
 
@@ -105,6 +121,11 @@ class ApiError(HTTPException):
 def server_error(message: str, status: int = 500, code: str | None = None) -> ApiError:
     """Return the error for a request that the server cannot answer through no fault of the client."""
     return ApiError(message, status=status, kind="server_error", code=code)
+
+
+def no_embeddings() -> ApiError:
+    message = "embeddings: no model of this server computes embeddings: executorch-mlx exports no embedding models yet"
+    return ApiError(message, code="unsupported_endpoint")
 
 
 def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str] = {}) -> ApiError:
@@ -116,9 +137,9 @@ def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str]
     message = str(error)
     if isinstance(error, SettingError):
         name = {"bias_tokens": "logit_bias", "bias_values": "logit_bias", **fields}.get(error.name, error.name)
-        return ApiError(name + error.problem, param=name, code="unsupported_value")
+        return ApiError(error.about(name), param=name, code="unsupported_value")
     if isinstance(error, PromptLengthError):
-        message = prompt_field + error.problem
+        message = error.about(prompt_field)
         if error.count == 0:
             return ApiError(message, param=prompt_field)
         # Clients recognize this error by its code or by OpenAI's words.
@@ -217,6 +238,7 @@ _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
 # The messages of errors, and what errors expect, where pydantic's words are about Python.
 _MESSAGES = {"extra_forbidden": "unknown field", "union_tag_not_found": "Field required"}
 _EXPECTED = dict.fromkeys(("dict_type", "model_attributes_type", "model_type"), "an object")
+_EXPECTED["none_required"] = "null"
 
 
 # Pydantic's errors about the length of a value: what is counted, and the bound with its name in the error.

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from . import strict_json
 from .errors import ApiError
-from .parts import FUNCTION_NAME, Strict
+from .parts import FUNCTION_NAME, RequestPart
 
 
 def _parsed_schema(value: Any) -> Any:
@@ -50,7 +50,7 @@ def forms_of(prefix: str, values: dict[str, Any]) -> list[Form]:
     return [Form(kind, value, prefix + kind) for kind, value in values.items() if value is not None]
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(RequestPart):
     """vLLM's way to set the form of an answer: one of the first five fields."""
 
     json_: Schema | None = Field(None, alias="json")
@@ -58,6 +58,7 @@ class StructuredOutputs(Strict):
     regex: str | None = None
     choice: Texts | None = None
     grammar: str | None = None
+    structural_tag: None = None  # vLLM's form of parts of an answer, which this server lacks
     disable_any_whitespace: bool | None = None  # no effect: the JSON of answers is in one line
 
     @property
@@ -69,14 +70,14 @@ class StructuredOutputs(Strict):
         return [*forms, any_object] if self.json_object else forms
 
 
-class JsonSchema(Strict):
+class JsonSchema(RequestPart):
     name: str = Field("answer", pattern=FUNCTION_NAME)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class TextFormat(Strict):
+class TextFormat(RequestPart):
     type: Literal["text"]
 
     @property
@@ -84,7 +85,7 @@ class TextFormat(Strict):
         return []
 
 
-class JsonObjectFormat(Strict):
+class JsonObjectFormat(RequestPart):
     """Any JSON object, or one that follows a schema: other servers take it here.
 
     `value`: the schema under the name that huggingface_hub gives it.
@@ -102,7 +103,7 @@ class JsonObjectFormat(Strict):
         return [Form("json", {"type": "object"}, "response_format")]
 
 
-class JsonSchemaFormat(Strict):
+class JsonSchemaFormat(RequestPart):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 

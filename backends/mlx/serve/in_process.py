@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -27,19 +27,19 @@ async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
         yield app
 
 
-async def post(app: FastAPI, path: str, body: bytes) -> Response:
-    """Send a POST request with a JSON body to `app`, and return the response.
+async def post(app: FastAPI, path: str, body: bytes, headers: Sequence[tuple] = ()) -> Response:
+    """Send a POST request with a JSON body to `app`, and return the response. `headers`: see `exchange`.
 
     If the app raises an exception, the response is the HTTP 500 that a client of the server would get. Cancelling the
     call cancels the answer.
     """
-    status, headers, parts = 500, {}, []
-    async for message in exchange(app, path, body):
+    status, given, parts = 500, {}, []
+    async for message in exchange(app, path, body, headers=[*headers]):
         if message["type"] == "http.response.start":
-            status, headers = message["status"], dict(message["headers"])
+            status, given = message["status"], dict(message["headers"])
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
-    id = headers.get(b"x-request-id", b"").decode() or f"req_{uuid.uuid4().hex}"
+    id = given.get(b"x-request-id", b"").decode() or f"req_{uuid.uuid4().hex}"
     return Response(status, b"".join(parts), id)
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from .answer import LENGTH, TOOL_CALLS, Answer, Choice
+from .chat_prompt import all_ids, chat_prompt
 from .chat_request import parse_arguments
 from .delta import Call, Delta
 from .errors import ApiError, renamed_fields
@@ -13,7 +14,8 @@ from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
 from .messages_request import CountRequest, MessagesRequest
 from .model import ServedModel
-from .start import chat_prompt, start_chat
+from .start import start_chat
+from .streaming import ServerSentEvents
 
 # The fields of a chat request -> the fields of `/v1/messages` from which they come, for error messages.
 FIELDS = {"response_format": "output_config.format", "stop": "stop_sequences", "reasoning_effort": "thinking.type"}
@@ -30,7 +32,7 @@ def count_tokens(model: ServedModel, body: CountRequest) -> dict[str, Any]:
     with renamed_fields(_field):
         chat = body.as_chat_request(model.abilities_for(bool(body.tools)))
         chat.check_fields()
-        return {"input_tokens": len(model.llm.encode(chat_prompt(model, chat).text, special=False))}
+        return {"input_tokens": len(all_ids(model, chat_prompt(model, chat)))}
 
 
 def _field(param: str) -> str:
@@ -64,10 +66,8 @@ def _input(call: Call) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"INVALID_JSON": call.arguments}
 
 
-class MessagesFormat:
+class MessagesFormat(ServerSentEvents):
     """Builds the message of an answer, and the events of its stream."""
-
-    ends_with_done = False
 
     def __init__(self, answer: Answer, body: MessagesRequest):
         self._answer, self._shows_thinking = answer, body.shows_thinking

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..llm.chat_template import Abilities
-from .chat_request import MAX_TOOLS, Cacheable, ChatRequest
+from .chat_request import MAX_TOOLS, Cacheable, ChatRequest, ThinkingOptions
 from .errors import ApiError
-from .parts import FUNCTION_NAME, Caller, Several, Strict
+from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import MAX_STOPS, ExtendedFields, Stop
 
 BETWEEN_BLOCKS = "\n\n"  # blocks are texts of their own
@@ -44,7 +44,7 @@ class ToolResult(Cacheable):
     is_error: bool | None = False
 
 
-class Thinking(Strict):
+class Thinking(RequestPart):
     """Reasoning of an earlier answer. The signature, by which Anthropic recognizes its own, has no effect."""
 
     type: Literal["thinking"]
@@ -52,7 +52,7 @@ class Thinking(Strict):
     signature: str | None = None
 
 
-class RedactedThinking(Strict):
+class RedactedThinking(RequestPart):
     """Reasoning that only Anthropic can read."""
 
     type: Literal["redacted_thinking"]
@@ -63,17 +63,17 @@ UserBlock = Annotated[TextBlock | ToolResult, Field(discriminator="type")]
 AssistantBlock = Annotated[TextBlock | ToolUse | Thinking | RedactedThinking, Field(discriminator="type")]
 
 
-class UserMessage(Strict):
+class UserMessage(RequestPart):
     role: Literal["user"]
     content: str | Several[UserBlock]
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(RequestPart):
     role: Literal["assistant"]
     content: str | Several[AssistantBlock]
 
 
-class SystemMessage(Strict):
+class SystemMessage(RequestPart):
     role: Literal["system"]
     content: Texts
 
@@ -135,7 +135,7 @@ class Tool(Cacheable):
         return {"type": "function", "function": function | {"parameters": self.input_schema}}
 
 
-class ToolChoice(Strict):
+class ToolChoice(RequestPart):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = False
@@ -152,32 +152,24 @@ class ToolChoice(Strict):
         return "required" if self.type == "any" else self.type
 
 
-class ThinkingOptions(Strict):
-    """Whether the model reasons before it answers. `budget_tokens` has no effect: the model ends its reasoning."""
-
-    type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(None, ge=1)
-    display: Literal["summarized", "omitted"] | None = None
-
-
-class JsonOutput(Strict):
+class JsonOutput(RequestPart):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputOptions(Strict):
+class OutputOptions(RequestPart):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutput | None = None
 
 
-class ClearThinking(Strict):
+class ClearThinking(RequestPart):
     """No effect: the chat template decides which reasoning of earlier turns the model sees."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Any = None
 
 
-class ContextManagement(Strict):
+class ContextManagement(RequestPart):
     edits: Several[ClearThinking] | None = None
 
 
@@ -214,6 +206,7 @@ class CountRequest(ExtendedFields, Cacheable):
 
         `template`: the abilities of the model's chat template.
         """
+        self.check_fields()
         if self.thread is not None:
             message = "thread is not supported: this server stores no answers; send all messages"
             raise ApiError(message, param="thread", code="thread_unsupported_request")  # the package then sends them
@@ -236,8 +229,8 @@ class CountRequest(ExtendedFields, Cacheable):
         fields: dict[str, Any] = {"chat_template_kwargs": self.chat_template_kwargs}
         if self.thinking is not None and self.thinking.type == "disabled":
             return fields | {"reasoning_effort": "none"}
-        if self.thinking is not None and "enable_thinking" in template.variables:
-            fields["chat_template_kwargs"] = {"enable_thinking": True} | (self.chat_template_kwargs or {})
+        if self.thinking is not None:
+            fields["thinking"] = True
         if self.output_config is not None and "reasoning_effort" in template.variables:
             fields["reasoning_effort"] = self.output_config.effort
         return fields

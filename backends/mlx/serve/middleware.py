@@ -38,8 +38,8 @@ def add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(BodyLimits, settings=settings)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
-    if settings.host is not None and is_loopback(settings.host):
-        app.add_middleware(LocalHost)
+    if settings.host is not None and is_loopback(settings.host) and "*" not in settings.allowed_hosts:
+        app.add_middleware(LocalHost, allowed=settings.allowed_hosts)
     app.add_middleware(InternalErrors)
     if settings.allowed_origins:
         app.add_middleware(
@@ -114,18 +114,20 @@ class WithoutExtraSlashes:
 class LocalHost:
     """Refuses requests whose Host header names another machine. This protects against DNS rebinding by web pages.
 
-    A request without the header, which HTTP/1.0 permits, comes from no browser.
+    `allowed`: names that are accepted, such as that of a reverse proxy. A request without the header, which HTTP/1.0
+    permits, comes from no browser.
     """
 
-    def __init__(self, app):
-        self._app = app
+    def __init__(self, app, allowed: tuple[str, ...] = ()):
+        self._app, self._allowed = app, {name.lower() for name in allowed}
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] == "http" and any(name == b"host" for name, _ in scope["headers"]):
             host = _header(scope, b"host").rsplit("]", 1)
             name = host[0].removeprefix("[") if len(host) == 2 else host[0].split(":")[0]
-            if not is_loopback(name):
-                error = ApiError("the Host header names another machine, expected the loopback address")
+            if not (is_loopback(name) or name.lower() in self._allowed):
+                message = "the Host header names another machine, expected the loopback address or an allowed host"
+                error = ApiError(message)
                 return await error.response(scope["path"])(scope, receive, send)
         await self._app(scope, receive, send)
 

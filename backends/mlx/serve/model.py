@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import string
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -12,6 +9,8 @@ from typing import Any
 
 from ..llm import LLM
 from ..llm.chat_template import Abilities, abilities
+from ..llm.sampling_parameters import PENALTIES
+from ..llm.scoring import can_score
 from .formats import AnswerFormat, detect, format_name
 from .grammar import Grammars
 
@@ -80,43 +79,37 @@ class ServedModel:
         return name.encode() if name is not None else self.llm.token_bytes(token)
 
     @cached_property
-    def takes_system_message(self) -> bool:
-        """Whether the chat templates show a system message to the model. That of Gemma 2 rejects it."""
-        return self._shows_system_message("system", "user")
-
-    @cached_property
-    def takes_later_system_messages(self) -> bool:
-        """Whether the chat templates show a system message behind other messages. Many templates reject it."""
-        return self._shows_system_message("user", "system")
-
-    def _shows_system_message(self, *roles: str) -> bool:
-        """Whether the chat templates show the system message among messages with these roles."""
-        text = "<|instructions|>"
-        messages = [{"role": role, "content": text if role == "system" else "Hi"} for role in roles]
-        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
-        try:
-            texts = [self.chat_text(messages, options) for options in ({}, {"tools": [tool]})]
-        except ValueError:
-            return False
-        return all(text in shown for shown in texts)
-
-    @cached_property
     def scoring_threads(self) -> ThreadPoolExecutor:
         """The threads that compute log probabilities of prompts."""
         return ThreadPoolExecutor(self.llm.rows, thread_name_prefix="score")
 
-    def call_id(self) -> str:
-        """Return a new id for a tool call."""
-        if length := self.format.call_id_length:
-            return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
-        return f"call_{uuid.uuid4().hex[:24]}"
+    def close(self) -> None:
+        self.llm.close()
 
     def description(self) -> dict[str, Any]:
         """Return the fields of the model's object in `/v1/models` that are known once it is loaded."""
         program = self.llm.program
         # The length has the names that clients of other servers and of Anthropic read.
         names = ("context_length", "max_model_len", "max_input_tokens", "max_tokens")
-        return {"has_chat_template": self.llm.chats} | dict.fromkeys(names, program.max_context_len)
+        return {
+            "has_chat_template": self.llm.chats,
+            "capabilities": self.capabilities,
+            "default_sampling": self.llm.defaults,
+        } | dict.fromkeys(names, program.max_context_len)
+
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What requests may ask for, by the name of a field or of a thing."""
+        program = self.llm.program
+        return {
+            "chat": self.llm.chats,
+            "tools": self.llm.chats,
+            "forced_tools": not self.grammars.obstacle,
+            "response_format": not self.grammars.obstacle,
+            "logprobs": program.has_logits or program.logprobs > 0,
+            "prompt_logprobs": can_score(program),
+            **{name: program.has_logits or program.takes(name) for name in (*PENALTIES, "logit_bias", "seed")},
+        }
 
 
 def text_of(values: Sequence[bytes]) -> str:

@@ -8,12 +8,26 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from .. import memory
 from ..llm import LLM, EngineStats
+from ..llm.llm import IsSpeechModel
+from ..llm.speech import SpeechModel
 from .errors import ApiError, server_error
 from .model import ServedModel
+from .speech import ServedSpeech
+
+Loaded = ServedModel | ServedSpeech
+
+
+def load_model(path: str | Path, tokenizer: str | Path | None = None, **options: Any) -> LLM | SpeechModel:
+    """Load a language model or a speech model. The arguments are those of `LLM.load`. Raises the same errors."""
+    try:
+        return LLM.load(path, tokenizer, **options)
+    except IsSpeechModel:
+        return SpeechModel(path, device=options.get("device"))
 
 
 @dataclass
@@ -27,10 +41,10 @@ class Entry:
     """
 
     name: str
-    load: Callable[[], LLM]
+    load: Callable[[], LLM | SpeechModel]
     file_size: int
     tool_format: str | None = None
-    model: ServedModel | None = None
+    model: Loaded | None = None
     users: int = 0
     last_used: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -67,7 +81,7 @@ class Models:
         models._load(models._entries[name])
         return models
 
-    def add(self, name: str, load: Callable[[], LLM], size: int, tool_format: str | None = None) -> None:
+    def add(self, name: str, load: Callable[[], LLM | SpeechModel], size: int, tool_format: str | None = None) -> None:
         """Add a model. `size` is the size of its file in bytes. Raises ValueError if the name is taken."""
         if name in self._entries:
             raise ValueError(f"name: got {name!r} twice, expected different names")
@@ -90,9 +104,17 @@ class Models:
                 raise ValueError(f"{entry.name}: takes {entry.size} bytes, the budget is {self._budget}")
 
     @property
+    def names(self) -> list[str]:
+        return [*self._entries]
+
+    def size(self, name: str) -> int:
+        """Return the size of a model in bytes, as in `Entry`."""
+        return self._entry(name).size
+
+    @property
     def loaded(self) -> Mapping[str, ServedModel]:
-        """The models that are in memory, by name."""
-        return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
+        """The language models that are in memory, by name."""
+        return {name: entry.model for name, entry in self._entries.items() if isinstance(entry.model, ServedModel)}
 
     def stats(self) -> dict[ServedModel, EngineStats]:
         """Return the numbers of the engines of the loaded models. No model is unloaded meanwhile."""
@@ -111,11 +133,11 @@ class Models:
         fields |= {"type": "model", "display_name": name, "created_at": created}  # as in Anthropic's API
         return fields | entry.description | {"loaded": entry.model is not None}
 
-    async def acquire(self, name: str | None) -> ServedModel:
-        """Return a model, loading it if necessary. Call `release` when its answer is complete.
+    async def acquire(self, name: str | None, kind: type[Loaded] = ServedModel) -> Any:
+        """Return a model of this kind, loading it if necessary. Call `release` when its answer is complete.
 
-        `name` may be None if there is only one model. Raises ApiError for an unknown name, or if the model cannot be
-        loaded now.
+        `name` may be None if there is only one model. Raises ApiError for an unknown name, for a model of another kind,
+        or if the model cannot be loaded now.
         """
         entry = self._entry(name)
         with self._mutex:
@@ -125,13 +147,16 @@ class Models:
                 async with self._lock:
                     if entry.model is None:
                         await asyncio.to_thread(self._load_with_room, entry)
+            if not isinstance(entry.model, kind):
+                expected = {ServedModel: "a language model", ServedSpeech: "a speech model"}[kind]
+                raise ApiError(f"model: got {entry.name!r}, expected {expected}", param="model")
             return entry.model
         except BaseException:
             with self._mutex:
                 entry.users -= 1
             raise
 
-    def release(self, model: ServedModel) -> None:
+    def release(self, model: Loaded) -> None:
         """Give back a model that `acquire` returned."""
         entry = self._entries[model.name]
         with self._mutex:
@@ -153,7 +178,7 @@ class Models:
             with self._mutex:
                 model, entry.model = entry.model, None
             if model is not None:
-                model.llm.close()
+                model.close()
 
     def _entry(self, name: str | None) -> Entry:
         known = ", ".join(map(repr, self._entries))
@@ -197,7 +222,12 @@ class Models:
 
     def _load(self, entry: Entry) -> None:
         before = memory.get_active_memory()
-        model = ServedModel(entry.load(), entry.name, entry.tool_format)
+        loaded = entry.load()
+        model: Loaded
+        if isinstance(loaded, SpeechModel):
+            model = ServedSpeech(loaded, entry.name)
+        else:
+            model = ServedModel(loaded, entry.name, entry.tool_format)
         # Less than the file if another model was freed meanwhile.
         entry.size = max(entry.file_size, memory.get_active_memory() - before)
         entry.description, entry.last_used = model.description(), time.monotonic()
@@ -209,4 +239,4 @@ class Models:
             if entry.users or entry.model is None:
                 return
             model, entry.model = entry.model, None
-        model.llm.close()
+        model.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,10 +18,11 @@ Several = Annotated[list[T], Field(fail_fast=True)]
 class RequestPart(BaseModel):
     """The base of a request and of all its parts: no conversion between types.
 
-    A number such as 5.0 is an integer, as in JSON Schema. Clients in which a parameter is a float send it so.
+    A number such as 5.0 is an integer, as in JSON Schema. Clients in which a parameter is a float send it so. Fields
+    that no class declares have no effect; see `unknown_fields`.
     """
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
     @model_validator(mode="before")
     @classmethod
@@ -32,27 +33,20 @@ class RequestPart(BaseModel):
         whole = {name: int(part) for name, part in given.items() if isinstance(part, float) and part.is_integer()}
         return value | whole
 
-
-class Strict(RequestPart):
-    """A part of a request without unknown fields.
-
-    An unknown field with the value null has no effect. Clients send such fields, for instance in messages of answers.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        names = _field_names(cls)  # type: ignore[arg-type]
-        known = {key: part for key, part in value.items() if key in names}
-        unknown = ((key, part) for key, part in value.items() if key not in names and part is not None)
-        return known | dict(islice(unknown, 1))  # pydantic reports it
+    def unknown_fields(self) -> Iterator[tuple[str, ...]]:
+        """Yield the paths to the fields that no class declares. Those with the value null are left out."""
+        yield from ((name,) for name, value in self.model_extra.items() if value is not None)
+        for name, field in type(self).model_fields.items():
+            value, path = getattr(self, name), field.alias or name
+            if isinstance(value, RequestPart):
+                yield from ((path, *rest) for rest in value.unknown_fields())
+            elif isinstance(value, list):
+                for index, item in enumerate(value):
+                    if isinstance(item, RequestPart):
+                        yield from ((path, str(index), *rest) for rest in item.unknown_fields())
 
 
-class Caller(Strict):
+class Caller(RequestPart):
     """Who calls a function: always the model. With OpenAI and Anthropic, a program of the model may do so, too."""
 
     type: Literal["direct"]
@@ -62,8 +56,3 @@ class Caller(Strict):
 def _integer_fields(model: type[BaseModel]) -> set[str]:
     fields = model.model_fields.items()
     return {name for name, field in fields if int in (field.annotation, *get_args(field.annotation))}
-
-
-@cache
-def _field_names(model: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}

@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 
 from ..llm import BusyError
+from ..llm.scoring import CancelledError
 from .errors import request_error, server_error
 from .model import ServedModel
 
 RETRY_SECONDS = 0.05  # between two attempts to start a request while the queue is full
-TOKENS_AT_ONCE = 64  # tokens that are scored between two looks at whether the answer was cancelled
+TOKENS_AT_ONCE = 64  # tokens whose scores are not lost if the queue is full
 
 # Of each token: its log probability, and the most likely tokens in its place with theirs. The first token has none.
 Values = Sequence[tuple[float | None, Sequence[tuple[int, float]]]]
@@ -49,16 +50,17 @@ class PromptScores:
     def _compute(self) -> Values:
         llm, ids = self._model.llm, self.ids
         values: list[tuple[float | None, Sequence[tuple[int, float]]]] = [(None, ())]
-        # With the method `verify`, a few calls score the whole prompt.
+        # With the method `verify`, one request scores the whole prompt. Others need a request for each token.
         step = max(1, len(ids) if llm.program.has_verify else TOKENS_AT_ONCE)
         while len(values) < len(ids):
-            if self._is_cancelled:
-                raise server_error("the server is shutting down", 503)
             done = len(values)
+            targets = [ids[done : done + step]]
             try:
-                (score,) = llm.score(ids[:done], [ids[done : done + step]], logprobs=self.count)
+                (score,) = llm.score(ids[:done], targets, logprobs=self.count, is_cancelled=lambda: self._is_cancelled)
             except BusyError:
                 time.sleep(RETRY_SECONDS)
+            except CancelledError as error:
+                raise server_error("the server is shutting down", 503) from error
             except (ValueError, RuntimeError) as error:
                 raise request_error(error, "prompt") from error
             else:

@@ -1,20 +1,21 @@
 """The fields that the requests for answers share, and the request of `/v1/completions`.
 
-A request with an unknown field returns HTTP 400. A request with an unsupported field returns HTTP 400 unless
-the value of the field has no effect.
+A request with an unsupported field returns HTTP 400 unless the value of the field has no effect. Fields of which this
+server does not know the meaning are ignored.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from ..llm.sampling_parameters import SCALARS
 from .errors import ApiError
 from .forms import Form, ResponseFormat, Schema, StructuredOutputs, Texts, forms_of
-from .parts import RequestPart, Several, Strict
+from .parts import RequestPart, Several
 
 MAX_CHOICES = 128  # the limit of n in OpenAI's API
 MAX_STOPS = 64
@@ -58,13 +59,9 @@ UNSUPPORTED: dict[str, tuple] = {
     "cache_prompt": (True,),
     "dry_multiplier": (0.0,),
     "dynatemp_range": (0.0,),
-    "ebnf": (),
     "id_slot": (-1,),
     "mirostat": (0,),
-    "n_predict": (-1,),
     "no_stop_trim": (False,),
-    "regex": (),
-    "repeat_penalty": (1.0,),
     "return_progress": (False,),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
@@ -74,6 +71,8 @@ UNSUPPORTED: dict[str, tuple] = {
     "typical_p": (1.0,),
     "xtc_probability": (0.0,),
 }
+# What other servers call some fields.
+OTHER_NAMES = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # Fields that identify the client or the request, or guide OpenAI's cache. They have no effect on the answer.
 IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "request_id", "rid"}
 
@@ -113,14 +112,19 @@ SamplingFields = create_model(
 )
 
 
-class StreamOptions(Strict):
+class StreamOptions(RequestPart):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False  # with include_usage: in each chunk, as other servers know it
     include_obfuscation: bool | None = False  # OpenAI's padding of events, which this server never sends
 
 
 class ExtendedFields(SamplingFields):  # type: ignore[misc, valid-type]
-    """The sampling parameters, and fields of vLLM's API. Requests of all APIs for answers take them."""
+    """The sampling parameters, and fields of other servers. Requests of all APIs for answers take them.
+
+    - `keep_alive`: Ollama's time to keep the model in memory, which here is an option of the server.
+    - `parse_special`: whether special tokens in texts of the client are control tokens. By default, they are text in
+      chats, and control tokens in the prompts of `/v1/completions`, which the client formats itself.
+    """
 
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = False
@@ -129,6 +133,23 @@ class ExtendedFields(SamplingFields):  # type: ignore[misc, valid-type]
     bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     priority: int | None = Field(0, ge=-(2**31), lt=2**31)
     structured_outputs: StructuredOutputs | None = None
+    enable_thinking: bool | None = None
+    parse_special: bool | None = None
+    keep_alive: Any = None
+    # Forms of the answer, by the names of llama.cpp and SGLang.
+    grammar: str | None = None
+    json_schema: Schema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_own_names(cls, value: Any) -> Any:
+        """Give fields with another server's name their own, unless both are given."""
+        if not isinstance(value, dict) or OTHER_NAMES.keys().isdisjoint(value):
+            return value
+        renamed = {OTHER_NAMES[name]: part for name, part in value.items() if name in OTHER_NAMES}
+        return renamed | {name: part for name, part in value.items() if name not in OTHER_NAMES}
 
     def extensions(self) -> dict[str, Any]:
         """Return the values of these fields, as in a request."""
@@ -137,11 +158,25 @@ class ExtendedFields(SamplingFields):  # type: ignore[misc, valid-type]
             values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
         return values
 
+    def unknown_fields(self) -> Iterator[tuple[str, ...]]:
+        known = UNSUPPORTED.keys() | IDENTITIES
+        return (path for path in super().unknown_fields() if len(path) > 1 or path[0] not in known)
+
+    def check_fields(self) -> None:
+        """Raise ApiError for an unsupported field."""
+        for name, value in self.model_extra.items():
+            if value is None or _is_one_of(value, UNSUPPORTED.get(name, ())):
+                continue
+            if name in IDENTITIES and not isinstance(value, str):
+                raise ApiError(f"{name}: got {type(value).__name__}, expected a string", param=name)
+            if name in UNSUPPORTED:
+                accepted = " or ".join(map(json.dumps, (*UNSUPPORTED[name], None)))
+                message = f"{name} is not supported by this server: expected {accepted}"
+                raise ApiError(message, param=name, code="unsupported_parameter")
+
 
 class GenerationRequest(ExtendedFields):
     """The fields that chat and completion requests share."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str
     stream: bool | None = False
@@ -159,13 +194,15 @@ class GenerationRequest(ExtendedFields):
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
 
-    def generate_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `LLM.generate`, without the prompt."""
-        arguments = {name: getattr(self, name) for name in SamplingFields.model_fields}
+    def generate_arguments(self, defaults: Mapping[str, Any] = {}) -> dict[str, Any]:
+        """Return the arguments of `LLM.generate`, without the prompt. `defaults` are those of the model."""
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        arguments = {name: defaults.get(name) if value is None else value for name, value in given.items()}
         arguments |= {"ignore_eos": bool(self.ignore_eos), "priority": self.priority or 0}
         arguments["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         arguments["stop_ids"] = self.stop_token_ids or []
-        arguments["temperature"] = 1.0 if self.temperature is None else self.temperature  # OpenAI's default
+        if arguments["temperature"] is None:
+            arguments["temperature"] = 1.0  # OpenAI's default
         arguments |= {"max_new_tokens": self.max_new_tokens, "min_new_tokens": self.min_tokens or 0}
         arguments["logprobs"] = self.logprob_count
         return arguments
@@ -206,7 +243,10 @@ class GenerationRequest(ExtendedFields):
         """The forms that the fields give: one or none, or the request is wrong."""
         guided = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
         structured, format = ([] if p is None else p.forms for p in (self.structured_outputs, self.response_format))
-        return [*structured, *forms_of("guided_", guided), *format]
+        own = {"json": self.json_schema, "regex": self.regex or None, "grammar": self.grammar or self.ebnf or None}
+        fields = {"json": "json_schema", "regex": "regex", "grammar": "grammar" if self.grammar else "ebnf"}
+        others = [Form(kind, value, fields[kind]) for kind, value in own.items() if value is not None]
+        return [*structured, *forms_of("guided_", guided), *others, *format]
 
     @property
     def include_usage(self) -> bool:
@@ -217,19 +257,7 @@ class GenerationRequest(ExtendedFields):
         return self.include_usage and bool(self.stream_options.continuous_usage_stats)
 
     def check_fields(self) -> None:
-        """Raise ApiError for an unsupported or unknown field."""
-        for name, value in (self.model_extra or {}).items():
-            if value is None or _is_one_of(value, UNSUPPORTED.get(name, ())):
-                continue
-            if name in IDENTITIES:
-                if not isinstance(value, str):
-                    raise ApiError(f"{name}: got {type(value).__name__}, expected a string", param=name)
-            elif name in UNSUPPORTED:
-                accepted = " or ".join(map(json.dumps, (*UNSUPPORTED[name], None)))
-                message = f"{name} is not supported by this server: expected {accepted}"
-                raise ApiError(message, param=name, code="unsupported_parameter")
-            else:
-                raise ApiError(f"{name}: unknown field", param=name, code="unknown_parameter")
+        super().check_fields()
         if self.structured_outputs is not None and len(self.structured_outputs.forms) != 1:
             got = ", ".join(form.field.partition(".")[2] for form in self.structured_outputs.forms) or "none"
             message = f"structured_outputs: got {got}, expected one of json, json_object, regex, choice and grammar"

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from .answer import Answer, Choice
+from .chat_request import ChatRequest, text_input
 from .delta import LOWEST_LOGPROB, Call, Delta, TokenLogprob
 from .errors import ApiError
 from .formats.base import REASONING
-from .formats.reader import ARGUMENTS, CALL
+from .formats.reader import ARGUMENTS, CALL, CALL_END
 from .model import text_of
 from .request import GenerationRequest
+from .streaming import DONE, ServerSentEvents
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -30,10 +32,10 @@ def usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-class CompletionFormat:
+class CompletionFormat(ServerSentEvents):
     """Builds the JSON objects for the answer to a completion request."""
 
-    ends_with_done = True
+    ending = DONE
     id_prefix, response_type, chunk_type = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, answer: Answer, body: GenerationRequest):
@@ -122,6 +124,10 @@ class CompletionFormat:
 class ChatFormat(CompletionFormat):
     """Builds the JSON objects for the answer to a chat request."""
 
+    def __init__(self, answer: Answer, body: ChatRequest):
+        super().__init__(answer, body)
+        self._custom_names = body.custom_names
+
     id_prefix, response_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def response(self) -> dict[str, Any]:
@@ -143,7 +149,10 @@ class ChatFormat(CompletionFormat):
     def _change(self, delta: Delta) -> dict[str, Any]:
         """Return the member `delta` of a chunk, or an empty dict if nothing changes."""
         if delta.kind == CALL:
-            return {"tool_calls": [{"index": delta.call.index, **call_object(delta.call, arguments="")}]}
+            return {"tool_calls": [{"index": delta.call.index, **self._call(delta.call, arguments="")}]}
+        if delta.call is not None and delta.call.name in self._custom_names:
+            change = {"index": delta.call.index, "custom": {"input": text_input(delta.call.arguments)}}
+            return {"tool_calls": [change]} if delta.kind == CALL_END else {}
         if delta.kind == ARGUMENTS:
             return {"tool_calls": [{"index": delta.call.index, "function": {"arguments": delta.text}}]}
         if delta.kind == REASONING:
@@ -157,9 +166,14 @@ class ChatFormat(CompletionFormat):
             message["reasoning_content"] = total.reasoning
         if total.calls:
             message["content"] = total.content or None
-            message["tool_calls"] = [call_object(call, call.arguments) for call in total.calls]
+            message["tool_calls"] = [self._call(call, call.arguments) for call in total.calls]
         logprobs = self._logprobs(total.logprobs) if choice.wants_logprobs else None
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": total.finish}
+
+    def _call(self, call: Call, arguments: str) -> dict[str, Any]:
+        if call.name in self._custom_names:
+            return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text_input(arguments)}}
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
     def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any]:
         return {"content": [logprob_object(entry) for entry in entries], "refusal": None}
@@ -179,10 +193,6 @@ def top_by_name(top: Sequence[TokenLogprob]) -> dict[str, float]:
     for entry in top:
         values.setdefault(token_name(entry.bytes), entry.logprob)
     return values
-
-
-def call_object(call: Call, arguments: str) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def logprob_object(entry: TokenLogprob) -> dict[str, Any]:

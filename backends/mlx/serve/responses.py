@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from .answer import LENGTH, Answer, Choice
+from .chat_prompt import all_ids, chat_prompt
+from .chat_request import ChatRequest, text_input
 from .delta import Call, Delta
 from .errors import ApiError, renamed_fields
 from .formats.base import REASONING
@@ -14,7 +16,10 @@ from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
 from .model import ServedModel
 from .response import logprob_object
 from .responses_request import Reasoning, ResponsesRequest
-from .start import chat_prompt, start_chat
+from .start import start_chat
+from .stored import StoredResponse, StoredResponses
+from .streaming import ServerSentEvents
+from .truncation import without_oldest_turns
 
 # The fields of a request that its response repeats.
 REPEATED = (
@@ -43,19 +48,36 @@ FIELDS = {
 }
 
 
-def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
+def complete(stored: StoredResponses, model: ServedModel, body: ResponsesRequest) -> ChatRequest:
+    """Return the chat request with the same answer, and give `body` the stored items to which it refers.
+
+    Raises ApiError, which names the field of a chat.
+    """
+    body.check_fields()
+    body.input = body.with_stored_items(stored).input
+    chat = body.as_chat_request()
+    chat.check_fields()
+    return without_oldest_turns(model, chat) if body.truncation == "auto" else chat
+
+
+def start_response(stored: StoredResponses, model: ServedModel, body: ResponsesRequest) -> Answer:
     """Start the answer to a request. Raises ApiError, which names the field of this API."""
     with renamed_fields(partial(_field, body)):
-        return start_chat(model, body.as_chat_request())
+        return start_chat(model, complete(stored, model, body))
 
 
-def input_tokens(model: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
+def input_tokens(stored: StoredResponses, model: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
     """Return the response of `/v1/responses/input_tokens`: the length of the prompt. Raises ApiError, as above."""
     with renamed_fields(partial(_field, body)):
-        chat = body.as_chat_request()
-        chat.check_fields()
-        count = len(model.llm.encode(chat_prompt(model, chat).text, special=False))
+        count = len(all_ids(model, chat_prompt(model, complete(stored, model, body))))
     return {"object": "response.input_tokens", "input_tokens": count}
+
+
+def input_items(response: StoredResponse) -> dict[str, Any]:
+    """Return the response of `/v1/responses/{id}/input_items`, the latest item first."""
+    data = [{"id": f"item_{place}"} | item for place, item in enumerate(response.items)][::-1]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return {"object": "list", "data": data, "has_more": False, **ends}
 
 
 def _field(body: ResponsesRequest, param: str) -> str:
@@ -78,9 +100,13 @@ class Item:
     """
 
     def __init__(self, kind: str, index: int, call: Call | None = None, name: dict[str, str] | None = None):
-        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}[kind]
         self.kind, self.index, self.id = kind, index, f"{prefix}_{uuid.uuid4().hex}"
         self.call, self.name, self.text, self.logprobs, self.status = call, name, "", [], "in_progress"
+
+    @property
+    def is_custom(self) -> bool:
+        return self.kind == "custom_tool_call"
 
     def part(self) -> dict[str, Any]:
         """Return the only part of the item's content."""
@@ -90,6 +116,8 @@ class Item:
 
     def object(self) -> dict[str, Any]:
         common = {"id": self.id, "type": self.kind, "status": self.status}
+        if self.call is not None and self.is_custom:
+            return common | self.name | {"call_id": self.call.id, "input": text_input(self.text) if self.text else ""}
         if self.call is not None:
             return common | self.name | {"call_id": self.call.id, "arguments": self.text}
         content = [self.part()] if self.status != "in_progress" else []
@@ -98,14 +126,14 @@ class Item:
         return common | {"role": "assistant", "content": content}
 
 
-class ResponsesFormat:
+class ResponsesFormat(ServerSentEvents):
     """Builds the response of an answer, and the events of its stream. Each event is a dict with a type and a number."""
 
-    ends_with_done = False
-
-    def __init__(self, answer: Answer, body: ResponsesRequest):
+    def __init__(self, answer: Answer, body: ResponsesRequest, stored: StoredResponses):
         self._answer, self._items = answer, []
+        self._stored, self._input = stored, None if body.store is False else body.stored_items
         self._names = {function.chat_name: function.name for function in body.functions}
+        self._custom = {function.chat_name for function in body.functions if function.is_custom}
         self._number = 0  # of the next event
         self._open: Item | None = None  # the item that grows
         repeated = body.model_dump(include={*REPEATED}, by_alias=True)
@@ -123,11 +151,11 @@ class ResponsesFormat:
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
-            "store": False,
+            "store": body.store is not False,
             "background": False,
             "reasoning": (body.reasoning or Reasoning()).model_dump(),
             "service_tier": "default",
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "error": None,
         }
 
@@ -138,7 +166,7 @@ class ResponsesFormat:
             self._take(delta, [])
         status = self._status(choice)
         self._close([], status)
-        return self._object(status)
+        return self._whole(status)
 
     def first_chunks(self) -> list[dict[str, Any]]:
         """Return the events before the answer."""
@@ -152,7 +180,7 @@ class ResponsesFormat:
         if delta.finish:
             status = self._status(choice)
             self._close(events, status)
-            events.append(self._event(f"response.{status}", response=self._object(status)))
+            events.append(self._event(f"response.{status}", response=self._whole(status)))
         return events
 
     def error_chunks(self, error: ApiError) -> list[dict[str, Any]]:
@@ -164,6 +192,13 @@ class ResponsesFormat:
     def last_chunks(self) -> list[dict[str, Any]]:
         """Return no events: the last event of an answer has the numbers of tokens."""
         return []
+
+    def _whole(self, status: str) -> dict[str, Any]:
+        """Return the whole response, and store it unless the client does not want it."""
+        response = self._object(status)
+        if self._input is not None:
+            self._stored.add(response, self._input)
+        return response
 
     def _status(self, choice: Choice) -> str:
         return "incomplete" if choice.total.finish == LENGTH else "completed"
@@ -203,10 +238,12 @@ class ResponsesFormat:
             events.append(self._part_event("response.output_text.delta", item, delta=delta.text, logprobs=logprobs))
         elif delta.kind == CALL:
             self._close(events)
-            self._begin(events, "function_call", delta.call)
+            kind = "custom_tool_call" if delta.call.name in self._custom else "function_call"
+            self._begin(events, kind, delta.call)
         elif delta.kind == ARGUMENTS:
             self._open.text += delta.text
-            events.append(self._item_event("response.function_call_arguments.delta", self._open, delta=delta.text))
+            if not self._open.is_custom:  # their text comes when it is complete
+                events.append(self._item_event("response.function_call_arguments.delta", self._open, delta=delta.text))
         elif delta.kind == CALL_END:
             self._close(events)
 
@@ -240,6 +277,10 @@ class ResponsesFormat:
             events.append(self._part_event("response.output_text.done", item, text=item.text, logprobs=item.logprobs))
         if item.call is None:
             events.append(self._part_event("response.content_part.done", item, part=item.part()))
+        elif item.is_custom:
+            text = item.object()["input"]
+            events.append(self._item_event("response.custom_tool_call_input.delta", item, delta=text))
+            events.append(self._item_event("response.custom_tool_call_input.done", item, input=text))
         else:
             done = {"name": item.name["name"], "arguments": item.text}
             events.append(self._item_event("response.function_call_arguments.done", item, **done))

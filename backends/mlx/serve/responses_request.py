@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
+from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Custom, ReasoningEffort
 from .errors import ApiError
-from .parts import FUNCTION_NAME, Caller, Several, Strict
+from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
+from .stored import StoredResponses
 
 NAME_PART = r"^[a-zA-Z0-9_.-]{1,127}$"  # two of them are a FUNCTION_NAME
 
 
-class InputItemBase(Strict):
+class InputItemBase(RequestPart):
     """An item of the input. `id` and `status` come from answers that a client sends back."""
 
     id: str | None = None
@@ -43,12 +45,24 @@ class InputCall(InputItemBase):
 
 
 class InputResult(InputItemBase):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
     output: Content
     name: str | None = None
     namespace: str | None = None
     caller: Caller | None = None
+
+
+class InputCustomCall(InputItemBase):
+    type: Literal["custom_tool_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    input: str
+    namespace: None = None
+
+    @property
+    def arguments(self) -> str:
+        return json.dumps({"input": self.input})
 
 
 class InputReasoning(InputItemBase):
@@ -65,8 +79,8 @@ class InputReasoning(InputItemBase):
         return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
-class InputReference(Strict):
-    """An item of an earlier answer, by its id. `check_fields` refuses it."""
+class InputReference(RequestPart):
+    """An item of a stored conversation, by its id."""
 
     type: Literal["item_reference"] | None = None
     id: str
@@ -76,6 +90,8 @@ def _item_type(item: Any) -> Any:
     """Return the type of an item. A reference may omit it."""
     if not isinstance(item, dict):
         return getattr(item, "type", None)
+    if item.get("type") == "custom_tool_call_output":
+        return "function_call_output"
     return item.get("type") or ("item_reference" if item.keys() == {"id"} else "message")
 
 
@@ -83,6 +99,7 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputCustomCall, Tag("custom_tool_call")]
     | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[InputReference, Tag("item_reference")],
     Discriminator(
@@ -93,7 +110,7 @@ InputItem = Annotated[
 ]
 
 
-class ResponseTool(Strict):
+class ResponseTool(RequestPart):
     type: Literal["function"]
     name: str = Field(pattern=NAME_PART)
     description: str | None = None
@@ -105,7 +122,18 @@ class ResponseTool(Strict):
     output_schema: dict[str, Any] | None = None  # of results that programs of the model would read
 
 
-class Namespace(Strict):
+class CustomResponseTool(Custom):
+    """A tool that takes a text."""
+
+    type: Literal["custom"]
+    defer_loading: Literal[False] | None = None
+
+    def as_response_tool(self) -> ResponseTool:
+        given = self.as_function().model_dump(include={"name", "description", "parameters"})
+        return ResponseTool(type="function", **given)
+
+
+class Namespace(RequestPart):
     """Functions of a common origin, such as an MCP server. To the model, their names are `namespace.function`."""
 
     type: Literal["namespace"]
@@ -115,11 +143,13 @@ class Namespace(Strict):
 
 
 AnyTool = Annotated[
-    Annotated[ResponseTool, Tag("function")] | Annotated[Namespace, Tag("namespace")],
+    Annotated[ResponseTool, Tag("function")]
+    | Annotated[CustomResponseTool, Tag("custom")]
+    | Annotated[Namespace, Tag("namespace")],
     Discriminator(
         lambda tool: tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None),
         custom_error_type="tool_type",
-        custom_error_message="expected an object of type function or namespace; this server has no tools of its own",
+        custom_error_message="expected an object of type function, custom or namespace: the server runs no tools",
     ),
 ]
 
@@ -137,6 +167,7 @@ class OfferedFunction:
     tool: ResponseTool
     namespace: str | None = None
     heading: str | None = None  # the description of the namespace, for its first function
+    is_custom: bool = False  # the client knows it as a tool that takes a text
 
     @property
     def chat_name(self) -> str:
@@ -155,12 +186,12 @@ class OfferedFunction:
         return {"type": "function", "function": function}
 
 
-class ResponseToolChoice(Strict):
-    type: Literal["function"]
+class ResponseToolChoice(RequestPart):
+    type: Literal["function", "custom"]
     name: str
 
 
-class ResponseAllowedTools(Strict):
+class ResponseAllowedTools(RequestPart):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Several[ResponseToolChoice] = Field(min_length=1, max_length=MAX_TOOLS)
@@ -171,7 +202,7 @@ class ResponseAllowedTools(Strict):
         return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
 
 
-class Reasoning(Strict):
+class Reasoning(RequestPart):
     effort: ReasoningEffort | None = None
     # No effect: an answer has the whole reasoning, and no summary.
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -181,15 +212,15 @@ class Reasoning(Strict):
     mode: Literal["standard"] | None = None
 
 
-class PlainText(Strict):
+class PlainText(RequestPart):
     type: Literal["text"]
 
 
-class JsonObject(Strict):
+class JsonObject(RequestPart):
     type: Literal["json_object"]
 
 
-class JsonSchemaText(Strict):
+class JsonSchemaText(RequestPart):
     type: Literal["json_schema"]
     name: str = Field("answer", pattern=FUNCTION_NAME)
     description: str | None = None
@@ -197,7 +228,7 @@ class JsonSchemaText(Strict):
     strict: bool | None = None
 
 
-class TextOptions(Strict):
+class TextOptions(RequestPart):
     format: Annotated[PlainText | JsonObject | JsonSchemaText, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
 
@@ -215,8 +246,8 @@ Includable = Literal[
 ]
 
 
-class ResponsesRequest(ExtendedFields, Strict):
-    """The request of `/v1/responses`. The server keeps no answers: `store` has no effect."""
+class ResponsesRequest(ExtendedFields, RequestPart):
+    """The request of `/v1/responses`. The response is stored unless `store` is false."""
 
     model: str
     input: str | Annotated[Several[InputItem], Field(min_length=1)]
@@ -232,11 +263,13 @@ class ResponsesRequest(ExtendedFields, Strict):
     max_tool_calls: int | None = Field(None, ge=1)  # no effect: it counts the calls of OpenAI's own tools
     metadata: Metadata | None = None
     store: bool | None = None
-    truncation: Literal["auto", "disabled"] | None = None  # no effect: input that is too long is an error
+    truncation: Literal["auto", "disabled"] | None = None  # auto: the oldest turns of a long input are left out
     include: Several[Includable] | None = None
     background: bool | None = None
     service_tier: Literal[SERVICE_TIERS] | None = None  # type: ignore[valid-type]
     previous_response_id: str | None = None
+    conversation: None = None  # OpenAI's objects that store conversations and prompts, which this server lacks
+    prompt: None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -261,25 +294,42 @@ class ResponsesRequest(ExtendedFields, Strict):
             if isinstance(tool, ResponseTool):
                 functions.append(OfferedFunction(path, tool))
                 continue
+            if isinstance(tool, CustomResponseTool):
+                functions.append(OfferedFunction(path, tool.as_response_tool(), is_custom=True))
+                continue
             for place, member in enumerate(tool.tools):
                 heading = tool.description if place == 0 else None
                 functions.append(OfferedFunction(f"{path}.tools.{place}", member, tool.name, heading))
         return functions
 
     def check_fields(self) -> None:
-        """Raise ApiError for a field that needs stored answers, or for too many functions."""
+        """Raise ApiError for an unsupported field, one that needs stored answers, or for too many functions."""
+        super().check_fields()
         if len(self.functions) > MAX_TOOLS:
             message = f"tools: got {len(self.functions)} functions, expected at most {MAX_TOOLS}"
             raise ApiError(message, param="tools")
-        references = [index for index, item in enumerate(self.input) if isinstance(item, InputReference)]
-        field = f"input.{references[0]}" if references else "background" if self.background else "previous_response_id"
-        if references or self.background or self.previous_response_id is not None:
-            message = "is not supported: this server stores no answers; send their items again, with store: false"
-            raise ApiError(f"{field} {message}", param=field, code="unsupported_parameter")
+        if self.background:
+            message = "background is not supported: expected false or null"
+            raise ApiError(message, param="background", code="unsupported_parameter")
+
+    def with_stored_items(self, stored: StoredResponses) -> ResponsesRequest:
+        """Return the request with the items of the response to which it refers before its own. Raises ApiError."""
+        before: list[dict[str, Any]] = []
+        if self.previous_response_id is not None:
+            before = stored.get(self.previous_response_id, "previous_response_id").conversation
+        if isinstance(self.input, str):
+            items = [InputMessage(role="user", content=self.input)]
+        else:
+            items = [_resolved(item, f"input.{index}", stored) for index, item in enumerate(self.input)]
+        return self.model_copy(update={"input": [*map(_ITEM.validate_python, before), *items]})
+
+    @property
+    def stored_items(self) -> list[dict[str, Any]]:
+        """The items of the input in JSON, to be stored."""
+        return [item.model_dump(exclude_none=True) for item in self.input if isinstance(item, RequestPart)]
 
     def as_chat_request(self) -> ChatRequest:
-        """Return the chat request with the same answer. Raises ApiError."""
-        self.check_fields()
+        """Return the chat request with the same answer. The input has no references. Raises ApiError."""
         same = {"model", "stream", "stop", "chat_template_kwargs"}
         given = self.extensions() | self.model_dump(exclude_none=True, include=same)
         if self.tools:
@@ -314,7 +364,7 @@ class ResponsesRequest(ExtendedFields, Strict):
                 messages.append({"role": item.role, "content": item.content})
             elif isinstance(item, InputResult):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
-            elif isinstance(item, InputCall):
+            elif isinstance(item, (InputCall, InputCustomCall)):
                 call = {
                     "id": item.call_id,
                     "type": "function",
@@ -329,6 +379,14 @@ class ResponsesRequest(ExtendedFields, Strict):
         if not messages:
             raise ApiError("input: got no message", param="input")
         return messages
+
+
+_ITEM = TypeAdapter(InputItem)
+
+
+def _resolved(item: Any, field: str, stored: StoredResponses) -> Any:
+    """Return an item of the input, or the stored item to which it refers. Raises ApiError."""
+    return _ITEM.validate_python(stored.item(item.id, field)) if isinstance(item, InputReference) else item
 
 
 def _response_format(format: PlainText | JsonObject | JsonSchemaText) -> dict[str, Any]:

@@ -16,6 +16,11 @@ class Settings:
       pages.
     - `api_key`: the key that requests must have, or None for no key.
     - `allowed_origins`: the origins whose web pages may use the server, such as `https://chat.example`, or `*` for all.
+    - `strict`: a request with an unknown field returns HTTP 400. Otherwise, such fields have no effect, and are logged.
+    - `stored_bytes`: the size of the responses that the server keeps in memory for later requests. 0: none.
+    - `files_bytes`: the largest size of the files that clients upload, together. They are in a temporary folder.
+    - `allowed_hosts`: the names in Host headers that are accepted as well if `host` is a loopback address, such as that
+      of a reverse proxy. `*` stands for all.
     - `max_body_bytes`: the largest size of a request's body. A larger one returns HTTP 413.
     - `body_seconds`: the longest time until a request's body is complete.
     - `request_seconds`: the longest time from a request to the end of its answer, waiting included. 0: no limit.
@@ -28,6 +33,10 @@ class Settings:
     host: str | None = None
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    strict: bool = False
+    stored_bytes: int = 64 * MEBIBYTE
+    files_bytes: int = 1024 * MEBIBYTE
+    allowed_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 16 * MEBIBYTE
     body_seconds: float = 30.0
     request_seconds: float = 0.0

@@ -1,22 +1,20 @@
-"""From a request to its answer: the prompt, the grammar and the arguments of `LLM.generate`.
+"""From a request to its answer: the grammar and the arguments of `LLM.generate`.
 
 The functions encode text and compile grammars, which may take long: call them on a thread of their own.
 """
 
 from __future__ import annotations
 
-import itertools
-import os.path
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from ..llm import BusyError, Generation
-from ..llm.chat_template import MARK, Abilities
+from ..llm.errors import FieldError
 from ..llm.scoring import can_score
 from .answer import Answer, Choice, NoTokens
-from .chat_request import ChatRequest, template_message
+from .chat_prompt import chat_ids, chat_prompt
+from .chat_request import ChatRequest
 from .echo import Echo
 from .errors import ApiError, request_error
 from .grammar import Constraint, GrammarError
@@ -30,8 +28,7 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     """Start the answers to the prompts of a request. Raises ApiError."""
     body.check_fields()
     count, wants_logprobs = body.n or 1, body.logprobs is not None
-    special = body.add_special_tokens is not False
-    ids = [_prompt_ids(model, prompt, "prompt", special) for prompt in body.prompts]
+    ids = [_prompt_ids(model, body, prompt) for prompt in body.prompts]
     if wants_logprobs:
         _text(model, [], "logprobs")  # raises if the tokens have no text
     scores = [_prompt_scores(model, body, own) for own in ids]
@@ -59,7 +56,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     """Start the answer to the messages of a request. Raises ApiError."""
     body.check_fields()
     prompt = chat_prompt(model, body)
-    ids = _prompt_ids(model, prompt.text, "messages", special=False)
+    ids = chat_ids(model, prompt)
     functions = {function.name: function.parameters for function in body.functions}
     one_call = body.wants_one_call or model.format.has_one_call
     constraint = _constraint(model.grammars.for_chat, body, prompt.opening)
@@ -88,19 +85,24 @@ def _constraint(make: Callable[..., Constraint | None], *arguments: Any) -> Cons
         raise ApiError(str(error), param=error.param, code=error.code) from error
 
 
-def _prompt_ids(model: ServedModel, prompt: str | list[int], field: str, special: bool = True) -> list[int]:
+def _prompt_ids(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    """Return the token ids of a prompt. Raises ApiError."""
+    special = body.add_special_tokens is not False
     try:
+        if body.parse_special is False and isinstance(prompt, str) and model.llm.tokenizer is not None:
+            beginning = model.llm.encode("", special) if special else []
+            return beginning + model.llm.chat_ids(model.llm.tokenizer.special_text.cut(prompt))
         return model.llm.prompt_ids(prompt, special)
     except ValueError as error:
-        raise request_error(error, field) from error
+        raise request_error(error, "prompt") from error
 
 
 def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
     """Return a prompt as text. Raises ApiError, which names `field`, if the model has no token bytes."""
     try:
         return prompt if isinstance(prompt, str) else model.llm.text(prompt)
-    except ValueError as error:
-        raise ApiError(str(error).replace("text", field, 1), param=field) from error
+    except FieldError as error:
+        raise ApiError(error.about(field), param=field) from error
 
 
 def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], scores: PromptScores | None) -> Echo:
@@ -136,7 +138,7 @@ def _starts(
     - `prompts`: the token ids of the prompt of each choice.
     - `field`: the field of the request that has the prompt, for messages.
     """
-    arguments = body.generate_arguments() | {"allowed_tokens": token_rules(model, body)}
+    arguments = body.generate_arguments(model.llm.defaults) | {"allowed_tokens": token_rules(model, body)}
 
     def start(index: int, ids: list[int]) -> Generation:
         own = {"seed": body.choice_seed(index % (body.n or 1))}
@@ -159,135 +161,3 @@ def _started(answer: Answer) -> Answer:
     except BusyError as error:
         raise request_error(error, "") from error
     return answer
-
-
-# The prompt of a chat ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """The prompt of a chat: the whole `text` that `render`, the chat template, makes from the messages."""
-
-    text: str
-    messages: list[dict[str, Any]]
-    render: Callable[[list[dict[str, Any]]], str]
-
-    @cached_property
-    def opening(self) -> str:
-        """The end of the text that begins the answer. It may open a section of the answer, such as `<think>`.
-
-        It is the text that the template writes after the last message: what stays when this message gets longer. If
-        nothing is written after a message of the assistant, the answer continues this message, and `opening` is its
-        content.
-        """
-        last = self.messages[-1]
-        try:
-            other = self.render([*self.messages[:-1], last | {"content": last["content"] + MARK}])
-        except ValueError:  # some templates reject tool calls beside content
-            return self.text
-        opening = os.path.commonprefix([self.text[::-1], other[::-1]])[::-1]
-        return last["content"] if last["role"] == "assistant" and not opening.strip() else opening
-
-
-def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
-    """Return the prompt for the messages and tools of a request. Raises ApiError."""
-    if not model.llm.chats:
-        message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
-        raise ApiError(message, param="messages")
-    template = model.abilities_for(bool(body.functions))
-    messages = [template_message(message) for message in body.messages]
-    if "thinking" in template.fields:  # gpt-oss's name for it
-        messages = [_with_thinking(message) for message in messages]
-    shown = {"name", "description", "parameters"}
-    functions = [function.model_dump(exclude_none=True, include=shown) for function in body.functions]
-    options = dict(body.chat_template_kwargs or {})
-    if "tools" in template.variables:
-        if functions:
-            options["tools"] = [{"type": "function", "function": {"parameters": {}, **f}} for f in functions]
-    else:
-        messages = _without_tool_messages(model, messages)
-        if functions:
-            messages = _with_instructions(model, messages, model.format.instructions(functions))
-    if body.reasoning_effort is not None:
-        options = _effort_options(model, template, body.reasoning_effort) | options
-    if not template.has_text("developer"):
-        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    if any(m["role"] == "system" for m in messages[1:]) and not model.takes_later_system_messages:
-        messages = _without_later_system_messages(messages)
-    render = partial(
-        model.chat_text,
-        options=options,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-    )
-    try:
-        return ChatPrompt(render(messages), messages, render)
-    except ValueError as error:
-        field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
-        raise ApiError(str(error), param=field) from error
-
-
-def _effort_options(model: ServedModel, template: Abilities, effort: str) -> dict[str, Any]:
-    """Return the options of the chat template for an effort of reasoning. Raises ApiError if it has no such options."""
-    if "reasoning_effort" in template.variables:
-        return {"reasoning_effort": effort}
-    if effort == "none" and "enable_thinking" in template.variables:
-        return {"enable_thinking": False}
-    if effort == "none" and not model.format.reasoning:
-        return {}
-    message = f"reasoning_effort: the chat template of {model.name!r} has no use for it, expected null"
-    raise ApiError(message, param="reasoning_effort", code="unsupported_parameter")
-
-
-def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning as `thinking`, which gpt-oss's template rejects beside content and calls."""
-    if "reasoning_content" not in message or message["content"] and "tool_calls" in message:
-        return message
-    return message | {"thinking": message["reasoning_content"]}
-
-
-def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with tool calls and their results written as text, for a chat template without tools."""
-    written: list[dict[str, Any]] = []
-    after_tool = False
-    for message in messages:
-        is_tool = message["role"] == "tool"
-        if is_tool:
-            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        elif calls := message.get("tool_calls"):
-            text = model.format.write_calls([call["function"] for call in calls])
-            message = {"role": "assistant", "content": f"{message['content']}\n{text}".strip()}
-        if is_tool and after_tool:  # many templates want users and assistants to alternate
-            message["content"] = f"{written.pop()['content']}\n{message['content']}"
-        written.append(message)
-        after_tool = is_tool
-    return written
-
-
-def _without_later_system_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with system messages only at the beginning, and there only one. Others become the user's.
-
-    Such a message is joined with the user's messages beside it: many templates want users and assistants to alternate.
-    """
-    written = messages[:1]
-    for before, message in itertools.pairwise(messages):
-        roles = {message["role"], before["role"]}
-        if message["role"] == "system" and written[-1]["role"] != "system":
-            message = message | {"role": "user"}
-        if "system" in roles and message["role"] == written[-1]["role"]:
-            message = message | {"content": f"{written.pop()['content']}\n\n{message['content']}"}
-        written.append(message)
-    return written
-
-
-def _with_instructions(model: ServedModel, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return the messages with `text` at the end of the system message, or in a new one if there is none.
-
-    If the template takes no system message, the text is at the beginning of the first message.
-    """
-    first, *others = messages
-    if first["role"] in ("system", "developer"):
-        return [first | {"content": f"{first['content']}\n\n{text}"}, *others]
-    if model.takes_system_message:
-        return [{"role": "system", "content": text}, *messages]
-    return [first | {"content": f"{text}\n\n{first['content']}"}, *others]

@@ -22,11 +22,36 @@ PING = ": the answer goes on\n\n"  # a comment, which clients skip
 Events = AsyncIterator[str]
 
 
+class ServerSentEvents:
+    """How a stream writes its chunks: as events. `ping` keeps the connection alive, and `ending` follows the answer."""
+
+    media_type, ping, ending = "text/event-stream", PING, ""
+
+    @staticmethod
+    def line(data: dict[str, Any]) -> str:
+        """Return an event. The `type` in the data, as in `/v1/responses`, becomes the name of the event."""
+        name = f"event: {data['type']}\n" if "type" in data else ""
+        return f"{name}data: {json.dumps(data)}\n\n"
+
+
+class JsonLines:
+    """How a stream writes its chunks in Ollama's API: as lines of JSON, of which an empty one has no effect."""
+
+    media_type, ping, ending = "application/x-ndjson", "\n", ""
+
+    @staticmethod
+    def line(data: dict[str, Any]) -> str:
+        return json.dumps(data) + "\n"
+
+
 class ResponseFormat(Protocol):
     """Makes the JSON of one response: see `CompletionFormat` and `ResponsesFormat`."""
 
-    ends_with_done: bool
+    media_type: str
+    ping: str
+    ending: str
 
+    def line(self, data: dict[str, Any]) -> str: ...
     def first_chunks(self) -> list[dict[str, Any]]: ...
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]: ...
     def error_chunks(self, error: ApiError) -> list[dict[str, Any]]: ...
@@ -35,14 +60,16 @@ class ResponseFormat(Protocol):
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events. When the stream ends, it closes the answer and calls `on_end`.
+    """A stream of an answer. When the stream ends, it closes the answer and calls `on_end`.
 
     The stream also ends if the client disconnects, or does not read an event for `send_seconds`.
     """
 
-    def __init__(self, answer: Answer, events: Events, send_seconds: float, on_end: Callable[[], object]):
+    def __init__(
+        self, answer: Answer, events: Events, media_type: str, send_seconds: float, on_end: Callable[[], object]
+    ):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type=media_type, headers=headers)
         self._answer, self._send_seconds, self._on_end = answer, send_seconds, on_end
 
     async def __call__(self, scope, receive, send) -> None:
@@ -65,29 +92,23 @@ async def events(answer: Answer, format: ResponseFormat, ping_seconds: float) ->
     connections on which nothing comes for a minute or more.
     """
     for chunk in format.first_chunks():
-        yield event(chunk)
+        yield format.line(chunk)
     try:
         async with aclosing(answer.deltas(ping_seconds)) as deltas:
             async for entry in deltas:
                 if entry is None:
-                    yield PING
+                    yield format.ping
                     continue
                 for chunk in format.chunks(*entry):
-                    yield event(chunk)
+                    yield format.line(chunk)
     except Exception as error:  # noqa: BLE001  (whatever fails, it ends this answer alone)
         for chunk in format.error_chunks(answer_error(error)):
-            yield event(chunk)
+            yield format.line(chunk)
         return
     for chunk in format.last_chunks():
-        yield event(chunk)
-    if format.ends_with_done:
-        yield DONE
-
-
-def event(data: dict[str, Any]) -> str:
-    """Return a server-sent event. The `type` in the data, as in `/v1/responses`, becomes the name of the event."""
-    name = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{name}data: {json.dumps(data)}\n\n"
+        yield format.line(chunk)
+    if format.ending:
+        yield format.ending
 
 
 async def whole_response(request: Request, answer: Answer, response: Callable[[], dict[str, Any]]) -> Response:

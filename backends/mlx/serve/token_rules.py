@@ -19,7 +19,8 @@ def token_rules(model: ServedModel, body: GenerationRequest) -> TokenRules | Non
         return None
     program = model.llm.program
     if not program.takes("allowed_tokens"):
-        message = f"{fields[0]}: the model {model.name!r} was exported without allowed_tokens in its head"
+        message = f"{fields[0]}: the model {model.name!r} was exported without allowed_tokens in its head; "
+        message += "export it with --allowed-tokens"
         raise ApiError(message, param=fields[0], code="unsupported_parameter")
     for token in body.allowed_token_ids or []:
         if not 0 <= token < program.vocab_size:

@@ -9,16 +9,16 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from .chat_prompt import all_ids, chat_prompt
 from .chat_request import ChatRequest, Message, Tool
 from .errors import ApiError
 from .model import ServedModel, text_of
-from .parts import Several, Strict
-from .start import chat_prompt
+from .parts import RequestPart, Several
 
 MAX_TOKENS = 2**20
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(RequestPart):
     """Either `prompt` or `messages`.
 
     - `add_special_tokens`: add the special tokens that the model expects around a text.
@@ -43,7 +43,7 @@ class TokenizeRequest(Strict):
         return self
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(RequestPart):
     model: str | None = None
     tokens: Several[int] = Field(max_length=MAX_TOKENS)
 
@@ -54,7 +54,7 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
         names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
         chat = ChatRequest(model=model.name, **{name: getattr(body, name) for name in names})
         chat.check_fields()
-        ids = model.llm.encode(chat_prompt(model, chat).text, special=False)
+        ids = all_ids(model, chat_prompt(model, chat))
     else:
         ids = model.llm.encode(body.prompt, special=body.add_special_tokens)
     result: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.llm.program.max_context_len}

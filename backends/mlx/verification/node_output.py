@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from executorch.exir.delegate import executorch_call_delegate
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -23,7 +25,8 @@ from .origins import ProgramMismatch, trace_origins
 class NodeOutput:
     """A method of the file `path` that also returns an intermediate value.
 
-    The value is the first operand of the operator `target`, which the method calls exactly once. `edge` is the lowered
+    The value is the first operand of the operator `target`, which the method calls exactly once. If that is the result
+    of a branch, it is the first operand of the branch, which the branch may have changed. `edge` is the lowered
     graph of the method. The constructor writes a program with the additional output to the file `copy`, and copies the
     constants from file to file in small chunks. The caller deletes `copy` in the end.
 
@@ -60,7 +63,10 @@ def _first_operand(program: ExportedProgram, target: str) -> Node:
     calls = [n for n in program.graph.nodes if n.op == "call_function" and str(aten_target(n.target)) == target]
     if len(calls) != 1:
         raise CannotLocate(f"got {len(calls)} calls of {target} in the graph, expected 1")
-    return calls[0].args[0]
+    node = calls[0].args[0]
+    while node.target is operator.getitem and node.args[0].target is torch.ops.higher_order.cond:
+        node = node.args[0].args[3][0]
+    return node
 
 
 def _argument_order(edge: ExportedProgram) -> list[int]:

@@ -20,7 +20,7 @@ from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.checks import reading
 from .checkpoints.open import opened
 from .checkpoints.tokenizer import check_tokenizer, load_tokenizer
-from .context_len import default_context_len, position_limit
+from .context_len import SMALL, default_context_len, position_limit
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .exported import ExportedLLM
@@ -85,7 +85,7 @@ def export_llm(
     )
     if mtp is not None:
         convert_mtp(use_gathered_experts(mtp), settings.quantize, settings.group_size, dtype, compute_dtype(model))
-    max_context_len = _context_len(model, settings.max_context_len, settings.head)
+    max_context_len = _context_len(model, settings)
     compares = settings.verify and settings.sliding_window == "auto"
     reference = Reference.of(model, max_context_len) if compares else None
     make_decoder = functools.partial(
@@ -185,12 +185,17 @@ def _load(
     return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
 
 
-def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:
+def _context_len(model: PreTrainedModel, settings: ExportOptions) -> int:
     """Return the capacity of the caches. Raises ValueError if the capacity does not fit the model or the head."""
     limit = position_limit(model.config.get_text_config())
-    length = default_context_len(model) if max_context_len is None else max_context_len
+    length = settings.max_context_len
+    if length is None:
+        bits = settings.kv_bits or 8 * compute_dtype(model).itemsize
+        length = default_context_len(model, settings.batch, bits / 8)
+        if settings.portable:  # ExecuTorch's own delegate takes the memory of all positions at load
+            length = min(length, SMALL)
     if not 2 <= length <= limit:
         raise ValueError(f"export_llm: max_context_len: got {length}, expected 2 to {limit}")
-    if head.penalties > length:
-        raise ValueError(f"export_llm: head.penalties: got {head.penalties}, expected at most {length}")
+    if settings.head.penalties > length:
+        raise ValueError(f"export_llm: head.penalties: got {settings.head.penalties}, expected at most {length}")
     return length

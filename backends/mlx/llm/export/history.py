@@ -23,27 +23,30 @@ class TokenHistory(torch.nn.Module):
         self.rows, self.context, self.window = rows, context, window
         self.register_buffer("tokens", torch.zeros(1, 1, rows * context, 1, dtype=torch.int64))
 
-    def update(
-        self,
-        tokens: torch.Tensor,
-        input_pos: torch.Tensor,
-        row: torch.Tensor | None = None,
-        last: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `tokens` `[1, S]`, and return the histories up to the positions `last` `[B]`.
+    def write(self, tokens: torch.Tensor, input_pos: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
+        """Write `tokens` `[1, S]`, and return the buffer after that.
 
-        `input_pos` and `row` are as in `CachedDecoder`. By default, `last` has the position of the last token of each
-        row. A history consists of the tokens at the last `window` positions, `[B, window]` int64, and a bool mask
-        `[B, window]`, which is false for positions before 0. Positions beyond `context` are an error, as in the KV
-        caches.
+        `input_pos` and `row` are as in `CachedDecoder`. Positions beyond `context` are an error, as in the KV caches.
         """
-        length = tokens.shape[1]
         updated = torch.ops.mlx.cache_update(self.tokens, tokens.reshape(1, 1, -1, 1), input_pos, False, row, self.rows)
         self.tokens.copy_(updated)
-        if last is None:
-            last = input_pos + (length - 1) if input_pos.shape[0] == 1 else input_pos
-        positions = last.unsqueeze(1) - self.window + 1 + torch.arange(self.window, device=tokens.device)
+        return updated
+
+    def read(
+        self, written: torch.Tensor, last: torch.Tensor, row: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the histories up to the positions `last` `[B]`, of the buffer that `write` returned.
+
+        A history consists of the tokens at the last `window` positions, `[B, window]` int64, and a bool mask
+        `[B, window]`, which is false for positions before 0.
+        """
+        positions = last.unsqueeze(1) - self.window + 1 + torch.arange(self.window, device=written.device)
         indices = positions.clamp(min=0)
         if row is not None:
             indices = row.unsqueeze(1) * self.context + indices
-        return updated.reshape(-1)[indices], positions >= 0
+        return written.reshape(-1)[indices], positions >= 0
+
+
+def last_positions(length: int, input_pos: torch.Tensor) -> torch.Tensor:
+    """Return the last position of each row that a call writes: `length` tokens of one row, or a token of each."""
+    return input_pos + (length - 1) if input_pos.shape[0] == 1 else input_pos

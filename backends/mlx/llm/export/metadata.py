@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..export_options import HeadConfig
+from ..sampling_parameters import PENALTIES, SCALARS
 from ..tokenizer import Tokenizer
 from ..tokens import token_table
 from .decoder import CachedDecoder
@@ -37,10 +39,37 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
         "enable_dynamic_shape": True,
         "sampling_head": has_head,
     }
-    constants |= head.metadata()
+    constants |= head.metadata() | {"sampling_adjusts": has_head and bool(head.logits_processors())}
+    if defaults := sampling_defaults(decoder.model):
+        constants["sampling_defaults"] = _bytes(json.dumps(defaults).encode())
     if tokenizer is not None:
         constants |= tokenizer_methods(tokenizer, config.vocab_size)
     return constants
+
+
+def sampling_defaults(model: PreTrainedModel) -> dict[str, float]:
+    """Return the sampling parameters that the authors of a model recommend in its generation config, name → value."""
+    config = getattr(model, "generation_config", None)
+    values = {name: getattr(config, name, None) for name in SCALARS if name != "seed"}
+    given = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    do_sample = getattr(config, "do_sample", None)
+    if do_sample is False:
+        given["temperature"] = 0.0
+    elif do_sample:
+        given.setdefault("temperature", 1.0)
+    if given.get("temperature") == 0:
+        given = {name: value for name, value in given.items() if name in ("temperature", *PENALTIES)}
+    defaults = {}
+    for name, value in given.items():
+        spec = SCALARS[name]
+        is_valid = (spec.low is None or value >= spec.low) and (spec.high is None or value <= spec.high)
+        if name == "temperature" or (is_valid and spec.is_on(value)):
+            defaults[name] = spec.type(value)
+    return defaults
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _max_rewind(decoder: CachedDecoder) -> int:
@@ -67,10 +96,6 @@ def tokenizer_methods(tokenizer: Any, vocab_size: int, silent: Collection[int] =
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)
         files = {name: Path(folder) / file for name, file in TOKENIZER_FILES.items()}
-        contents = {
-            name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
-            for name, file in files.items()
-            if file.is_file()
-        }
+        contents = {name: _bytes(file.read_bytes()) for name, file in files.items() if file.is_file()}
         table = token_table(Tokenizer.from_folder(folder), vocab_size, silent)
     return contents | dict(zip(("token_bytes", "token_offsets"), table))

@@ -14,10 +14,10 @@ from ...collector import paused_collector
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
 from ...workarounds.repeated_layers import Unrepeatable, expand, trace_repeated
 from ..export_options import HeadConfig
-from ..sampling_head import sample_logits
-from ..sampling_parameters import INPUTS
+from ..sampling_head import adjust_logits, sample_logits
+from ..sampling_parameters import INPUTS, PROCESSOR_INPUTS
 from .decoder import CachedDecoder
-from .history import TokenHistory
+from .history import TokenHistory, last_positions
 from .quantization.tuning import decoder_layers
 from .recurrent.rewind import LENGTH
 
@@ -87,6 +87,8 @@ def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, l
     if kind.returns_tokens:
         vocab_size = decoder.model.config.get_text_config().vocab_size
         inputs |= head.inputs(length if kind.form == "verify" else rows, vocab_size, per_row=kind.form == "decode")
+        if head.logits_processors():
+            inputs["adjusts"] = torch.tensor(True)
         if kind.form == "verify" and head.logprobs:
             inputs["targets"] = torch.zeros(1, length, dtype=torch.int64)
     return inputs
@@ -103,7 +105,9 @@ class _Method(torch.nn.Module):
         super().__init__()
         self.decoder, self.history, self.kind, self.num_logprobs = decoder, history, kind, num_logprobs
 
-    def forward(self, tokens, input_pos, row=None, row_length=None, logprobs=None, targets=None, **parameters):
+    def forward(
+        self, tokens, input_pos, row=None, row_length=None, logprobs=None, adjusts=None, targets=None, **parameters
+    ):
         form = self.kind.form
         if form == "rewind":
             return self.decoder.rewind(tokens, input_pos, row)
@@ -117,15 +121,19 @@ class _Method(torch.nn.Module):
             logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk", keep_log=keep_log)
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
-        if self.history is not None:
-            last = input_pos + torch.arange(tokens.shape[1]) if form == "verify" else None
-            parameters["history"], parameters["history_valid"] = self.history.update(tokens, input_pos, row, last)
+        written = None if self.history is None else self.history.write(tokens, input_pos, row)
         if not self.kind.returns_tokens:
             return logits.transpose(0, 1) if form == "decode" else logits
         logits = logits[:, -1] if form in ("chunk", "draft") else logits[0]
         if form == "verify" and parameters.get("seed") is not None:
             parameters["seed"] = parameters["seed"] + torch.arange(tokens.shape[1])
-        drawn = sample_logits(logits, **parameters)
+        processed = {name: parameters.pop(name) for name in PROCESSOR_INPUTS if name in parameters}
+        if self.history is not None:
+            length = tokens.shape[1]
+            last = input_pos + torch.arange(length) if form == "verify" else last_positions(length, input_pos)
+            processed |= {"history": written, "last": last} | ({} if row is None else {"row": row})
+        adjusted = logits if adjusts is None else self._adjust(logits, adjusts, processed)
+        drawn = sample_logits(adjusted, **parameters)
         if not self.num_logprobs:
             return drawn.unsqueeze(0) if form == "verify" else drawn
         if form != "verify":
@@ -139,13 +147,29 @@ class _Method(torch.nn.Module):
         )
         return tuple(result.unsqueeze(0) for result in results)
 
+    def _adjust(self, logits, adjusts, processed):
+        """Apply the logits processors if `adjusts`, bool, is true. Otherwise, the call spends no time on them."""
+
+        def apply(logits, *values):
+            given = dict(zip(processed, values))
+            if self.history is not None:
+                written, last = given.pop("history"), given.pop("last")
+                given["history"], given["history_valid"] = self.history.read(written, last, given.pop("row", None))
+            return [adjust_logits(logits, **given)]
+
+        def keep(logits, *_):
+            return [logits.to(torch.float32, copy=True)]  # a branch must not return its operand
+
+        operands = (logits, *processed.values())
+        return torch.ops.higher_order.cond(adjusts, apply, keep, operands)[0]
+
 
 # torch.export looks up the names in dynamic_shapes in the signature of `forward`. It would not find the names of
 # sampling parameters, which are passed in **parameters. The signature is therefore set explicitly.
 _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
 _ARGUMENTS += [
     inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
-    for n in ("row", "row_length", *INPUTS, "logprobs", "targets")
+    for n in ("row", "row_length", *INPUTS, "logprobs", "adjusts", "targets")
 ]
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)  # type: ignore[attr-defined]
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Generator, Iterator
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..generation import Generation, Options
+from ..errors import SettingError
+from ..generation import Generation, Options, Token
 from ..program import LLMProgram
-from ..sampling_parameters import PARAMETERS, SamplingParameters, SettingError
+from ..sampling_parameters import PARAMETERS, SamplingParameters
 from ..scoring import allow_only
+from ..tokenizer import Tokenizer
 from .audio import read_audio
-from .segments import Piece, Segment, TimestampSplitter, quiet_window_length
+from .segments import Piece, Segment, TimestampSplitter, quiet_window_length, voiced_spans
+from .words import Aligner, Word, split_words, without_pauses
 
 if TYPE_CHECKING:
     import numpy
 
 TASKS = ("transcribe", "translate")
+NO_SPEECH_THRESHOLD = 0.6  # as in OpenAI's implementation
 
 
 class SpeechModel:
@@ -46,7 +53,9 @@ class SpeechModel:
         self.program = LLMProgram(path, device=device)
         config = self.program.data("speech_config")
         if config is None:
-            raise ValueError(f"SpeechModel: {path}: got a language model, expected a speech model; see LLM")
+            raise ValueError(
+                f"SpeechModel: {path}: got a language model, expected a speech model; executorch-mlx run runs it"
+            )
         self._config = json.loads(config)
         self.languages: tuple[str, ...] = tuple(self._config["languages"])
         self.tasks: tuple[str, ...] = tuple(self._config["tasks"])
@@ -73,16 +82,27 @@ class SpeechModel:
         language: str | None = None,
         task: str = "transcribe",
         timestamps: bool = True,
+        prompt: str | None = None,
+        voice_activity: bool = False,
+        words: bool = False,
+        no_speech_threshold: float = NO_SPEECH_THRESHOLD,
         **settings: Any,
     ) -> Iterator[Segment]:
         """Yield the segments of a sound of any length, each as soon as it is complete.
 
         - `sound`: a file, as `read_audio` reads it, or samples `[N]` at `sample_rate`, from -1 to 1.
         - `language`: the spoken language as a code, such as `de`, or an English name. By default it is detected in the
-          first window.
+          first window with speech.
         - `task`: `transcribe`, or `translate` to English.
         - `timestamps`: let the model write timestamps if it can. The next window then begins where the last complete
           segment ends. Without timestamps, each window is one segment, and ends at a quiet place.
+        - `prompt`: text that the model takes for what was said before each window: names, the spelling of words, or a
+          style.
+        - `voice_activity`: leave out parts of the sound that are quiet for longer than a second.
+        - `words`: give each segment its words with their times. A window's segments then come together. Needs torch,
+          and runs the encoder a second time.
+        - `no_speech_threshold`: a window has no segments if the model takes it for one without speech, with a higher
+          probability than this. 1 turns this rule off. Moonshine does not have it.
         - `settings`: `max_new_tokens`, the limit for each window, and the fields of `SamplingParameters` that the
           program takes.
 
@@ -91,21 +111,24 @@ class SpeechModel:
         samples = self._samples(sound)
         timestamps = timestamps and self.has_timestamps
         language = self.language_code(language)
-        if language is None and self.languages and len(samples):
-            language = self.detect_language(samples)
-        prompt = self.prompt(language, task, timestamps)
-        seek = 0  # the first sample of the window
-        while seek < len(samples):
-            length = self._max_samples if timestamps else quiet_window_length(samples[seek:], self._max_samples)
-            window = samples[seek : seek + length]
-            answer = self._generate(window, prompt, timestamps, settings)
-            if timestamps:
-                seek += yield from self._timed_segments(answer, seek, len(window), language)
-            else:
-                for _ in answer:
-                    pass
-                yield self._segment(answer.tokens, Piece(0, len(answer.tokens), 0, None), seek, len(window), language)
-                seek += len(window)
+        self.prompt(language, task, timestamps)  # raises the errors of its arguments
+        before = [] if prompt is None else self._earlier_text(prompt)
+        if words and not self._config.get("align"):
+            raise ValueError("words: expected a Whisper that was exported with its alignment heads")
+        for seek, stop in voiced_spans(samples) if voice_activity else [(0, len(samples))]:
+            while seek < stop:  # `seek` is the first sample of the window
+                rest = samples[seek:stop]
+                window = rest[: self._max_samples if timestamps else quiet_window_length(rest, self._max_samples)]
+                if no_speech_threshold < 1 and self.no_speech_probability(window) > no_speech_threshold:
+                    seek += len(window)
+                    continue
+                if language is None and self.languages:
+                    language = self.detect_language(window)
+                answer = self._generate(window, before + self.prompt(language, task, timestamps), timestamps, settings)
+                segments = self._segments(answer, seek, len(window), language, timestamps)
+                if words:
+                    segments = self._with_words(segments, window, self.prompt(language, task, False), seek)
+                seek += yield from segments
 
     def generate(
         self,
@@ -137,16 +160,50 @@ class SpeechModel:
         """
         if not self.languages:
             raise ValueError("detect_language: the model has one language only")
-        mask = allow_only(self.program.vocab_size, self._config["languages"].values())
+        token = self._first_token(samples, self._config["languages"].values())
+        return next(code for code, id in self._config["languages"].items() if id == token.id)
+
+    def no_speech_probability(self, samples: numpy.ndarray) -> float:
+        """Return how likely the model finds the first window of `samples` to be without speech.
+
+        It is 0 for a model that does not say so, and for a program of an earlier version.
+        """
+        token = self._config.get("no_speech")
+        if token is None or not self.program.logprobs:
+            return 0.0
+        return math.exp(self._first_token(samples, [token], logprobs=1).logprob)
+
+    def _first_token(self, samples: numpy.ndarray, allowed: Collection[int], logprobs: int | None = None) -> Token:
+        """Return the most likely of the tokens `allowed` after the start token, for the first window of `samples`."""
+        mask = allow_only(self.program.vocab_size, allowed)
         parameters = SamplingParameters(allowed_tokens=lambda answer: mask)
         options = Options(
             max_new_tokens=1,
             ignore_eos=True,
             allow_suppressed=True,
             samples=self._samples(samples)[: self._max_samples],
+            logprobs=logprobs,
         )
-        (token,) = Generation(self.program, [self._config["start"]], parameters, options).result().tokens
-        return next(code for code, id in self._config["languages"].items() if id == token)
+        (token,) = Generation(self.program, [self._config["start"]], parameters, options)
+        return token
+
+    def _earlier_text(self, text: str) -> list[int]:
+        """Return the tokens that precede the start token if `text` was said before: the last that have room.
+
+        Raises ValueError if the model takes no such text.
+        """
+        if self._config.get("previous") is None:
+            raise ValueError("prompt: got text, but this model takes none")
+        if self._tokenizer is None:
+            raise ValueError(f"prompt: got text, but {self.program.path.name} has no tokenizer")
+        self._tokenizer.backend.encode_special_tokens = True  # a special token in the text is text
+        tokens = self._tokenizer.encode(f" {text.strip()}", special=False)
+        return [self._config["previous"], *tokens[-(self.program.max_context_len // 2 - 1) :]]
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        data = self.program.data("tokenizer_json")
+        return None if data is None else Tokenizer(data.decode())
 
     def language_code(self, language: str | None) -> str | None:
         """Return the code of a language, given by its code or English name. Raises ValueError if it is unknown."""
@@ -196,15 +253,19 @@ class SpeechModel:
         if limit is None and self._config["tokens_per_second"] is not None:
             limit = max(1, int(len(samples) / self.sample_rate * self._config["tokens_per_second"]))
         if unknown := sorted(settings.keys() - PARAMETERS.keys()):
-            raise SettingError(unknown[0], f": unknown, expected max_new_tokens, {', '.join(PARAMETERS)}")
+            raise SettingError(unknown[0], problem=f"unknown, expected max_new_tokens, {', '.join(PARAMETERS)}")
         options = Options(max_new_tokens=limit, samples=samples, timestamps=timestamps)
         return Generation(self.program, prompt, SamplingParameters(**settings), options)
 
-    def _timed_segments(self, answer: Generation, seek: int, length: int, language: str | None):
-        """Yield the segments of an answer with timestamps, for the window of `length` samples that begins at `seek`.
+    def _segments(self, answer: Generation, seek: int, length: int, language: str | None, timestamps: bool):
+        """Yield the segments of an answer, for the window of `length` samples that begins at `seek`.
 
         Return the distance in samples from this window's begin to that of the next window.
         """
+        if not timestamps:
+            answer.result()
+            yield self._segment(answer.tokens, Piece(0, len(answer.tokens), 0, None), seek, length, language)
+            return length
         splitter = TimestampSplitter(self._config["timestamp_begin"])
         for _ in answer:
             if piece := splitter.take(answer.tokens):
@@ -215,6 +276,42 @@ class SpeechModel:
         if timestamp is None:
             return length
         return min(length, max(1, round(timestamp * self._config["seconds_per_timestamp"] * self.sample_rate)))
+
+    def _with_words(self, segments: Generator[Segment, None, int], samples, prompt: list[int], seek: int):
+        """Yield `segments`, those of a window of `samples`, with their words, and return what `segments` returns."""
+        import numpy
+
+        found: list[Segment] = []
+        while True:
+            try:
+                found.append(next(segments))
+            except StopIteration as stop:
+                distance = stop.value
+                break
+        text = [token for segment in found for token in segment.tokens if self.program.token_table[token]]
+        padded = numpy.zeros(self._max_samples, dtype=numpy.float32)
+        padded[: len(samples)] = samples
+        unit = self._config["seconds_per_timestamp"]
+        states = -(-len(samples) // round(unit * self.sample_rate))
+        tokens = [*prompt, *text, min(self.program.eos_ids)]
+        begins = self._aligner.token_states(padded, tokens, len(prompt), states) if text else []
+        times = [seek / self.sample_rate + begin * unit for begin in begins]
+        first = 0  # of the tokens of the segment in `text`
+        for segment in found:
+            own = [token for token in segment.tokens if self.program.token_table[token]]
+            words, at = [], first
+            for count, word in (
+                split_words(own, self.program.token_table.__getitem__, segment.language) if times else ()
+            ):
+                words.append(Word(times[at], times[at + count], word))
+                at += count
+            first += len(own)
+            yield replace(segment, words=without_pauses(words))
+        return distance
+
+    @cached_property
+    def _aligner(self) -> Aligner:
+        return Aligner(self.program.path)
 
     def _segment(self, tokens: list[int], piece: Piece, seek: int, length: int, language: str | None) -> Segment:
         start, stop = seek / self.sample_rate, (seek + length) / self.sample_rate

@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .words import Word
+
 if TYPE_CHECKING:
     import numpy
 
 _CUT_FRACTION = 0.25  # a window is cut in its last quarter
 _FRAME = 320  # samples of a frame: 20 ms
+_QUIETEST = 1e-3  # the amplitude, of at most 1, below which nothing is a voice
+_VOICE_LEVEL = 0.1  # the threshold for a voice, from the level of the background (0) to that of the loud parts (1)
+_LONGEST_PAUSE = 50  # frames of a pause within a span
+_MARGIN = 25  # frames that are added at each end of a span
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,7 @@ class Segment:
     - `text`: its text, as the model wrote it: it may begin with a space.
     - `tokens`: its token ids, with the timestamp tokens.
     - `language`: the code of the spoken language, or None if the model has one language only.
+    - `words`: its words with their times, if they were asked for.
     """
 
     start: float
@@ -28,6 +35,7 @@ class Segment:
     text: str
     tokens: tuple[int, ...]
     language: str | None = None
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,3 +107,29 @@ def quiet_window_length(samples: numpy.ndarray, length: int) -> int:
         return length
     quietest = int((frames.astype("float64") ** 2).sum(axis=1).argmin())
     return max(0, begin) + quietest * _FRAME + _FRAME // 2
+
+
+def voiced_spans(samples: numpy.ndarray) -> list[tuple[int, int]]:
+    """Return the spans `[begin, end)` of `samples` in which there is a voice or another loud sound, by their loudness.
+
+    The threshold lies between the levels of the quietest and the loudest tenth of the sound. A pause of a second or
+    less does not divide a span.
+    """
+    import numpy
+
+    count = len(samples) // _FRAME
+    if not count:
+        return [(0, len(samples))] if len(samples) else []
+    frames = samples[: count * _FRAME].reshape(count, _FRAME).astype("float64")
+    levels = numpy.sqrt((frames**2).mean(axis=1))
+    background, loud = numpy.quantile(levels, (0.1, 0.9))
+    loud = max(loud, levels.max() / 4)  # a short word in a long silence
+    background = min(background, loud / 4)  # a voice without pauses
+    is_voiced = levels > max(_QUIETEST, background + _VOICE_LEVEL * (loud - background))
+    spans: list[list[int]] = []
+    for frame in numpy.flatnonzero(is_voiced):
+        if spans and frame - spans[-1][1] <= _LONGEST_PAUSE:
+            spans[-1][1] = frame
+        else:
+            spans.append([frame, frame])
+    return [(int(max(0, (a - _MARGIN) * _FRAME)), int(min(len(samples), (b + 1 + _MARGIN) * _FRAME))) for a, b in spans]

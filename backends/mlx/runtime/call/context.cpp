@@ -1,14 +1,13 @@
 #include "call/context.h"
 
 #include <algorithm>
-#include <set>
 
 #include "../serialization/output_fields.h"
 #include "call/profile.h"
 #include "gpu/cuda_kernel.h"
 #include "gpu/fused.h"
+#include "memory/mapped_files.h"
 #include "program/dispatch_table.h"
-#include "program/tensor_slots.h"
 
 namespace executorch_mlx {
 
@@ -29,19 +28,15 @@ constexpr uint32_t kShownElements = 8;
 void Context::run(uint32_t index) {
   count_instruction(); // so that a loop whose body is empty ends, too
   const Chain& chain = program_.chains[index];
+  const auto* const caller = instruction_;
   size_t i = 0;
   ++depth_;
   try {
     while (i < chain.instructions.size()) {
-      const uint32_t group = chain.instructions[i].elementwise_group;
-      if (group != 0 && run_elementwise_group(chain.elementwise_groups[group - 1])) {
-        i = chain.elementwise_groups[group - 1].last;
-      } else {
-        run_instruction(index, i);
-        ++i;
-      }
+      i += run_instruction(index, i);
     }
     --depth_;
+    instruction_ = caller;
   } catch (const LocatedFailure&) {
     throw;
   } catch (const std::exception& error) {
@@ -63,50 +58,50 @@ void Context::count_instruction() {
   }
 }
 
-void Context::run_instruction(uint32_t index, size_t i) {
+size_t Context::run_instruction(uint32_t index, size_t i) {
   const DecodedInstruction& instruction = program_.chains[index].instructions[i];
+  instruction_ = &instruction;
   count_instruction();
   operations_ += instruction.list_elements;
-  if (instruction.product_group != 0 && profiler_ == nullptr) {
-    auto computed = compute_products(program_.chains[index].product_groups[instruction.product_group - 1], *this);
-    products_.insert(products_.end(), computed.begin(), computed.end());
+  const bool is_fused = instruction.fused != nullptr && run_fused(instruction);
+  if (instruction.operands != nullptr) {
+    hold(*instruction.operands, /*is_fused=*/is_fused);
   }
   if (profiler_ != nullptr) [[unlikely]] {
     profiler_->run(*this, index, i);
-  } else {
+  } else if (!is_fused) {
     instruction.function(instruction.node, *this);
   }
   check_operations(operations_);
   if (executed_ - evaluated_at_ >= kMaxUnevaluated) [[unlikely]] {
     evaluate_slots();
   }
+  return is_fused ? instruction.fused->length : 1;
 }
 
-bool Context::run_elementwise_group(const ElementwiseGroup& group) {
-  const auto instructions = static_cast<int64_t>(group.last - group.first);
-  if (!cpu::computes_at_once(stream) || profiler_ != nullptr || executed_ + instructions > limits_.instructions) {
+bool Context::run_fused(const DecodedInstruction& instruction) {
+  const auto& fused = *instruction.fused;
+  const int64_t others = int64_t{fused.length} - 1;
+  if (profiler_ != nullptr || executed_ + others > limits_.instructions || !fused.run(*this)) {
     return false;
   }
-  std::vector<mx::array> inputs;
-  inputs.reserve(group.inputs.size());
-  for (const auto* tid : group.inputs) {
-    const auto& slot = state_.tensors[tid->idx()];
-    if (!slot) {
-      return false;
-    }
-    inputs.push_back(*slot);
-  }
-  const auto computed = cpu::elementwise_sequence(group.sequence, inputs, stream);
-  if (!computed) {
-    return false;
-  }
-  executed_ += instructions;
-  operations_ += computed->operations + group.list_elements;
-  for (const auto& [slot, index] : group.results) {
-    set(slot, computed->arrays[index]);
-  }
-  check_operations(operations_);
+  executed_ += others;
+  operations_ += fused.list_elements;
   return true;
+}
+
+void Context::hold(const HeldOperands& operands, bool is_fused) {
+  const auto can_hold = [&](const fb::Tid* slot) {
+    const auto& x = state_.tensors[slot->idx()];
+    const bool is_buffer =
+        slot->idx() >= program_.layout.buffers_begin() && slot->idx() < program_.layout.temps_begin();
+    const bool has_rows = x && x->ndim() > 0 && x->size() > 0;
+    return x && !is_buffer && (!has_rows || static_cast<int64_t>(x->size()) / x->shape(-1) <= operands.max_rows);
+  };
+  const bool holds = !is_fused && std::all_of(operands.slots.begin(), operands.slots.end(), can_hold);
+  for (size_t i = 0; i < operands.slots.size(); ++i) {
+    state_.held[operands.first + i] = holds ? state_.tensors[operands.slots[i]->idx()] : std::nullopt;
+  }
 }
 
 void Context::check_operations(uint64_t operations) const {
@@ -124,78 +119,43 @@ uint64_t Context::product_operations(const mx::Shape& shape, mx::Dtype dtype, in
   return operations;
 }
 
-std::vector<uint32_t> Context::shared_matrices(const fb::ScanParams& n) const {
-  std::vector<uint32_t> matrices;
-  std::set<uint32_t> written;
-  for (const auto* slots : {n.sliced(), n.outputs(), n.carry()}) {
-    for (const auto* slot : *slots) {
-      written.insert(slot->idx());
-    }
-  }
-  for (const auto& decoded : program_.chains[n.body_chain_idx()].instructions) {
-    const auto* instruction = decoded.source;
-    if (is_control(*instruction)) {
-      return {};
-    }
-    if (const auto* product = instruction->op_as_AddmmNode()) {
-      matrices.push_back(product->mat2()->idx());
-    }
-    for_each_tensor_slot(*instruction, [&](const fb::Tid& tid, Access access) {
-      if (access != Access::read) {
-        written.insert(tid.idx());
-      }
-    });
-  }
-  std::erase_if(matrices, [&](uint32_t slot) { return written.contains(slot); });
-  return matrices;
-}
-
 Context::Loop Context::loop(const fb::ScanParams& n, int iterations) {
-  const bool packs = iterations >= kManyIterations && cpu::computes_at_once(stream);
-  auto matrices = packs ? shared_matrices(n) : std::vector<uint32_t>{};
-  for (const uint32_t slot : matrices) {
-    loop_matrices_[slot] = {};
+  const Chain& body = program_.chains[n.body_chain_idx()];
+  if (iterations < kManyIterations || body.loop_matrices_begin == body.loop_matrices_end) {
+    return Loop(*this, 0, 0);
   }
-  return Loop(*this, std::move(matrices));
+  loop_matrices_.resize(program_.loop_matrices);
+  return Loop(*this, body.loop_matrices_begin, body.loop_matrices_end);
 }
 
-const RecurrentLoop* Context::recurrent_loop(const fb::ScanParams& n) const {
-  const auto found = program_.recurrent_loops.find(&n);
-  return found == program_.recurrent_loops.end() || profiler_ != nullptr ? nullptr : &found->second;
-}
-
-bool Context::allows_loop(const fb::ScanParams& n, int iterations, uint64_t operations) const {
+bool Context::allows_iterations(int iterations, int64_t instructions, uint64_t operations) const {
   const auto left = static_cast<uint64_t>(limits_.operations) - std::min<uint64_t>(operations_, limits_.operations);
-  return loop_instructions(n) <= (limits_.instructions - executed_) / iterations && operations <= left / iterations;
+  return instructions <= (limits_.instructions - executed_) / iterations && operations <= left / iterations;
 }
 
-void Context::count_loop(const fb::ScanParams& n, int iterations, uint64_t operations) {
-  executed_ += loop_instructions(n) * iterations;
+void Context::count_iterations(int iterations, int64_t instructions, uint64_t operations) {
+  executed_ += instructions * iterations;
   operations_ += operations * iterations;
 }
 
-int64_t Context::loop_instructions(const fb::ScanParams& n) const {
-  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size()) + 1; // see run()
-}
-
-const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
-  const auto found = loop_matrices_.find(matrix->idx());
-  if (found == loop_matrices_.end()) {
+const mx::array* Context::packed(const mx::array& matrix, int64_t rows) {
+  const uint32_t number = instruction_->loop_matrix;
+  if (number >= loop_matrices_.size() || !loop_matrices_[number]) {
     return nullptr;
   }
-  auto& [packed_rows, packed] = found->second;
+  auto& [packed_rows, packed] = *loop_matrices_[number];
   if (packed_rows != rows) {
     packed_rows = rows;
-    packed = cpu::pack_matrix(in(matrix), rows, stream);
+    packed = cpu::pack_matrix(matrix, rows, stream);
   }
   return packed ? &*packed : nullptr;
 }
 
-mx::array Context::take_rows(const fb::Tid* tid, const mx::array& x, const mx::array& indices) {
+mx::array Context::take_rows(const mx::array& x, const mx::array& indices) {
   constexpr int kRows = 64; // the system maps up to 2 MB of a file for each of them
-  const auto found = state_.partly_read.find(tid->idx());
+  const auto* const pages = instruction_->partly_read.get();
   const auto count = static_cast<int>(indices.size());
-  if (found == state_.partly_read.end() || count == 0 || !can_evaluate()) {
+  if (pages == nullptr || count == 0 || !can_evaluate()) {
     return mx::take(x, indices, 0, stream);
   }
   const auto flat = mx::reshape(indices, {count}, stream);
@@ -203,7 +163,7 @@ mx::array Context::take_rows(const fb::Tid* tid, const mx::array& x, const mx::a
   for (int i = 0; i < count; i += kRows) {
     parts.push_back(mx::take(x, mx::slice(flat, {i}, {std::min(count, i + kRows)}, stream), 0, stream));
     state_.evaluate({parts.back()}, stream);
-    found->second.release();
+    pages->release();
   }
   auto shape = indices.shape();
   shape.insert(shape.end(), x.shape().begin() + 1, x.shape().end());

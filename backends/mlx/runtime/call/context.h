@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "memory/limit.h"
 #include "options.h"
 #include "program/program.h"
+#include "program/shared.h"
 
 namespace executorch_mlx {
 
@@ -63,21 +63,25 @@ class Context {
     return result;
   }
 
-  bool is_constant(const fb::Tid* tid) const { return tid->idx() < program_.layout.constants; }
+  // The contents of a slot, which may be empty.
+  const std::optional<mx::array>& slot(const fb::Tid* tid) const { return state_.tensors[tid->idx()]; }
 
-  // compute(), which is the result of a node that reads only constants. Later calls return the first result if it is
-  // available.
+  // compute(), which is the result `kept` of an instruction that reads only constants, or kNone. Later calls return the
+  // first result if it is available.
   template <typename Compute>
-  mx::array constant_result(const void* node, Compute&& compute) {
-    const auto found = state_.constant_results.find(node);
-    if (found != state_.constant_results.end()) {
-      return found->second;
+  mx::array constant_result(uint32_t kept, Compute&& compute) {
+    if (kept == DecodedInstruction::kNone) {
+      return compute();
     }
-    const mx::array result = compute();
-    if (result.is_available()) {
-      state_.constant_results.emplace(node, result);
+    auto& result = state_.kept[kept];
+    if (result) {
+      return *result;
     }
-    return result;
+    const mx::array computed = compute();
+    if (computed.is_available()) {
+      result = computed;
+    }
+    return computed;
   }
 
   // Reads the slot `tid` for an op that updates the array and writes the result to the slot `out`. If `tid` and `out`
@@ -153,25 +157,31 @@ class Context {
     count_operations(product_operations(shape, dtype, depth), 1);
   }
 
-  // Returns the result of a product that was computed together with an earlier one, or nullopt.
-  std::optional<mx::array> take_product(const void* node) {
-    const auto found = std::find_if(products_.begin(), products_.end(), [&](const auto& p) { return p.first == node; });
-    if (found == products_.end()) {
-      return std::nullopt;
-    }
-    auto product = std::move(found->second);
-    products_.erase(found);
-    return product;
+  // The instruction that runs. While a control instruction runs another chain, that of this chain.
+  const DecodedInstruction& instruction() const { return *instruction_; }
+
+  // Sets the result of an instruction before it runs.
+  void set_early(const DecodedInstruction& instruction, mx::array x) { state_.held[instruction.early] = std::move(x); }
+
+  // Returns the result of the instruction if it was set before, or nullopt.
+  std::optional<mx::array> take_early() {
+    const uint32_t early = instruction_->early;
+    return early == DecodedInstruction::kNone ? std::nullopt : take_held(early);
   }
 
-  // mx::take(x, indices, 0, stream). x is the contents of the slot `tid`. If this is a constant in State::partly_read,
-  // computes some rows at a time, and releases the pages of the constant each time.
-  mx::array take_rows(const fb::Tid* tid, const mx::array& x, const mx::array& indices);
+  // An operand of an earlier instruction: see HeldOperands. nullopt if this instruction has not run by itself, or has
+  // too many vectors.
+  const std::optional<mx::array>& held(uint32_t number) const { return state_.held[number]; }
+  std::optional<mx::array> take_held(uint32_t number) { return std::exchange(state_.held[number], std::nullopt); }
 
-  // The packed weights of a product, or nullopt: see packed_weights.h.
-  std::optional<mx::array> packed_weights(const void* node) const {
-    const auto found = state_.packed_weights.find(node);
-    return found == state_.packed_weights.end() ? std::nullopt : std::optional(found->second->panels);
+  // mx::take(x, indices, 0, stream) for a TakeNode. Computes some rows at a time and releases their pages each time, if
+  // DecodedInstruction::partly_read says so.
+  mx::array take_rows(const mx::array& x, const mx::array& indices);
+
+  // The packed weights of a product, or nullopt.
+  std::optional<mx::array> packed_weights() const {
+    const auto& packed = instruction_->packed_weights;
+    return packed ? std::optional(packed->panels) : std::nullopt;
   }
 
   // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds, and throws Failure if
@@ -222,21 +232,14 @@ class Context {
   class Loop;
   Loop loop(const fb::ScanParams& n, int iterations);
 
-  // The matrix in a slot, packed for products with this number of rows. Null if it is not a matrix that every iteration
-  // of a running loop multiplies by, or if packing would not make the products faster.
-  const mx::array* packed(const fb::Tid* matrix, int64_t rows);
+  // The matrix of the product that runs, packed for this number of rows. Null if it is not one that every iteration of
+  // a running loop multiplies by, or if packing would not make the products faster.
+  const mx::array* packed(const mx::array& matrix, int64_t rows);
 
-  // The loop of a node that a kernel can run, or null: see groups/recurrent_loop.h.
-  const RecurrentLoop* recurrent_loop(const fb::ScanParams& n) const;
-
-  // An elementwise group of the body of a loop.
-  const ElementwiseGroup& elementwise_group(const fb::ScanParams& n, uint32_t index) const {
-    return program_.chains[n.body_chain_idx()].elementwise_groups[index];
-  }
-
-  // Whether the limits of the call allow a loop with `operations` operations in each iteration. count_loop() counts it.
-  bool allows_loop(const fb::ScanParams& n, int iterations, uint64_t operations) const;
-  void count_loop(const fb::ScanParams& n, int iterations, uint64_t operations);
+  // Whether the limits of the call allow a loop with so many instructions and operations in each iteration, and counts
+  // it.
+  bool allows_iterations(int iterations, int64_t instructions, uint64_t operations) const;
+  void count_iterations(int iterations, int64_t instructions, uint64_t operations);
 
   // Runs a chain, with all chains that it calls. An exception of an instruction is rethrown as a LocatedFailure.
   void run(uint32_t chain);
@@ -273,12 +276,14 @@ class Context {
   bool can_evaluate() const { return !has_lazy_buffers_ && depth_ <= 1 && cpu::computes_at_once(stream); }
 
   void count_instruction();
-  void run_instruction(uint32_t chain, size_t i);
-  // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
-  bool run_elementwise_group(const ElementwiseGroup& group);
+  // Returns the number of instructions that have run: those of a FusedInstruction run together.
+  size_t run_instruction(uint32_t chain, size_t i);
+  bool run_fused(const DecodedInstruction& instruction);
+  // Holds the operands of the instruction that is about to run, unless it has run together with others. Those of a
+  // buffer are not held, because MLX then could not update it in place.
+  void hold(const HeldOperands& operands, bool is_fused);
   void check_operations(uint64_t operations) const;
   static uint64_t product_operations(const mx::Shape& shape, mx::Dtype dtype, int64_t depth);
-  int64_t loop_instructions(const fb::ScanParams& n) const; // of one iteration
   void evaluate_slots();
   // Whether the host may write to the memory of buffers. On CUDA, later kernels have read the old contents.
   bool allows_host_updates() const;
@@ -288,15 +293,13 @@ class Context {
     int64_t rows = 0; // of the product for which `packed` is made; 0: none yet
     std::optional<mx::array> packed;
   };
-  // The slots of the matrices that every iteration of a loop multiplies by and none changes.
-  std::vector<uint32_t> shared_matrices(const fb::ScanParams& n) const;
 
   const MlxProgram& program_;
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
-  Products products_; // computed, and not taken yet
-  std::map<uint32_t, LoopMatrix> loop_matrices_; // of the loops that are running, by slot
+  const DecodedInstruction* instruction_ = nullptr; // that runs
+  std::vector<std::optional<LoopMatrix>> loop_matrices_; // by number; empty if its loop does not run
   int depth_ = 0; // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_started_work_ = false; // by start()
   const uint64_t failures_ = state_.owner->failures; // before the call
@@ -308,10 +311,15 @@ class Context {
 
 class Context::Loop {
  public:
-  Loop(Context& context, std::vector<uint32_t> matrices) : context_(context), matrices_(std::move(matrices)) {}
+  // The numbers of its matrices are [begin, end).
+  Loop(Context& context, uint32_t begin, uint32_t end) : context_(context), begin_(begin), end_(end) {
+    for (uint32_t i = begin; i < end; ++i) {
+      context.loop_matrices_[i].emplace();
+    }
+  }
   ~Loop() {
-    for (const uint32_t slot : matrices_) {
-      context_.loop_matrices_.erase(slot);
+    for (uint32_t i = begin_; i < end_; ++i) {
+      context_.loop_matrices_[i].reset();
     }
   }
   Loop(const Loop&) = delete;
@@ -319,7 +327,7 @@ class Context::Loop {
 
  private:
   Context& context_;
-  std::vector<uint32_t> matrices_;
+  const uint32_t begin_, end_;
 };
 
 } // namespace executorch_mlx

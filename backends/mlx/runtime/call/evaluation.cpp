@@ -1,8 +1,7 @@
 #include "call/evaluation.h"
 
-#include <mlx/scheduler.h>
-
 #include <map>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -10,6 +9,8 @@
 #include "gpu/fused.h"
 #include "memory/limit.h"
 #include "memory/plan.h"
+#include "mlx_internals/cpu_task.h"
+#include "mlx_internals/internals.h"
 
 namespace executorch_mlx {
 
@@ -17,27 +18,22 @@ namespace {
 
 constexpr int kMaxErrorsOfGpu = 16; // of one settle()
 
-// By stream, the owner of the work that was started and not waited for, or null. Guarded by memory_mutex().
-std::map<int, std::shared_ptr<Owner>>& owners() {
-  static auto* map = new std::map<int, std::shared_ptr<Owner>>(); // never destroyed, as memory_mutex()
-  return *map;
+// What is under way on a stream.
+struct Work {
+  std::mutex mutex; // held by an evaluation
+  std::shared_ptr<Owner> owner; // of the work that was started and not waited for, or null. Guarded by `mutex`
+};
+
+Work& work_of(mx::Stream stream) {
+  static std::mutex mutex;
+  static auto* const all = new std::map<int, Work>(); // never destroyed: methods may be unloaded at the very end
+  std::lock_guard lock(mutex);
+  return (*all)[stream.index];
 }
 
-std::shared_ptr<Owner> owner_under_way(mx::Stream stream) {
-  const auto found = owners().find(stream.index);
-  return found == owners().end() ? nullptr : found->second;
-}
-
-void set_none_under_way(mx::Stream stream) {
-  if (const auto found = owners().find(stream.index); found != owners().end()) {
-    found->second.reset();
-  }
-}
-
-// The same as settle(). Returns whether work has failed. The caller holds memory_mutex().
+// The same as settle(). Returns whether work has failed. The caller holds the mutex of the stream.
 bool settle_locked(mx::Stream stream) {
-  const auto owner = owner_under_way(stream);
-  set_none_under_way(stream);
+  const auto owner = std::exchange(work_of(stream).owner, nullptr);
   int errors = 0;
   for (bool is_idle = false; !is_idle;) {
     try {
@@ -49,12 +45,8 @@ bool settle_locked(mx::Stream stream) {
       is_idle = ++errors == kMaxErrorsOfGpu && stream.device == mx::Device::gpu;
     }
   }
-  // MLX counts the tasks of kernels that it has started, and waits if they are many. If the error of an earlier kernel
-  // surfaces while MLX starts a task, MLX never counts this task as completed. After a dozen such errors, the process
-  // would wait forever. So this loop completes the count. If another thread uses MLX beside this library, the count may
-  // then be too small, and MLX only starts more tasks before it waits.
-  while (stream.device == mx::Device::cpu && mx::scheduler::n_active_tasks() > 0) {
-    mx::scheduler::notify_task_completion(stream);
+  if (internals::are_usable()) {
+    internals::complete_count_of_tasks(stream);
   }
   if (owner != nullptr && errors > 0) {
     ++owner->failures;
@@ -64,7 +56,7 @@ bool settle_locked(mx::Stream stream) {
 
 // Waits for work of another owner, so that all later errors on the stream are of `owner`.
 void wait_for_other_owner(mx::Stream stream, const std::shared_ptr<Owner>& owner) {
-  const auto other = owner_under_way(stream);
+  const auto other = work_of(stream).owner;
   if (other != nullptr && other != owner && settle_locked(stream)) {
     other->has_lost_work = true;
   }
@@ -95,13 +87,14 @@ void check_cuda_headers(const std::exception& error) {
 
 Evaluation::Evaluation(std::vector<mx::array> arrays, mx::Stream stream, std::shared_ptr<Owner> owner,
     const std::vector<std::uintptr_t>& overwritable)
-    : lock_(memory_mutex()), stream_(stream), owner_(std::move(owner)) {
+    : lock_(work_of(stream).mutex), stream_(stream), owner_(std::move(owner)) {
   wait_for_other_owner(stream, owner_);
   gpu::join_sequences(arrays);
   const size_t limit = memory_limit();
   if (limit == kNoMemoryLimit) [[likely]] {
     stages_.push_back(std::move(arrays));
   } else {
+    memory_lock_ = std::unique_lock(memory_mutex());
     stages_ = plan_stages(std::move(arrays), overwritable, active_memory(), limit);
   }
 }
@@ -136,7 +129,7 @@ void Evaluation::run() {
 
 void Evaluation::start() {
   settle_on_error([&] {
-    owners()[stream_.index] = owner_;
+    work_of(stream_).owner = owner_;
     for (auto& stage : stages_) {
       auto arrays = std::exchange(stage, {});
       &stage == &stages_.back() ? mx::async_eval(std::move(arrays)) : mx::eval(std::move(arrays));
@@ -147,12 +140,12 @@ void Evaluation::start() {
 void Evaluation::wait() {
   settle_on_error([&] {
     mx::synchronize(stream_);
-    set_none_under_way(stream_);
+    work_of(stream_).owner.reset();
   });
 }
 
 void wait_for(std::vector<mx::array>& arrays, mx::Stream stream, Owner& owner) {
-  std::lock_guard lock(memory_mutex()); // no other owner gets the errors of this one, nor this one those of another
+  std::lock_guard lock(work_of(stream).mutex); // no other owner gets the errors of this one, or the other way round
   try {
     for (auto& array : arrays) {
       array.wait();
@@ -171,7 +164,7 @@ void check_no_failure_since(const Owner& owner, uint64_t before) {
 }
 
 void settle(mx::Stream stream) {
-  std::lock_guard lock(memory_mutex());
+  std::lock_guard lock(work_of(stream).mutex);
   settle_locked(stream);
 }
 

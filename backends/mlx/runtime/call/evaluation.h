@@ -1,4 +1,4 @@
-// The evaluation of arrays on a shared stream, within the memory limit.
+// The evaluation of arrays on a stream, within the memory limit.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -14,8 +14,9 @@ namespace executorch_mlx {
 namespace mx = mlx::core;
 
 // Whose work a stream computes: the methods of a session. MLX reports the error of a kernel only once, possibly to a
-// call that waits for other results. At most one owner therefore has work under way on a stream: before another one
-// evaluates anything there, this work is waited for, and its errors are counted as failures of its owner.
+// call that waits for other results. If several sessions use a stream, at most one of them therefore has work under way
+// there: before another one evaluates anything, this work is waited for, and its errors are counted as failures of its
+// owner.
 struct Owner {
   // How many evaluations have failed. Code that waits for started work compares this number before and after.
   std::atomic<uint64_t> failures = 0;
@@ -24,7 +25,8 @@ struct Owner {
   std::atomic<bool> has_lost_work = false;
 };
 
-// One evaluation. Only one exists at a time in the process: the constructor waits until no other exists.
+// One evaluation. Only one exists at a time for a stream, and with a memory limit in the process: the constructor waits
+// until no other exists.
 class Evaluation {
  public:
   // `owner` may be null if this is no call of a method. With a memory limit, throws Failure if the evaluation would
@@ -47,7 +49,8 @@ class Evaluation {
   template <typename Body>
   void settle_on_error(Body&& body);
 
-  std::lock_guard<std::mutex> lock_;
+  std::lock_guard<std::mutex> lock_; // of the stream
+  std::unique_lock<std::mutex> memory_lock_; // memory_mutex(), with a memory limit
   // The arrays to compute in each stage: one stage, or several to stay below a memory limit. A stage starts when the
   // stage before it has ended and has freed the memory of its intermediate results.
   std::vector<std::vector<mx::array>> stages_;

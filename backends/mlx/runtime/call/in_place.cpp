@@ -4,6 +4,7 @@
 
 #include "ops/cpu/cpu_kernels.h"
 #include "memory/strided_copy.h"
+#include "mlx_internals/internals.h"
 
 namespace executorch_mlx {
 
@@ -23,7 +24,7 @@ bool take(const mx::array& x, std::optional<mx::array>& other) {
 } // namespace
 
 bool can_update_in_place(const mx::array& x, std::optional<mx::array>& other) {
-  if (!x.flags().contiguous || x.data_size() != x.size()) {
+  if (!internals::are_usable() || !x.flags().contiguous || x.data_size() != x.size()) {
     return false;
   }
   if (!other || other->id() != x.id()) {

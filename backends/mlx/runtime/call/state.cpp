@@ -6,8 +6,9 @@
 #include "call/in_place.h"
 #include "checks.h"
 #include "dtype.h"
-#include "memory/host_memory.h"
 #include "memory/limit.h"
+#include "mlx_internals/arrays.h"
+#include "mlx_internals/internals.h"
 
 namespace executorch_mlx {
 
@@ -38,7 +39,12 @@ void for_each_part(Before& before, const KvLayer& now, Visit&& visit) {
 } // namespace
 
 State::State(const Layout& layout)
-    : tensors(layout.num_tensors()), values(layout.values), layout_(layout), buffers_(layout.buffers) {}
+    : tensors(layout.num_tensors()),
+      values(layout.values),
+      held(layout.held),
+      kept(layout.kept),
+      layout_(layout),
+      buffers_(layout.buffers) {}
 
 void State::set_constant(uint32_t slot, std::shared_ptr<const mx::array> constant) {
   tensors[slot] = *constant;
@@ -64,7 +70,9 @@ void State::finish_loading() {
     }
   }
   initial_values_ = values;
-  constant_results.clear(); // the init chain may have written constants
+  for (auto& result : kept) { // the init chain may have written constants
+    result.reset();
+  }
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto contents = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
     if (!buffers_[i]->contents) {
@@ -81,8 +89,7 @@ void State::begin() {
   memory_before_.clear();
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     before[i] = buffers_[i]->contents;
-    const auto& data = before[i]->data_shared_ptr();
-    memory_before_.push_back({data.get(), data.use_count() == 1});
+    memory_before_.push_back({internals::memory_of(*before[i]), internals::is_sole_user(*before[i])});
   }
   for (const auto& [slot, array] : initial_tensors_) {
     tensors[slot] = array;
@@ -230,6 +237,9 @@ void State::release_temporaries() {
   for (uint32_t i = layout_.temps_begin(); i < layout_.num_tensors(); ++i) {
     tensors[i].reset();
   }
+  for (auto& result : held) {
+    result.reset();
+  }
 }
 
 std::vector<mx::array> State::pending() const {
@@ -268,8 +278,8 @@ void State::submit(std::vector<mx::array> arrays, mx::Stream stream) {
 // Whether only the contents of this buffer use their memory after the call, apart from kernels that have been
 // submitted. `outputs` are the arrays that the caller keeps.
 bool State::owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const {
-  const void* const data = tensors[layout_.buffers_begin() + buffer]->data_shared_ptr().get();
-  const auto uses_data = [&](const std::optional<mx::array>& x) { return x && x->data_shared_ptr().get() == data; };
+  const void* const data = internals::memory_of(*tensors[layout_.buffers_begin() + buffer]);
+  const auto uses_data = [&](const std::optional<mx::array>& x) { return x && internals::memory_of(*x) == data; };
   const auto any_slot_uses_data = [&](uint32_t begin, uint32_t end) {
     return std::any_of(tensors.begin() + begin, tensors.begin() + end, uses_data);
   };
@@ -296,22 +306,19 @@ bool State::owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) 
 // it as in index_copy(). So the kernels of the next call need no event either: MLX would ask the driver about the event
 // of each buffer, which takes a microsecond. Only the host has to wait before it reads the memory: see Buffer::written.
 void State::take_over_memory(const std::vector<mx::array>& outputs) {
+  if (!internals::are_usable()) {
+    return;
+  }
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto& x = tensors[layout_.buffers_begin() + i];
-    const bool is_computed = x && x->status() != mx::array::Status::unscheduled && x->data_shared_ptr();
-    if (!is_computed || x->data_shared_ptr().use_count() == 1 || !x->data_shared_ptr()->is_owned() ||
-        !owns_memory(i, outputs)) {
+    if (!x || !internals::can_take_over(*x) || !owns_memory(i, outputs)) {
       continue;
     }
-    mx::array own = without_memory(x->shape(), x->dtype());
-    own.set_data(std::move(*x->data_shared_ptr()), x->data_size(), x->strides(), x->flags(), x->offset());
+    mx::array own = internals::take_over(*x);
     if (!is_read_only_by_kernels(*x)) {
-      own.attach_event(x->event());
-      own.set_status(x->status());
+      internals::wait_as(own, *x);
     } else if (x->event().valid()) { // else this call has not written the buffer, and `written` stays as it is
-      mx::array& written = buffers_[i]->written.emplace(without_memory({0}, x->dtype()));
-      written.attach_event(x->event());
-      written.set_status(x->status());
+      internals::wait_as(buffers_[i]->written.emplace(internals::without_memory({0}, x->dtype())), *x);
     }
     x = std::move(own);
   }

@@ -8,13 +8,11 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <unordered_map>
 #include <variant>
 #include <vector>
 
 #include "call/evaluation.h"
 #include "call/kv_cache.h"
-#include "memory/mapped_files.h"
 #include "program/program.h"
 #include "program/shared.h"
 
@@ -33,8 +31,10 @@ class State {
   std::vector<std::optional<mx::array>> tensors;
   std::vector<Value> values;
 
-  // Results of nodes that read only constants, by node. See Context::constant_result().
-  std::unordered_map<const void*, mx::array> constant_results;
+  // Results of instructions before they run, operands of instructions after they have run, and results of earlier
+  // calls: see DecodedInstruction.
+  std::vector<std::optional<mx::array>> held;
+  std::vector<std::optional<mx::array>> kept;
 
   // Returns the KV cache of a layer, for UpdateAndAttendNode, and creates it if there is none yet. KV caches have no
   // slots.
@@ -50,13 +50,6 @@ class State {
 
   // The owner of the evaluations of this state, which is that of the session.
   std::shared_ptr<Owner> owner = std::make_shared<Owner>();
-
-  // The packed weights of products, by node: see packed_weights.h.
-  std::map<const void*, std::shared_ptr<const PackedWeights>> packed_weights;
-
-  // By slot, the constants that packed weights replace in products, and of which other instructions read some rows, as
-  // of an embedding. The pages of these rows are released at once, so that they do not add up to the whole constant.
-  std::map<uint32_t, FilePages> partly_read;
 
   // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every
   // call starts with them. Moves the contents of each buffer's slot to its Buffer, or discards them if the Buffer
@@ -106,7 +99,7 @@ class State {
   // The arrays of buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
 
-  // Empties the slots of inputs, outputs and temporaries.
+  // Empties the slots of inputs, outputs and temporaries, and `held`.
   void release_temporaries();
 
   // -- between calls ---------------------------------------------------------

@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "../error.h"
-#include "cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "kernel_source.h"
 #include "lazy.h"
+#include "mlx_internals/arrays.h"
+#include "mlx_internals/graph.h"
 #include "sequence_kernel.h"
 
 namespace executorch_mlx::gpu {
@@ -66,7 +68,7 @@ CUfunc_st* kernel(mx::Dtype dtype, size_t positions, mx::Stream stream) {
 } // namespace
 
 void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  outputs[0].copy_shared_buffer(inputs[0]);
+  internals::place(outputs[0], inputs[0]);
   if (is_taken_over_) {
     return;
   }
@@ -93,7 +95,7 @@ void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx:
 
 void CacheUpdate::take_over(mx::array update, const mx::array& writer) {
   static_cast<CacheUpdate&>(update.primitive()).is_taken_over_ = true;
-  update.inputs() = {update.inputs()[0], writer};
+  internals::set_inputs(update, {internals::inputs(update)[0], writer});
 }
 
 const CacheUpdate* open_update(const mx::array& x) {

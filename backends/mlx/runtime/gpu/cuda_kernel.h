@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "kernel_source.h"
 
 namespace executorch_mlx::gpu {

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "mlx_internals/arrays.h"
+
 namespace executorch_mlx::gpu {
 
 namespace {
@@ -60,10 +62,7 @@ mx::array allocate_on_gpu(size_t bytes, mx::Stream stream) {
   bytes = (bytes + kGranularity - 1) / kGranularity * kGranularity;
   FreeMemory& free = free_memory(stream);
   mx::array piece = free.take(bytes, stream);
-  const auto buffer = piece.data_shared_ptr()->buffer();
-  mx::allocator::Data data(
-      buffer, [&free, piece = std::move(piece)](mx::allocator::Buffer) mutable { free.give_back(std::move(piece)); });
-  return mx::array(std::move(data), {static_cast<int>(bytes)}, mx::uint8);
+  return internals::lend(std::move(piece), [&free](mx::array piece) { free.give_back(std::move(piece)); });
 }
 
 } // namespace executorch_mlx::gpu

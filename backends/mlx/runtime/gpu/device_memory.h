@@ -9,7 +9,7 @@ namespace executorch_mlx::gpu {
 namespace mx = mlx::core;
 
 // Returns an array of bytes without defined contents. Its memory is used again when no array refers to it any more: so
-// a kernel that still runs must refer to it. May evaluate an array on the stream. The caller holds memory_mutex().
+// a kernel that still runs must refer to it. May evaluate an array on the stream. Called in an evaluation.
 mx::array allocate_on_gpu(size_t bytes, mx::Stream stream);
 
 } // namespace executorch_mlx::gpu

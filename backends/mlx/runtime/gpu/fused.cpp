@@ -22,15 +22,6 @@ namespace {
 
 constexpr int kMaxHeadDim = 1024;
 
-// The operand x if y is the lazy result of silu(x) = x * sigmoid(x), else null.
-const mx::array* operand_of_silu(const mx::array& y) {
-  if (!is_lazy(y, "Multiply") || !is_lazy(y.inputs()[1], "Sigmoid")) {
-    return nullptr;
-  }
-  const mx::array& x = y.inputs()[0];
-  return y.inputs()[1].inputs()[0].id() == x.id() ? &x : nullptr;
-}
-
 const CudaKernel& silu_kernel() {
   static const CudaKernel kernel("silu_multiply", {"gate", "up"}, {"y"}, {"size"}, R"(
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -168,42 +159,30 @@ const mx::array* operand_of_transposition(const mx::array& y) {
   return has_order ? &x : nullptr;
 }
 
-std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  if (!is_cuda(stream) || a.shape() != b.shape() || a.ndim() == 0 || !has_float_dtype(a, b.dtype()) ||
-      a.size() / kThreads >= kMaxBlocks) {
+std::optional<mx::array> silu_product(const mx::array& gate, const mx::array& up, mx::Stream stream) {
+  if (!is_cuda(stream) || gate.shape() != up.shape() || gate.size() == 0 || !has_float_dtype(gate, up.dtype()) ||
+      gate.size() / kThreads >= kMaxBlocks) {
     return std::nullopt;
   }
-  const mx::array* gate = operand_of_silu(a);
-  const mx::array& up = gate != nullptr ? b : a;
-  gate = gate != nullptr ? gate : operand_of_silu(b);
-  if (gate == nullptr || a.size() == 0) {
-    return std::nullopt;
-  }
-  if (const auto y = gated_products(*gate, up, stream)) {
-    return y;
-  }
-  return silu_kernel()({.inputs = {*gate, up},
-                           .shapes = {a.shape()},
-                           .numbers = {static_cast<int>(a.size())},
-                           .blocks = blocks_of(a.size(), kThreads),
+  return silu_kernel()({.inputs = {gate, up},
+                           .shapes = {gate.shape()},
+                           .numbers = {static_cast<int>(gate.size())},
+                           .blocks = blocks_of(gate.size(), kThreads),
                            .threads = kThreads},
       {}, stream)[0];
 }
 
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
-    const mx::array& x, const mx::array& weight, float eps, mx::Stream stream) {
-  if (!is_cuda(stream) || !is_lazy(x, "Add") || !has_float_dtype(weight, x.dtype()) || x.size() == 0) {
-    return std::nullopt;
-  }
-  const mx::array& a = x.inputs()[0];
-  const mx::array& b = x.inputs()[1];
-  const size_t rows = x.size() / x.shape(-1);
-  if (a.shape() != x.shape() || b.shape() != x.shape() || rows >= kMaxBlocks) {
+    const mx::array& a, const mx::array& b, const mx::array& weight, float eps, mx::Stream stream) {
+  const bool fits = is_cuda(stream) && a.shape() == b.shape() && has_float_dtype(a, b.dtype()) &&
+      weight.dtype() == a.dtype() && a.size() > 0 && weight.shape() == mx::Shape{a.shape(-1)};
+  const size_t rows = fits ? a.size() / a.shape(-1) : 0;
+  if (!fits || rows >= kMaxBlocks) {
     return std::nullopt;
   }
   auto results = add_rms_norm_kernel()({.inputs = {a, b, weight},
-                                           .shapes = {x.shape(), x.shape()},
-                                           .numbers = {x.shape(-1)},
+                                           .shapes = {a.shape(), a.shape()},
+                                           .numbers = {a.shape(-1)},
                                            .blocks = static_cast<int>(rows),
                                            .threads = kThreads},
       {{"kThreads", kThreads}, {"kEps", std::bit_cast<int>(eps)}}, stream);

@@ -1,10 +1,12 @@
 // Kernels for an NVIDIA GPU that compute several operations at once.
 //
 // In a small model, the host needs longer to build and submit the graph of a step than the GPU to compute it. Fewer
-// operations therefore make a step faster. The kernels for one token also form sequences: see sequence_kernel.h. The
-// functions look at the lazy graph of their operands. If an operand is the result of an operation that the kernel can
-// also compute, the kernel takes the operands of this operation instead. MLX then evaluates the operation itself only
-// if something else needs its result.
+// operations therefore make a step faster. The kernels for one token also form sequences: see sequence_kernel.h.
+//
+// norm_rope() and the functions of attention look at the lazy graph of their operands. If an operand is the result of
+// an operation that the kernel can also compute, the kernel takes the operands of this operation instead. MLX then
+// evaluates the operation itself only if something else needs its result. For all other functions, fusion/ finds the
+// operations when the program is loaded.
 //
 // Arithmetic is float32. As in separate operations, the result of each operation is rounded to its dtype, except the
 // sigmoid inside silu().
@@ -25,15 +27,14 @@ namespace executorch_mlx::gpu {
 
 namespace mx = mlx::core;
 
-// a * b, if one of them is the lazy result of silu(gate), and both have the same shape and dtype. If `gate` and the
-// other factor are operands of gated_products(), the kernel computes these products, too.
-std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream);
+// silu(gate) * up, if both have the same shape and dtype.
+std::optional<mx::array> silu_product(const mx::array& gate, const mx::array& up, mx::Stream stream);
 
-// x and rms_norm(x, weight, eps), if x is the lazy sum of two arrays of its shape and dtype.
+// a + b and rms_norm(a + b, weight, eps), if all have the same dtype, and a and b the same shape.
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
-    const mx::array& x, const mx::array& weight, float eps, mx::Stream stream);
+    const mx::array& a, const mx::array& b, const mx::array& weight, float eps, mx::Stream stream);
 
-// rms_norm(x, weight, eps), if the weight has the dtype of x. The functions below take over this operation.
+// rms_norm(x, weight, eps), if the weight has the dtype of x. norm_rope() takes over this operation.
 std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::Stream stream);
 
 // rope(x) for each of one or two arrays x [B, H, S, D], over the whole last axis, not traditional. Each x must be
@@ -63,18 +64,24 @@ std::optional<mx::array> attention_of_token(
 std::optional<mx::array> attention_of_rows(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
     const std::vector<Span>& spans, mx::Stream stream);
 
-// The following functions multiply row vectors by matrices: up to eight, or up to 32 in half precision.
+// Row vectors x [..., depth]: up to eight, or up to 32 in half precision. With a norm, the kernels multiply
+// rms_norm(x, norm, eps).
+struct Vectors {
+  mx::array x;
+  std::optional<mx::array> norm = std::nullopt; // the weight, of the dtype of x
+  float eps = 0.0f;
+};
 
-// x @ w.T for each of one to four matrices w [n, depth], which are available, row-major and of the dtype of x. If there
-// are several, and x is the lazy result of an RMSNorm, the kernel computes this, too.
+// x @ w.T for each of one to four matrices w [n, depth], which are available, row-major and of the dtype of x.
 std::optional<std::vector<mx::array>> products_of_row(
-    const mx::array& x, const std::vector<mx::array>& matrices, mx::Stream stream);
+    const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream);
 
-// silu(gate) * up, if both are lazy results of products_of_row() for one matrix and the same x. If x is the lazy result
-// of an RMSNorm, the kernel computes this, too.
-std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& up, mx::Stream stream);
+// silu(x @ gate.T) * (x @ up.T)
+std::optional<mx::array> gated_products(
+    const Vectors& vectors, const mx::array& gate, const mx::array& up, mx::Stream stream);
 
-// a + b, if one of them is the lazy result of products_of_row() for one matrix.
-std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx::Stream stream);
+// x @ w.T + added
+std::optional<mx::array> product_and_sum(
+    const Vectors& vectors, const mx::array& w, const mx::array& added, mx::Stream stream);
 
 } // namespace executorch_mlx::gpu

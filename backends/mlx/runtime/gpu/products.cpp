@@ -1,6 +1,5 @@
-// Products of one row vector, or of a few, with matrices. If a single vector is the lazy result of an RMSNorm, each
-// block computes the norm itself, because this takes less time than another kernel. Several vectors get a kernel for
-// their norms.
+// Products of one row vector, or of a few, with matrices. For a single vector, each block computes its RMSNorm itself,
+// because this takes less time than another kernel. Several vectors get a kernel for their norms.
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -10,7 +9,7 @@
 #include <vector>
 
 #include "../error.h"
-#include "cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
@@ -168,19 +167,42 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// Runs a kernel of an operation, for the vectors x. The results have a row for each row of the first `count` matrices.
-// If x is the lazy result of an RMSNorm, the kernel computes this, or another one of the sequence.
-std::vector<mx::array> run(const Kernels& kernels, const mx::array& x, const std::vector<mx::array>& matrices,
-    size_t count, const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {
-  const mx::array& normalized = before_reshapes(x);
+// Whether the kernels can multiply the vectors by these matrices.
+bool can_multiply(const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream) {
+  const auto& x = vectors.x;
+  if (!is_cuda(stream) || !method_for(x, stream) || (vectors.norm && vectors.norm->dtype() != x.dtype())) {
+    return false;
+  }
+  int64_t rows = 0;
+  for (const auto& w : matrices) {
+    if (!is_valid_matrix(w, x)) {
+      return false;
+    }
+    rows += w.shape(0);
+  }
+  return rows <= kMaxRowsOfProduct;
+}
+
+// The shape of the products of x with the rows of w.
+mx::Shape shape_of_product(const mx::array& x, const mx::array& w) {
+  mx::Shape shape = x.shape();
+  shape.back() = w.shape(0);
+  return shape;
+}
+
+// Runs a kernel of an operation, if can_multiply(). The results have a row for each row of the first `count` matrices.
+// The kernel computes the norm of the vectors, or another one of the sequence does.
+std::vector<mx::array> run(const Kernels& kernels, const Vectors& vectors_and_norm,
+    const std::vector<mx::array>& matrices, size_t count, const std::optional<mx::array>& added,
+    std::vector<mx::Shape> shapes, mx::Stream stream) {
+  const auto& [x, norm, norm_eps] = vectors_and_norm;
   const ProductMethod method = *method_for(x, stream);
   const int depth = matrices[0].shape(1), vectors = static_cast<int>(vectors_of(x));
-  const FusibleNorm* const norm = norm_of(normalized, depth);
-  const int eps = std::bit_cast<int>(norm != nullptr ? norm->eps : 0.0f);
-  mx::array operand = norm != nullptr ? normalized.inputs()[0] : normalized;
-  const mx::array weight = norm != nullptr ? normalized.inputs()[1] : operand;
+  const int eps = std::bit_cast<int>(norm_eps);
+  mx::array operand = x;
+  const mx::array weight = norm.value_or(x);
   const bool is_aligned = weight.is_available() && weight.offset() % 16 == 0;
-  if (norm != nullptr && vectors > 1) {
+  if (norm && vectors > 1) {
     operand = norms_kernel()({.inputs = {operand, weight},
                                  .weights = {},
                                  .shapes = {operand.shape()},
@@ -208,19 +230,16 @@ std::vector<mx::array> run(const Kernels& kernels, const mx::array& x, const std
   call.blocks = blocks_of(rows, rows_per_block);
   if (method == ProductMethod::single) {
     call.blocks = std::min(call.blocks, kMaxBlocksOfRow);
-    if (norm != nullptr) {
+    if (norm) {
       call.early.push_back(kNormWeight);
     }
   }
-  Constants constants{{"kThreads", kThreads}, {"kDepth", depth}, {"kVectors", vectors}, {"kNorm", norm != nullptr},
+  Constants constants{{"kThreads", kThreads}, {"kDepth", depth}, {"kVectors", vectors}, {"kNorm", norm.has_value()},
       {"kHasAlignedNorm", is_aligned}, {"kEps", eps}, {"kRowsPerWarp", rows_per_warp}, {"kRows", rows},
       {"kIsBfloat16", x.dtype() == mx::bfloat16},
       {"kMaxEarly", int64_t{call.blocks} * kThreads > kManyThreads ? kFewEarlyLoads : kEarlyLoads}};
   for (size_t i = 0; i < count; ++i) {
     constants.push_back({kRowNames[i], matrices[i].shape(0)});
-  }
-  if (matrices.size() == 1 && !added) {
-    call.product = std::pair(x, matrices[0]);
   }
   return kernels(method)(std::move(call), std::move(constants), stream);
 }
@@ -228,49 +247,34 @@ std::vector<mx::array> run(const Kernels& kernels, const mx::array& x, const std
 } // namespace
 
 std::optional<std::vector<mx::array>> products_of_row(
-    const mx::array& x, const std::vector<mx::array>& matrices, mx::Stream stream) {
-  if (!is_cuda(stream) || !method_for(x, stream) || matrices.size() > kMaxMatrices || matrices.empty()) {
+    const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream) {
+  if (matrices.empty() || matrices.size() > kMaxMatrices || !can_multiply(vectors, matrices, stream)) {
     return std::nullopt;
   }
   std::vector<mx::Shape> shapes;
-  int64_t rows = 0;
   for (const auto& w : matrices) {
-    if (!is_valid_matrix(w, x)) {
-      return std::nullopt;
-    }
-    rows += w.shape(0);
-    shapes.push_back(x.shape());
-    shapes.back().back() = w.shape(0);
-  }
-  if (rows > kMaxRowsOfProduct) {
-    return std::nullopt;
+    shapes.push_back(shape_of_product(vectors.x, w));
   }
   const size_t count = matrices.size();
-  return run(products_kernels(count), x, matrices, count, std::nullopt, std::move(shapes), stream);
+  return run(products_kernels(count), vectors, matrices, count, std::nullopt, std::move(shapes), stream);
 }
 
-std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& up, mx::Stream stream) {
-  const auto* const of_gate = SequenceKernel::product(gate);
-  const auto* const of_up = SequenceKernel::product(up);
-  if (!is_cuda(stream) || gate.shape() != up.shape() || of_gate == nullptr || of_up == nullptr ||
-      of_gate->first.id() != of_up->first.id()) {
+std::optional<mx::array> gated_products(
+    const Vectors& vectors, const mx::array& gate, const mx::array& up, mx::Stream stream) {
+  if (gate.shape() != up.shape() || !can_multiply(vectors, {gate, up}, stream)) {
     return std::nullopt;
   }
-  const auto& x = of_gate->first;
-  return run(gated_products_kernels(), x, {of_gate->second, of_up->second}, 1, std::nullopt, {gate.shape()}, stream)[0];
+  return run(
+      gated_products_kernels(), vectors, {gate, up}, 1, std::nullopt, {shape_of_product(vectors.x, gate)}, stream)[0];
 }
 
-std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  if (!is_cuda(stream) || a.shape() != b.shape() || a.dtype() != b.dtype()) {
+std::optional<mx::array> product_and_sum(
+    const Vectors& vectors, const mx::array& w, const mx::array& added, mx::Stream stream) {
+  if (!can_multiply(vectors, {w}, stream) || added.dtype() != vectors.x.dtype() ||
+      added.shape() != shape_of_product(vectors.x, w)) {
     return std::nullopt;
   }
-  const auto* const of_b = SequenceKernel::product(b);
-  const auto* const product = of_b != nullptr ? of_b : SequenceKernel::product(a);
-  if (product == nullptr) {
-    return std::nullopt;
-  }
-  const auto& [x, w] = *product;
-  return run(product_and_sum_kernels(), x, {w}, 1, of_b != nullptr ? a : b, {a.shape()}, stream)[0];
+  return run(product_and_sum_kernels(), vectors, {w}, 1, added, {added.shape()}, stream)[0];
 }
 
 } // namespace executorch_mlx::gpu

@@ -10,9 +10,10 @@
 #include <unordered_set>
 
 #include "../error.h"
-#include "cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "device_memory.h"
 #include "lazy.h"
+#include "mlx_internals/arrays.h"
 
 namespace executorch_mlx::gpu {
 
@@ -151,10 +152,8 @@ class SequenceKernel::Result : public mx::Primitive {
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
       mx::array& y = outputs[i];
-      const bool is_vector = std::count_if(y.shape().begin(), y.shape().end(), [](int n) { return n != 1; }) <= 1;
-      const mx::array::Flags flags{/*contiguous=*/true, /*row_contiguous=*/true, /*col_contiguous=*/is_vector};
       const auto offset = static_cast<int64_t>(launch->offsets[i] / y.itemsize());
-      y.copy_shared_buffer(*launch->memory, y.strides(), flags, y.size(), offset);
+      internals::place(y, *launch->memory, offset);
     }
   }
 
@@ -206,7 +205,6 @@ void SequenceKernel::Launch::run(const std::vector<std::shared_ptr<Launch>>& lau
     launch->awaited.clear();
     launch->call.weights.clear();
     launch->call.written.clear();
-    launch->call.product.reset();
   }
 }
 
@@ -263,7 +261,7 @@ bool SequenceKernel::Launch::reads_early_from(const Launch& before) const {
   return std::any_of(call.early.begin(), call.early.end(), [&](int number) {
     const Input& input = inputs[number];
     const auto is_same = [&](const mx::array& x) {
-      return input.array && x.data_shared_ptr() == input.array->data_shared_ptr();
+      return input.array && internals::memory_of(x) == internals::memory_of(*input.array);
     };
     return input.launch.get() == &before ||
         std::any_of(before.call.written.begin(), before.call.written.end(), is_same);
@@ -349,11 +347,6 @@ std::string SequenceKernel::source(const Launch& launch) const {
   }
   const std::string body = launch.call.leaves_gpu_idle ? kLoadAhead + body_ : body_;
   return kernel_source(name_, type, launch.constants, parameters, body, kHeader, attributes_);
-}
-
-const std::pair<mx::array, mx::array>* SequenceKernel::product(const mx::array& y) {
-  const Result* const result = Result::of(y);
-  return result != nullptr && result->launch->call.product ? &*result->launch->call.product : nullptr;
 }
 
 void SequenceKernel::replace_by_ends(const std::vector<mx::array*>& arrays) {

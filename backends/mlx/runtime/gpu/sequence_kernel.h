@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_api.h"
+#include "mlx_internals/cuda.h"
 #include "kernel_source.h"
 
 namespace executorch_mlx::gpu {
@@ -43,14 +43,10 @@ class SequenceKernel {
     std::vector<int> early = {}; // the numbers of the inputs that the kernel reads before wait_for_inputs()
     std::vector<mx::array> written = {}; // the inputs that the kernel also writes
     bool leaves_gpu_idle = false; // so that the L2 cache can load the beginning of the next kernel's weights
-    std::optional<std::pair<mx::array, mx::array>> product = std::nullopt; // x and w, if the result is x @ w.T
   };
 
   // Returns the results, as lazy arrays. Inputs that are not contiguous are copied.
   std::vector<mx::array> operator()(Call call, Constants constants, mx::Stream stream) const;
-
-  // The operands of a product if y is the lazy result of one, else null.
-  static const std::pair<mx::array, mx::array>* product(const mx::array& y);
 
   // Replaces each lazy result of a kernel by the latest result of its sequence, with which the whole sequence runs.
   static void replace_by_ends(const std::vector<mx::array*>& arrays);

@@ -5,16 +5,15 @@
 #include <unistd.h>
 #endif
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "dtype.h"
 #include "memory/limit.h"
-#include "memory/strided_copy.h"
+#include "mlx_internals/arrays.h"
+#include "mlx_internals/internals.h"
 
 namespace executorch_mlx {
 
@@ -22,28 +21,13 @@ namespace {
 
 using executorch::runtime::FreeableBuffer;
 
-// Makes memory of ExecuTorch look like a block of MLX's CPU allocator, so that an array can use it without a copy. Such
-// a block is a size_t with the size of the data, followed by the data. An Adopted begins with the same size_t, but its
-// data lies elsewhere. The array therefore stores the offset from the place where MLX expects the data to the place
-// where the data is.
+// Memory of ExecuTorch that arrays use.
 struct Adopted {
-  explicit Adopted(FreeableBuffer&& data) : size(data.size()), data(std::move(data)), counted(size) {}
+  explicit Adopted(FreeableBuffer&& data) : data(std::move(data)), counted(this->data.size()) {}
 
-  size_t size;
   FreeableBuffer data;
   InPlaceBytes counted; // adds the size to the active memory while this exists
 };
-
-// Whether MLX allocates with its CPU allocator, which is recognized by the layout of a block: a size_t and then the
-// data.
-bool uses_cpu_allocator() {
-  static const bool answer = [] {
-    auto probe = mx::allocator::malloc(64);
-    auto buffer = probe.buffer();
-    return static_cast<char*>(buffer.raw_ptr()) == static_cast<char*>(buffer.ptr()) + sizeof(size_t);
-  }();
-  return answer;
-}
 
 void fill_with_zeros(void* memory, size_t bytes) {
 #if defined(__linux__)
@@ -54,7 +38,7 @@ void fill_with_zeros(void* memory, size_t bytes) {
   const auto last = (begin + bytes) / page * page;
   // The CPU allocator returns private anonymous pages. After MADV_DONTNEED, these read as zeros. madvise() fails for
   // locked pages and, on older kernels, for huge pages. If it fails, the last memset() writes the zeros.
-  if (bytes >= kMinDiscardedBytes && uses_cpu_allocator() &&
+  if (bytes >= kMinDiscardedBytes && internals::are_usable() && internals::uses_cpu_allocator() &&
       madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0) {
     std::memset(memory, 0, first - begin);
     std::memset(reinterpret_cast<void*>(last), 0, begin + bytes - last);
@@ -66,21 +50,13 @@ void fill_with_zeros(void* memory, size_t bytes) {
 
 } // namespace
 
-mx::array without_memory(mx::Shape shape, mx::Dtype dtype) {
-  return mx::array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), std::move(shape), dtype);
-}
-
 mx::array allocate(const mx::Shape& shape, mx::Dtype dtype) {
   size_t bytes = mx::size_of(dtype);
   for (const int size : shape) {
     bytes *= size;
   }
   check_memory([&] { return str(name(dtype), dims(shape)); }, bytes);
-  auto memory = mx::allocator::malloc(bytes);
-  if (bytes != 0 && memory.buffer().ptr() == nullptr) {
-    throw std::bad_alloc();
-  }
-  return mx::array(std::move(memory), shape, dtype);
+  return internals::new_array(shape, dtype);
 }
 
 mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype) {
@@ -91,22 +67,13 @@ mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype) {
 
 std::optional<mx::array> adopt(FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype) {
   const auto address = reinterpret_cast<uintptr_t>(data.data());
-  if (address == 0 || data.size() == 0 || address % mx::size_of(dtype) != 0 || !uses_cpu_allocator()) {
+  if (address == 0 || data.size() == 0 || address % mx::size_of(dtype) != 0 || !internals::are_usable() ||
+      !internals::uses_cpu_allocator()) {
     return std::nullopt;
   }
   auto adopted = std::make_shared<Adopted>(std::move(data));
-  mx::allocator::Buffer buffer(adopted.get());
-  const auto offset = static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(buffer.raw_ptr()));
-
-  mx::array array = without_memory(shape, dtype);
-  const auto longest = shape.empty() ? 1 : *std::max_element(shape.begin(), shape.end());
-  mx::array::Flags flags{};
-  flags.contiguous = true;
-  flags.row_contiguous = true;
-  flags.col_contiguous = static_cast<size_t>(longest) == array.size();
-  array.set_data(mx::allocator::Data(buffer, [adopted = std::move(adopted)](mx::allocator::Buffer) {}), array.size(),
-      row_major_strides(shape), flags, offset);
-  return array;
+  const void* const memory = adopted->data.data();
+  return internals::array_in(memory, shape, dtype, std::move(adopted));
 }
 
 } // namespace executorch_mlx

@@ -13,9 +13,6 @@ namespace mx = mlx::core;
 // An array with uninitialized memory, for the caller to fill. Throws Failure if it would exceed the memory limit.
 mx::array allocate(const mx::Shape& shape, mx::Dtype dtype);
 
-// An available array without memory, for the caller to give it some, or to use as an operand that only has a shape.
-mx::array without_memory(mx::Shape shape, mx::Dtype dtype);
-
 // An array of zeros. On Linux, the pages of a large array take no physical memory until they are written.
 mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype);
 

@@ -55,7 +55,8 @@ size_t in_place_peak();
 void set_in_place_peak(size_t peak);
 
 // Returns the mutex that a thread holds from a check against the limit until the memory is allocated, so that two
-// threads cannot both count on the same free bytes. The mutex also serializes evaluations, which share a stream.
+// threads cannot both count on the same free bytes. With a limit, an evaluation takes it after the
+// mutex of its stream, and holds both.
 std::mutex& memory_mutex();
 
 // Throws a Failure whose message has the sizes. `what` names the operation or data that needs `bytes`.

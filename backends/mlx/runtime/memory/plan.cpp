@@ -1,7 +1,5 @@
 #include "memory/plan.h"
 
-#include <mlx/primitives.h>
-
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -12,6 +10,7 @@
 #include "dtype.h"
 #include "error.h"
 #include "memory/limit.h"
+#include "mlx_internals/graph.h"
 
 namespace executorch_mlx {
 
@@ -53,7 +52,7 @@ Effect effect_of(std::string_view primitive) {
 
 // Returns the class name of the primitive. MLX adds more words to some names, as in "Scatter Sum".
 std::string_view name_of(const mx::array& x) {
-  const std::string_view name = x.primitive().name();
+  const std::string_view name = internals::primitive_name(x);
   return name.substr(0, name.find(' '));
 }
 
@@ -63,11 +62,11 @@ bool is_pending(const mx::array& x) { return x.status() == mx::array::Status::un
 // convolution on a CPU. MLX pads the input, and copies the window of input that each result depends on. Both are
 // float32.
 size_t work_space(const mx::array& out, std::string_view primitive) {
-  if (primitive != "Convolution" || out.primitive().stream().device != mx::Device::cpu) {
+  if (primitive != "Convolution" || internals::device(out) != mx::Device::cpu) {
     return 0;
   }
-  const auto& x = out.inputs()[0];
-  const auto& w = out.inputs()[1];
+  const auto& x = internals::inputs(out)[0];
+  const auto& w = internals::inputs(out)[1];
   const size_t windows = out.size() / std::max(1, out.shape(-1));
   const size_t window = w.size() / std::max(1, w.shape(0)) * (x.shape(-1) / std::max(1, w.shape(-1)));
   return sizeof(float) * (x.size() + w.size() + windows * window);
@@ -155,8 +154,8 @@ void Planner::visit(const mx::array& root) {
     auto& [x, next] = path.back();
     if (!is_pending(*x) || indices_.contains(x->id())) {
       path.pop_back();
-    } else if (next < x->inputs().size()) {
-      const mx::array* input = &x->inputs()[next++];
+    } else if (next < internals::inputs(*x).size()) {
+      const mx::array* input = &internals::inputs(*x)[next++];
       path.emplace_back(input, 0);
     } else {
       add_step(*x);
@@ -173,14 +172,14 @@ void Planner::add_step(const mx::array& x) {
     values_.push_back({&result, step});
   };
   add(x);
-  for (const auto& sibling : x.siblings()) {
+  for (const auto& sibling : internals::siblings(x)) {
     add(sibling);
   }
   steps_.push_back({&x, first, static_cast<uint32_t>(values_.size()) - first});
 }
 
 void Planner::count_uses(uint32_t step) {
-  for (const auto& input : steps_[step].array->inputs()) {
+  for (const auto& input : internals::inputs(*steps_[step].array)) {
     if (Value* value = find(input)) {
       ++value->uses;
       value->last_use = step;
@@ -209,7 +208,7 @@ std::optional<uint32_t> Planner::shared_storage(const mx::array& input, Effect e
 }
 
 void Planner::assign_storage(Step& step) {
-  const auto& inputs = step.array->inputs();
+  const auto& inputs = internals::inputs(*step.array);
   const auto primitive = name_of(*step.array);
   const Effect effect = inputs.empty() ? Effect::kAllocates : effect_of(primitive);
   const auto shared = effect == Effect::kAllocates ? std::nullopt : shared_storage(inputs[0], effect);
@@ -240,7 +239,7 @@ size_t Planner::release_inputs(const Step& step) {
   const auto free_if_unused = [&](Storage& storage) {
     freed += storage.uses == 0 ? std::exchange(storage.bytes, 0) : 0;
   };
-  for (const auto& input : step.array->inputs()) {
+  for (const auto& input : internals::inputs(*step.array)) {
     if (const Value* value = find(input)) {
       --storages_[value->storage].uses;
       free_if_unused(storages_[value->storage]);

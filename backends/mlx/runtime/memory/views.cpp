@@ -1,54 +1,25 @@
 #include "memory/views.h"
 
-#include <mlx/primitives.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "checks.h"
-#include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/kernel_result.h"
 #include "memory/strided_copy.h"
+#include "mlx_internals/arrays.h"
+#include "mlx_internals/graph.h"
+#include "mlx_internals/internals.h"
 
 namespace executorch_mlx::views {
 
 namespace {
 
-// Whether the elements of a non-empty array lie in memory without gaps, with the last axis innermost.
-bool is_row_major(const mx::Shape& shape, const mx::Strides& strides) {
-  int64_t expected = 1;
-  for (size_t i = shape.size(); i-- > 0;) {
-    if (shape[i] != 1 && strides[i] != expected) {
-      return false;
-    }
-    expected *= shape[i];
-  }
-  return true;
-}
-
-// Returns a view of x that begins `offset` elements after the first element of x. The view must not be empty.
-mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset = 0) {
-  mx::array y(std::move(shape), x.dtype(), nullptr, {});
-  int64_t span = 1; // from the first to the last element in memory
-  for (size_t i = 0; i < y.ndim(); ++i) {
-    span += strides[i] * (y.shape(static_cast<int>(i)) - 1);
-  }
-  const auto reversed = [](auto list) {
-    std::reverse(list.begin(), list.end());
-    return list;
-  };
-  mx::array::Flags flags{};
-  flags.row_contiguous = is_row_major(y.shape(), strides);
-  flags.col_contiguous = is_row_major(reversed(y.shape()), reversed(strides));
-  flags.contiguous = flags.row_contiguous || flags.col_contiguous;
-  y.copy_shared_buffer(x, strides, flags, static_cast<size_t>(span), offset);
-  y.set_status(mx::array::Status::available);
-  return y;
-}
+using internals::view;
 
 // Whether view() can make views of x: x is not empty, it is available, and its strides are positive.
 bool can_view(const mx::array& x) {
-  if (x.size() == 0 || !x.is_available()) {
+  if (x.size() == 0 || !x.is_available() || !internals::are_usable()) {
     return false;
   }
   for (size_t i = 0; i < x.ndim(); ++i) {
@@ -129,18 +100,18 @@ bool keeps_order(const mx::array& x, const std::vector<int>& axes) {
 mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream) {
   if (can_view(x)) {
     if (x.flags().row_contiguous) {
-      return view(x, shape, row_major_strides(shape));
+      return view(x, shape, row_major_strides(shape), 0);
     }
     if (auto strides = strides_after_reshape(x, shape)) {
-      return view(x, shape, std::move(*strides));
+      return view(x, shape, std::move(*strides), 0);
     }
-    if (const auto copy = cpu::copy(x, stream)) {
-      return view(*copy, shape, row_major_strides(shape));
+    if (cpu::computes_at_once(stream)) {
+      return view(cpu::contiguous(x, stream), shape, row_major_strides(shape), 0);
     }
   }
   // On a GPU, each operation of the graph costs the host time, also one that computes nothing.
   const bool skips = stream.device == mx::Device::gpu && is_lazy(x, "Reshape");
-  return mx::reshape(skips ? x.inputs()[0] : x, shape, stream);
+  return mx::reshape(skips ? internals::inputs(x)[0] : x, shape, stream);
 }
 
 mx::array scalar_for(const mx::array& other, const mx::array& x, mx::Stream stream) {
@@ -151,12 +122,12 @@ mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream
   if (!can_view(x)) {
     // On a GPU, two transpositions become one, and one that keeps the order a reshape, which costs the host less.
     if (stream.device == mx::Device::gpu && is_lazy(x, "Transpose")) {
-      const auto before = static_cast<const mx::Transpose&>(x.primitive()).state();
+      const auto before = internals::axes_of_transposition(x);
       std::vector<int> both;
       for (const int axis : axes) {
         both.push_back(before[axis]);
       }
-      return transpose(x.inputs()[0], both, stream);
+      return transpose(internals::inputs(x)[0], both, stream);
     }
     return stream.device == mx::Device::gpu && keeps_order(x, axes) ? reshape(x, shape_of(x, axes), stream)
                                                                     : mx::transpose(x, axes, stream);
@@ -167,7 +138,7 @@ mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream
     shape.push_back(x.shape(axis));
     strides.push_back(x.strides(axis));
   }
-  return view(x, std::move(shape), std::move(strides));
+  return view(x, std::move(shape), std::move(strides), 0);
 }
 
 mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream) {
@@ -178,7 +149,7 @@ mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream) {
   auto strides = x.strides();
   shape.insert(shape.begin() + axis, 1);
   strides.insert(strides.begin() + axis, 1);
-  return view(x, std::move(shape), std::move(strides));
+  return view(x, std::move(shape), std::move(strides), 0);
 }
 
 mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
@@ -193,7 +164,7 @@ mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream s
       strides.push_back(x.strides(axis));
     }
   }
-  return view(x, std::move(shape), std::move(strides));
+  return view(x, std::move(shape), std::move(strides), 0);
 }
 
 mx::array take(const mx::array& x, int index, int axis, mx::Stream stream) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../serialization/output_fields.h"
+#include "fusion/fuse.h"
 #include "program/dispatch_table.h"
 #include "program/payload.h"
 #include "program/tensor_meta.h"
@@ -178,7 +179,7 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
 // names the instruction in messages.
 void check_supported(
     const fb::Instruction& instruction, const OpRow& row, const std::string& where, const char* missing_for_metal) {
-  if (row.function == nullptr) {
+  if (is_retired(row.op)) {
     fail(Error::NotSupported, where, "the program is a part of a model, exported in parts by an earlier version; ",
         "export the model again");
   }
@@ -286,7 +287,11 @@ class ChainVerifier {
             " is out of range [0, ", program_.chains.size(), ")");
         calls_[index].push_back(static_cast<uint32_t>(called));
       }
-      chain.instructions.push_back({row->function, instruction.op(), &instruction, i, verifier.list_elements()});
+      chain.instructions.push_back({.function = row->function,
+          .node = instruction.op(),
+          .source = &instruction,
+          .index = i,
+          .list_elements = verifier.list_elements()});
       i += replacement ? replacement->count() - 1 : 0;
     }
   }
@@ -380,6 +385,7 @@ void check_maps(const MlxProgram& program) {
 MlxProgram load_program(const void* data, size_t size, mx::Device device, const char* missing_for_metal) {
   MlxProgram program;
   program.graph = open_payload(data, size);
+  program.device = device;
   program.layout = read_layout(*program.graph);
   check_maps(program);
   check_tensor_meta(*program.graph, program.layout);
@@ -392,9 +398,7 @@ MlxProgram load_program(const void* data, size_t size, mx::Device device, const 
     }
   }
   ChainVerifier(program, device, missing_for_metal).run();
-  find_elementwise_groups(program);
-  find_product_groups(program);
-  find_recurrent_loops(program);
+  fuse(program);
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

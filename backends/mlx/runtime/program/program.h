@@ -4,18 +4,24 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include <mlx/mlx.h>
+
 #include "error.h"
-#include "groups/elementwise_group.h"
-#include "groups/product_group.h"
-#include "groups/recurrent_loop.h"
+#include "fusion/fused_instruction.h"
 #include "program/reflect.h"
 
 namespace executorch_mlx {
 
+namespace mx = mlx::core;
+
 class Context;
+class FilePages;
+struct PackedWeights;
+
 // Runs one instruction. `node` is the FlatBuffer table of its IR node.
 using OpFunction = void (*)(const void* node, Context& context);
 
@@ -28,39 +34,71 @@ struct Layout {
   uint32_t temps = 0;
   uint32_t values = 0;
 
+  // Further places for tensors, which no field of an instruction names: see DecodedInstruction.
+  uint32_t held = 0;
+  uint32_t kept = 0;
+
   uint32_t inputs_begin() const { return constants; }
   uint32_t outputs_begin() const { return inputs_begin() + inputs; }
   uint32_t buffers_begin() const { return outputs_begin() + outputs; }
   uint32_t temps_begin() const { return buffers_begin() + buffers; }
   uint32_t num_tensors() const { return temps_begin() + temps; }
+
+  // Adds places, and returns the number of the first one.
+  uint32_t add_held(size_t count = 1) { return std::exchange(held, held + static_cast<uint32_t>(count)); }
+  uint32_t add_kept() { return kept++; }
 };
 
-// An instruction, ready to run: load_program() has found its function in the dispatch table.
+// Operands of an instruction, for a later one that computes both together. State::held[first + i] is operand i from the
+// run of the instruction on. The instruction itself only adds its result to MLX's lazy graph. If nothing needs this
+// result in the end, MLX does not compute it.
+struct HeldOperands {
+  uint32_t first;
+  std::vector<const fb::Tid*> slots;
+  int64_t max_rows; // vectors on the last axis; if an operand has more, none is held
+};
+
+// An instruction, ready to run: load_program() has found its function in the dispatch table, and fuse() what the
+// runtime computes together. A call looks up nothing.
 struct DecodedInstruction {
+  static constexpr uint32_t kNone = UINT32_MAX;
+
   OpFunction function;
   const void* node;
   const fb::Instruction* source;
   uint32_t index; // in the chain of the FlatBuffer, for messages; of a replacement, the first one it replaces
   uint32_t list_elements; // the total number of elements in the node's lists
-  uint32_t elementwise_group = 0; // elementwise_groups[elementwise_group - 1] of the chain begins here; 0: none does
-  uint32_t product_group = 0; // likewise for product_groups
+
+  // What fuse() adds. `fused` computes this instruction and others together; null: nothing does.
+  std::unique_ptr<const FusedInstruction> fused = nullptr;
+  const fb::Tid* matrix = nullptr; // of an AddmmNode: the constant whose transpose is the second operand, if one is
+  std::unique_ptr<const HeldOperands> operands = nullptr;
+  uint32_t early = kNone; // State::held[early] is the result, if it was computed together with that of an earlier one
+  uint32_t kept = kNone; // State::kept[kept] is the result of an earlier call, if the instruction reads only constants
+  uint32_t loop_matrix = kNone; // of an AddmmNode: the number of the second operand, if each iteration multiplies by it
+
+  // What pack_weights() adds after the constants have been loaded.
+  std::shared_ptr<const PackedWeights> packed_weights = nullptr; // of a product; may be null
+  std::shared_ptr<const FilePages> partly_read = nullptr; // of a TakeNode: pages to be released after it; may be null
 };
 
 struct Chain {
   std::vector<DecodedInstruction> instructions; // after the replacements of the program
-  std::vector<ElementwiseGroup> elementwise_groups;
-  std::vector<ProductGroup> product_groups;
+  // As the body of a loop: the numbers of the matrices that every iteration multiplies by.
+  uint32_t loop_matrices_begin = 0;
+  uint32_t loop_matrices_end = 0;
 };
 
 // An MLX program, verified: what one payload holds.
 struct MlxProgram {
   const fb::MLXGraph* graph = nullptr;
+  mx::Device device = mx::Device::cpu;
   Layout layout;
   std::vector<Chain> chains;
   std::vector<const char*> tensor_names; // by slot; null if unnamed
   std::vector<uint32_t> constant_uses; // by slot: in how many fields of instructions and outputs a constant is
   std::vector<bool> only_in_products; // by slot: whether a constant is used only by the AddmmNodes of product groups
-  std::map<const void*, RecurrentLoop> recurrent_loops; // by ScanNode
+  uint32_t loop_matrices = 0; // how many matrices of loops have a number
   int64_t init_chain = -1; // runs once at load; -1: none, or one that does nothing here
   bool has_caches = false; // whether the program contains an UpdateAndAttendNode
 

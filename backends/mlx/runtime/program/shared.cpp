@@ -95,7 +95,9 @@ void Session::check_defined() {
 }
 
 void Session::reset() {
-  settle(*stream);
+  for (const auto& [device, used] : streams) {
+    settle(used.stream);
+  }
   for (auto* member : members) { // so that the memory is free
     is_undefined = member->drop_contents() || is_undefined;
   }

@@ -25,6 +25,7 @@
 
 #include "call/evaluation.h"
 #include "call/kv_cache.h"
+#include "device.h"
 #include "memory/limit.h"
 
 namespace executorch_mlx {
@@ -101,9 +102,12 @@ struct Session {
   // Locked during a call, so that the calls of all methods of the session take turns.
   std::mutex mutex;
 
-  // Of the evaluations of all methods, and the stream on which they run. The stream is set when a method is loaded.
+  // Of the evaluations of all methods, and the streams on which they run.
   const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
-  std::optional<mx::Stream> stream;
+  std::map<mx::Device, ProgramStream> streams;
+
+  // The stream for methods that are loaded for `device`.
+  mx::Stream stream(mx::Device device) { return streams.try_emplace(device, device).first->second.stream; }
 
   // Whether a failed call has left the mutable buffers and KV caches undefined. Calls are refused until a reset.
   std::atomic<bool> is_undefined = false;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -251,7 +252,10 @@ class AnswerFormat:
     # The text with which every call begins, if there is one. In an answer that may be text or calls, it tells a grammar
     # that a call begins.
     trigger: str | None = None
-    call_id_length: int | None = None  # the number of letters and digits of a call's id; None: the id is call_...
+
+    def call_id(self, name: str, index: int) -> str:
+        """Return a new id for a call of this function, which has this index in its answer."""
+        return f"call_{uuid.uuid4().hex[:24]}"
 
     def instructions(self, functions: Sequence[Mapping[str, Any]]) -> str:
         """Return the system prompt for a model whose chat template has no tools."""

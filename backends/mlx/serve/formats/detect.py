@@ -13,9 +13,12 @@ from .gemma import Gemma, GemmaTags
 from .glm import KEY, Glm
 from .harmony import Harmony
 from .hermes import Hermes
+from .kimi import START as KIMI_START
+from .kimi import Kimi
 from .lfm2 import Lfm2
 from .llama import PYTHON_TAG, Llama
 from .mistral import Mistral, MistralNamed
+from .tagged import Granite, MiniMax, MiniMaxJson, Phi, Seed
 
 log = logging.getLogger("executorch_mlx.serve")
 FORMATS: dict[str, type[AnswerFormat]] = {
@@ -33,6 +36,12 @@ FORMATS: dict[str, type[AnswerFormat]] = {
         DeepSeekV3,
         Lfm2,
         Cohere,
+        Kimi,
+        MiniMax,
+        MiniMaxJson,
+        Seed,
+        Granite,
+        Phi,
     )
 }
 # The tags of reasoning, by a text that only the chat templates of models with these tags contain.
@@ -40,6 +49,8 @@ THINK = {
     "</think>": Section("<think>", "</think>", REASONING),
     "[/THINK]": Section("[THINK]", "[/THINK]", REASONING),
     "<|END_THINKING|>": Section("<|START_THINKING|>", "<|END_THINKING|>", REASONING),
+    "</seed:think>": Section("<seed:think>", "</seed:think>", REASONING),
+    "Here is my response:": Section("Here is my thought process:", "Here is my response:", REASONING),
     "<channel|>": Section("<|channel>thought", "<channel|>", REASONING),
 }
 
@@ -80,8 +91,19 @@ def format_name(template: str, has_token: Callable[[str], bool]) -> str | None:
         return Glm.name
     if has_text("<start_function_call>") or has_text("<|tool_call>"):
         return GemmaTags.name
+    for format in (MiniMax, Seed):
+        if has_text(format.open):
+            return format.name
+    if has_text(KIMI_START):
+        return Kimi.name
     if has_text("<tool_call>"):
         return Hermes.name
+    if has_text(MiniMaxJson.open):
+        return MiniMaxJson.name
+    if has_text("<|/tool|>"):
+        return Phi.name
+    if has_text(Granite.open) or has_text("<|start_of_role|>") and has_token(Granite.open):
+        return Granite.name
     if has_text("<start_of_turn>"):
         return Gemma.name
     if has_text(PYTHON_TAG) or has_token(PYTHON_TAG):

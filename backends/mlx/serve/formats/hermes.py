@@ -34,9 +34,9 @@ class Hermes(AnswerFormat):
         if not (yield from reader.take("<function=")):
             yield from json_calls.read_several(reader)
             return
-        yield from _read_xml(reader)
+        yield from read_xml(reader)
         while (yield from reader.take("<function=")):
-            yield from _read_xml(reader)
+            yield from read_xml(reader)
 
     def call_template(self, name: str) -> tuple[str, str]:
         return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"
@@ -52,13 +52,14 @@ VALUE_END = "</parameter>"
 _NUMBER_BEGINNING = re.compile(r"-?\d*\.?\d*([eE][+-]?\d*)?")
 
 
-def _read_xml(reader: CallReader) -> Reading[None]:
+def read_xml(reader: CallReader, parameter: str = "<parameter=", end: str = "</function>") -> Reading[None]:
+    """Read a call behind the tag of its function, up to `end`. `parameter`: the beginning of the tags of arguments."""
     reader.begin(_xml_name((yield from reader.take_until(">"))))
     before = "{"
-    while not (yield from reader.take("</function>")):
+    while not (yield from reader.take(end)):
         if reader.is_closed and not (yield from reader.peek()):
-            break  # models leave </function> out
-        yield from reader.expect("<parameter=")
+            break  # models leave the last tag out
+        yield from reader.expect(parameter)
         key = _xml_name((yield from reader.take_until(">")))
         reader.write(f"{before}{json_text(key)}: ")
         before = ", "
@@ -68,9 +69,11 @@ def _read_xml(reader: CallReader) -> Reading[None]:
 
 
 def _xml_name(text: str) -> str:
-    if not text or re.search(r"\s", text):
+    """Return the name in a tag, which some models write in quotes."""
+    name = text.strip("\"'")
+    if not name or re.search(r"\s", name):
         raise ValueError(f"got the name {text!r}, expected one without space")
-    return text
+    return name
 
 
 def tagged_value(reader: CallReader, is_text: bool, end: str) -> Reading[None]:

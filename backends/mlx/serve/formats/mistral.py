@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import string
 from collections.abc import Sequence
 
 from . import json_calls
@@ -19,7 +21,9 @@ class Mistral(Hermes):
     name = "mistral"
     trigger = None
     around_calls = (TAG + "[", ", ", "]")
-    call_id_length = 9
+
+    def call_id(self, name: str, index: int) -> str:
+        return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))
 
     def call_sections(self) -> Sequence[Section]:
         return (Section(TAG, "", CALLS),)

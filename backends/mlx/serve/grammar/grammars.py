@@ -89,7 +89,7 @@ class Grammars:
             if body.form is not None and not forced:
                 answers.append(self._form_answer(body.form))
             return self._constraint(body, answers, param, reasoning)
-        if any(function.strict for function in body.functions) and self._model.format.trigger and not self._obstacle:
+        if any(function.strict for function in body.functions) and self._model.format.trigger and not self.obstacle:
             return self._constraint(body, [self._optional_calls(body)], "tools", reasoning, is_text=True)
         return None
 
@@ -116,16 +116,19 @@ class Grammars:
         return LarkGrammar(self._model.marker_tokens)
 
     @property
-    def _obstacle(self) -> str:
+    def obstacle(self) -> str:
         """Why answers of this model cannot follow a grammar, or ""."""
         if not self._model.llm.program.takes("allowed_tokens"):
-            return f"the model {self._model.name!r} was exported without allowed_tokens in its head"
+            return (
+                f"the model {self._model.name!r} was exported without allowed_tokens in its head; export it with "
+                "--allowed-tokens"
+            )
         if not self._model.llm.eos_ids:
             return f"the model {self._model.name!r} has no stop id, with which such an answer ends"
-        return "" if find_spec("llguidance") else "needs llguidance: pip install 'executorch-mlx[grammar]'"
+        return "" if find_spec("llguidance") else "needs llguidance: pip install 'executorch-mlx[serve]'"
 
     def _check_support(self, param: str) -> None:
-        if obstacle := self._obstacle:
+        if obstacle := self.obstacle:
             raise GrammarError(f"{param}: {obstacle}", param)
 
     # Grammars of answers and calls ----------------------------------------------------------

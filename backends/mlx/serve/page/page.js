@@ -1,35 +1,9 @@
 "use strict";
 const $ = id => document.getElementById(id);
 let messages = [], model = null, running = null; // running: the AbortController of the current request
+let conversation = newId(), contextLength = 0; // the id of the conversation, and the model's context in tokens
 let hasTemplate = true; // whether the model has a chat template; otherwise each message is the prompt of a completion
 let key = sessionStorage.getItem("key");
-
-// What an answer may not contain. An id or a name could be that of a control of this page.
-const SANITIZE = {
-  FORBID_TAGS: ["img", "style", "form", "button", "select", "textarea"], FORBID_ATTR: ["id", "name", "style"] };
-DOMPurify.addHook("afterSanitizeAttributes", node => { // a link in the same tab would end the chat
-  if (node.nodeName.toLowerCase() === "a") {
-    node.setAttribute("target", "_blank");
-    node.setAttribute("rel", "noopener noreferrer");
-  }
-});
-
-// Formulas in LaTeX stay as they are. Markdown would take their backslashes, underscores and lines for its own.
-const DISPLAYED = /\$\$[^]+?\$\$|\\\[[^]+?\\\]/.source, IN_TEXT = /\\\([^]+?\\\)|\$(?! )[^$`\n]+?(?<! )\$(?!\d)/.source;
-const escaped = text => text.replace(/[&<>]/g, character => `&#${character.charCodeAt()};`);
-const formulas = (level, start, pattern, toHtml) => ({
-  name: `${level}-formula`, level,
-  start: source => source.match(start)?.index,
-  tokenizer(source) {
-    const raw = pattern.exec(source)?.[0];
-    if (raw) return { type: `${level}-formula`, raw };
-  },
-  renderer: ({ raw }) => toHtml(escaped(raw)),
-});
-marked.use({ extensions: [
-  formulas("block", /\n {0,3}(\$\$|\\\[)/, new RegExp(`^ {0,3}(${DISPLAYED}) *(\\n|$)`), html => `<p>${html}</p>`),
-  formulas("inline", /\$|\\[([]/, new RegExp(`^(${DISPLAYED}|${IN_TEXT})`), html => html),
-] });
 
 // Calls the API. Asks for the API key if the server wants one.
 async function call(path, options = {}) {
@@ -52,9 +26,12 @@ async function call(path, options = {}) {
 }
 
 function selectModel(entry) {
-  ({ id: model, has_chat_template: hasTemplate } = entry);
+  ({ id: model, has_chat_template: hasTemplate, context_length: contextLength } = entry);
   $("model").textContent = document.title = model;
   $("notice").hidden = hasTemplate;
+  const hidesShading = entry.capabilities?.logprobs === false;
+  $("shading").parentElement.hidden = hidesShading;
+  if (hidesShading) $("shading").checked = false;
   $("text").placeholder = hasTemplate ? "Message" : "Text to continue";
   $("clear").textContent = hasTemplate ? "New chat" : "Clear";
   $("max-tokens").value = hasTemplate ? "" : 200;
@@ -66,6 +43,7 @@ call("/v1/models").then(r => r.json()).then(list => {
   $("models-label").hidden = list.data.length < 2;
   $("models").addEventListener("change", () => { clear(); selectModel(list.data[$("models").selectedIndex]); });
   selectModel(list.data[0]);
+  listConversations();
 }).catch(error => addMessage("error", error.message));
 
 // Adds a message to the page, and returns its element. `role` is user, assistant or error.
@@ -101,33 +79,6 @@ function keepEnd(change) {
   if (isAtEnd) chat.scrollTop = chat.scrollHeight;
 }
 
-// Renders an answer: as markdown, or with a shade for the probability of each token.
-function render(div, answer) {
-  const body = div.querySelector(".body");
-  if (answer.tokens.length) {
-    body.replaceChildren(...answer.tokens.map(({ token, logprob }) => {
-      const span = document.createElement("span"), p = Math.exp(logprob);
-      span.className = "token";
-      span.textContent = token;
-      span.title = `probability ${(100 * p).toFixed(1)} %`;
-      span.style.backgroundColor = `rgb(220 38 38 / ${(0.6 * (1 - p)).toFixed(2)})`;
-      return span;
-    }));
-    div.classList.add("plain");
-  } else if (hasTemplate) {
-    body.innerHTML = DOMPurify.sanitize(marked.parse(answer.text), SANITIZE);
-  } else body.textContent = answer.text;
-  if (!answer.reasoning) return;
-  let reasoning = div.querySelector(".reasoning");
-  if (!reasoning) {
-    reasoning = document.createElement("div");
-    reasoning.className = "reasoning";
-    reasoning.dir = "auto";
-    div.prepend(reasoning);
-  }
-  reasoning.textContent = answer.reasoning;
-}
-
 // Yields the JSON of each server-sent event.
 async function* events(response) {
   let rest = "";
@@ -142,11 +93,12 @@ async function* events(response) {
 }
 
 function requestBody() {
-  const prompt = hasTemplate ? { messages } : { prompt: messages.at(-1).content };
+  const system = $("system").value.trim() ? [{ role: "system", content: $("system").value }] : [];
+  const prompt = hasTemplate ? { messages: [...system, ...messages] } : { prompt: messages.at(-1).content };
   const body = { model, ...prompt, stream: true, stream_options: { include_usage: true } };
-  const fields = {
-    temperature: "temperature", "top-p": "top_p", "top-k": "top_k", seed: "seed", "max-tokens": "max_tokens" };
-  for (const [id, name] of Object.entries(fields)) if ($(id).value) body[name] = Number($(id).value);
+  for (const input of document.querySelectorAll("#settings input[type=number]"))
+    if (input.value) body[input.id.replaceAll("-", "_")] = Number(input.value);
+  if ($("stop").value) body.stop = [$("stop").value];
   if ($("shading").checked) body.logprobs = hasTemplate ? true : 0;
   return body;
 }
@@ -162,7 +114,7 @@ function extend(answer, choice) {
 
 // Streams the answer to `messages` or, without a chat template, the continuation of the last message.
 async function answer() {
-  const conversation = messages; // clear() replaces `messages` if the user starts a new chat during the answer
+  const own = messages; // clear() replaces `messages` if the user starts a new chat during the answer
   running = new AbortController();
   $("send").textContent = "Stop";
   const div = addMessage("assistant", ""), parts = { text: "", reasoning: "", tokens: [] };
@@ -187,10 +139,11 @@ async function answer() {
         const count = event.usage.completion_tokens, seconds = (performance.now() - first) / 1000;
         const rate = Math.max(count - 1, 0) / Math.max(seconds, 1e-3), end = finish === "length" ? ", cut off" : "";
         $("state").textContent = `${count} tokens, ${rate.toFixed(1)} tokens/s${end}`;
+        showContext((event.usage.prompt_tokens ?? 0) + count);
       }
     }
   } catch (error) {
-    if (conversation === messages) {
+    if (own === messages) {
       $("state").textContent = error.name === "AbortError" ? "stopped" : "";
       if (error.name !== "AbortError") addMessage("error", error.message);
     }
@@ -199,16 +152,82 @@ async function answer() {
   show();
   running = null;
   $("send").textContent = "Send";
-  if (conversation !== messages) return;
+  if (own !== messages) return;
   div.removeAttribute("aria-busy");
   if (parts.text || parts.reasoning) {
     messages.push({ role: "assistant", content: parts.text });
-    const index = messages.length - 2; // of the user's message
-    const actions = { Regenerate: () => restart(div, index) };
-    // Browsers have the clipboard only on pages of this machine or with TLS.
-    if (navigator.clipboard) actions.Copy = () => navigator.clipboard.writeText(parts.text);
-    keepEnd(() => addActions(div, actions));
-  } else { div.remove(); messages.pop(); } // no answer: drop the message as well
+    if (parts.reasoning) messages.at(-1).reasoning_content = parts.reasoning;
+    keepEnd(() => addAnswerActions(div, messages.length - 2));
+    keep();
+  } else { // no answer: the message goes back to where it was written
+    const { content } = messages.pop();
+    $("text").value ||= content;
+    div.previousSibling?.remove();
+    div.remove();
+  }
+}
+
+// `index` is that of the user's message.
+function addAnswerActions(div, index) {
+  const { content } = messages[index + 1];
+  addActions(div, { Regenerate: () => restart(div, index) });
+  addCopyButton(div.querySelector(".actions"), () => content);
+}
+
+function showContext(used) {
+  $("context-label").hidden = !contextLength || !used;
+  $("context").max = contextLength;
+  $("context").high = 0.8 * contextLength;
+  $("context").value = used;
+  $("used").textContent = `${used} of ${contextLength} tokens`;
+}
+
+// Conversations ----------------------------------------------------------------------------
+
+// Stores the conversation as it is.
+function keep() {
+  if (!hasTemplate) return;
+  const entry = { id: conversation, title: titleOf(messages), model, system: $("system").value, messages };
+  conversations.put(entry);
+  listConversations();
+}
+
+function listConversations() {
+  const options = conversations.load().map(entry => new Option(entry.title || "untitled", entry.id));
+  $("conversations").replaceChildren(new Option("new chat", ""), ...options);
+  $("conversations").value = messages.length ? conversation : "";
+}
+
+function open(id) {
+  clear();
+  const entry = conversations.get(id);
+  if (!entry) return listConversations();
+  ({ id: conversation, messages } = entry);
+  $("system").value = entry.system ?? "";
+  messages.forEach((message, index) => {
+    if (message.role === "user") addUserMessage(message.content, index);
+    else {
+      const div = addMessage("assistant", "");
+      render(div, { text: message.content, reasoning: message.reasoning_content });
+      addAnswerActions(div, index - 1);
+    }
+  });
+  listConversations();
+}
+
+function download() {
+  const data = new Blob([JSON.stringify(conversations.load(), null, 1)], { type: "application/json" });
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(data), download: "chats.json" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function importChats(text) {
+  try {
+    conversations.add(text);
+    $("state").textContent = "";
+  } catch (error) { $("state").textContent = error.message; }
+  listConversations();
 }
 
 // Removes an element and those after it, and the messages after the first `count`.
@@ -225,23 +244,32 @@ function restart(div, index) {
   answer();
 }
 
-function send(text) {
-  messages.push({ role: "user", content: text });
-  const index = messages.length - 1, div = addMessage("user", text);
+// `index` is that of the message.
+function addUserMessage(text, index) {
+  const div = addMessage("user", text);
   addActions(div, { Edit: () => {
     if (running) return;
     cut(div, index);
     $("text").value = text;
     $("text").focus();
   } });
+}
+
+function send(text) {
+  for (const error of document.querySelectorAll("#chat > .error")) error.remove();
+  messages.push({ role: "user", content: text });
+  addUserMessage(text, messages.length - 1);
   answer();
 }
 
 function clear() {
   running?.abort();
   messages = [];
+  conversation = newId();
   $("chat").replaceChildren();
   $("state").textContent = "";
+  showContext(0);
+  listConversations();
 }
 
 $("form").addEventListener("submit", event => {
@@ -259,3 +287,11 @@ $("text").addEventListener("keydown", event => {
 });
 document.addEventListener("keydown", event => { if (event.key === "Escape") running?.abort(); });
 $("clear").addEventListener("click", clear);
+$("conversations").addEventListener("change", () => open($("conversations").value));
+$("delete").addEventListener("click", () => { conversations.remove(conversation); clear(); });
+$("export").addEventListener("click", download);
+$("import").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", async () => {
+  if ($("file").files[0]) importChats(await $("file").files[0].text());
+  $("file").value = "";
+});

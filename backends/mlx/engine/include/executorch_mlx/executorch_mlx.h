@@ -244,6 +244,29 @@ typedef struct {
 executorch_mlx_status executorch_mlx_engine_submit(
     executorch_mlx_engine* engine, const executorch_mlx_request_options* options, executorch_mlx_request** request);
 
+// What engine_submit_score() computes: like score(), `logprobs` and, unless it is NULL, `is_greedy`; or like
+// score_top(), `top_tokens` and `top_logprobs`. The others are NULL. The arrays must stay valid until the request has
+// ended.
+typedef struct {
+  size_t size;
+  const int64_t* prompt;
+  size_t prompt_length;
+  const int64_t* targets;
+  size_t target_count;
+  size_t top_count;
+  float* logprobs; // [target_count]
+  bool* is_greedy; // [target_count]
+  int64_t* top_tokens; // [target_count, top_count]
+  float* top_logprobs; // [target_count, top_count]
+} executorch_mlx_score_options;
+#define EXECUTORCH_MLX_SCORE_OPTIONS {sizeof(executorch_mlx_score_options), NULL, 0, NULL, 0, 0, NULL, NULL, NULL, NULL}
+
+// Checks a request for scores and queues it. Between the calls of the program, which score up to 64 tokens each, other
+// requests have their turns, and the request can be cancelled. It ends with LENGTH, and has no events. Copies `prompt`
+// and `targets`. Free the request with executorch_mlx_request_free().
+executorch_mlx_status executorch_mlx_engine_submit_score(
+    executorch_mlx_engine* engine, const executorch_mlx_score_options* options, executorch_mlx_request** request);
+
 // Ends a request before its next step. Its last event follows. May be called from any thread, callback or signal
 // handler.
 void executorch_mlx_request_cancel(executorch_mlx_request* request);

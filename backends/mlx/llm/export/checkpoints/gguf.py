@@ -80,11 +80,8 @@ class GGUFCheckpoint(Checkpoint):
     def tokenizer(self) -> Any:
         if self.file.value("tokenizer.ggml.tokens") is None:
             return None
-        tokenizer, unknown = load_tokenizer(self.path)
-        if unknown is not None:
-            self.notes.append(
-                f"tokenizer.ggml.pre: got {unknown}, which is unknown: tokens may differ from those in training"
-            )
+        tokenizer, notes = load_tokenizer(self.path)
+        self.notes += notes
         return tokenizer
 
     def end_ids(self) -> set[int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
+from ...hub import download
 from .checkpoint import Checkpoint
 from .checks import reading
 from .hf import HFFolder, quantization_settings, read_json
@@ -23,12 +22,7 @@ def find_checkpoint(model: str | Path) -> Path:
     """
     path = Path(model)
     if not path.is_dir() and not _is_gguf(path):
-        try:
-            path = Path(snapshot_download(str(model)))
-        except (OSError, ValueError) as error:  # no network, unknown id, invalid id
-            raise ValueError(
-                f"{model} is not a folder or a GGUF file, and the hub did not provide it: {error}"
-            ) from error
+        path = download(str(model))
     if (path / _ADAPTER).is_file() and not (path / "config.json").is_file():
         settings = read_json(path / _ADAPTER)
         base = settings.get("base_model_name_or_path") or settings.get("model")  # as peft and mlx-lm name it

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.integrations.gguf.reader import read_gguf_metadata
 
 _GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
 _DIGITS = (r"\p{N}", *_GPT2)
@@ -78,19 +81,79 @@ def _steps(rule: str) -> list[pre_tokenizers.PreTokenizer]:
     return [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
-def load_tokenizer(path: Path) -> tuple[PreTrainedTokenizerFast, str | None]:
-    """Return the tokenizer of a file, with its chat template, and the name of its rule if this is unknown, else None.
+# The keys of the metadata after `tokenizer.` that are honoured, or that say nothing about the tokens of a text.
+_KNOWN_KEYS = {"chat_template"} | {
+    f"ggml.{key}"
+    for key in (
+        *("model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges", "add_bos_token"),
+        *("add_eos_token", *(f"{kind}_token_id" for kind in ("bos", "eos", "eot", "eom", "unknown", "padding"))),
+        *(f"{kind}_token_id" for kind in ("seperator", "cls", "mask", "prefix", "suffix", "middle")),
+        *(f"fim_{kind}_token_id" for kind in ("pre", "suf", "mid", "pad", "rep", "sep")),
+    )
+}
+_SPACE = "\u2581"  # a space in the tokens of SentencePiece
+# The types of SentencePiece's tokenizers, and the keys that only they honour.
+_SENTENCEPIECE = ("llama", "t5", "gemma4")
+_SENTENCEPIECE_KEYS = {"ggml.add_space_prefix", "ggml.remove_extra_whitespaces", "ggml.precompiled_charsmap"}
+
+
+def load_tokenizer(path: Path) -> tuple[PreTrainedTokenizerFast, list[str]]:
+    """Return the tokenizer of a file, with its chat template, and notes about keys that are not honoured.
 
     With an unknown rule, the tokenizer splits text like that of GPT-2.
     """
     architecture, values, settings = get_gguf_tokenizer(str(path))
-    backend, _ = convert_gguf_tokenizer(_VOCABULARIES.get(architecture, architecture), values)
-    unknown = None
-    if values.get("tokenizer_type") == "gpt2":
+    architecture = _VOCABULARIES.get(architecture, architecture)
+    backend, _ = convert_gguf_tokenizer(architecture, values)
+    metadata, _ = read_gguf_metadata(str(path))
+    keys = {key.removeprefix("tokenizer."): value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    known, notes, kind = _KNOWN_KEYS, [], values.get("tokenizer_type")
+    if kind == "gpt2":
         rule = values.get("pre_tokenizer_type", "gpt-2")
-        unknown = None if rule in (*_SPLITS, "falcon") else rule
+        if rule not in (*_SPLITS, "falcon"):
+            notes.append(f"tokenizer.ggml.pre: got {rule}, which is unknown: tokens may differ from those in training")
         backend.pre_tokenizer = pre_tokenizers.Sequence(_steps(rule))
         if rule in _WHOLE_TOKENS:
             backend.model.ignore_merges = True
             settings.setdefault("add_bos_token", True)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings), unknown
+    elif kind in _SENTENCEPIECE:
+        known = known | _SENTENCEPIECE_KEYS
+        is_gemma = architecture.startswith("gemma")
+        _set_spaces(backend, keys, has_prefix=keys.get("ggml.add_space_prefix", not is_gemma))
+        _set_unknown(backend, keys.get("ggml.unknown_token_id"))
+        if kind == "t5":
+            settings.setdefault("add_eos_token", True)
+    ignored = [f"tokenizer.{key}" for key, value in keys.items() if key not in known and value not in (False, 0, "")]
+    notes += [f"{key}: ignored: tokens may differ from those in training" for key in sorted(ignored)]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings), notes
+
+
+def _set_spaces(backend: Tokenizer, keys: dict[str, Any], *, has_prefix: bool) -> None:
+    """Let `backend` treat spaces as SentencePiece does.
+
+    If `has_prefix`, a space is put before each text, also before one that begins with spaces, and before the text after
+    a special token.
+    """
+    steps = []
+    if charsmap := keys.get("ggml.precompiled_charsmap"):
+        steps.append(normalizers.Precompiled(bytes(byte % 256 for byte in charsmap)))
+    if keys.get("ggml.remove_extra_whitespaces"):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if has_prefix:
+        steps.append(normalizers.Prepend(_SPACE))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    backend.pre_tokenizer = None
+    spaces = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(spaces + ([decoders.Strip(" ", 1, 0)] if has_prefix else []))
+
+
+def _set_unknown(backend: Tokenizer, token: int | None) -> None:
+    """Let `backend` write `token` for what its other tokens do not cover."""
+    if token is None:
+        return
+    if isinstance(backend.model, models.Unigram):
+        settings = json.loads(backend.to_str())
+        settings["model"]["unk_id"] = token
+        backend.model = Tokenizer.from_str(json.dumps(settings)).model
+    else:
+        backend.model.unk_token = backend.id_to_token(token)

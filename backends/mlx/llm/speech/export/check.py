@@ -32,21 +32,35 @@ def check_program(path: Path, program_model: ProgramModel, head: HeadConfig, sta
     `program_model` is the module that was exported. `encode` gets `speech_like` samples. The first call of
     `forward` gets two tokens: `start_token`, with which a transcript begins, and the token in the
     middle of the vocabulary. Each later call gets one token: the argmax of the logits of `program_model` in the call
-    before. The tolerances come from several runs of the encoder and of one call of the decoder with rounding noise.
+    before. If the program has `align`, this method gets three tokens. The tolerances come from several runs of the
+    encoder, of one call of the decoder and of `align` with rounding noise.
     """
     cost = Cost()
     samples = speech_like(clamped_length(program_model, _SECONDS * SAMPLE_RATE))
-    methods = load_methods(path, ["encode", "forward"])
+    has_align = bool(program_model.alignment_heads)
+    methods = load_methods(path, ["encode", "forward", *["align"] * has_align])
     start = torch.tensor([[start_token]])
+    aligned = torch.tensor([[start_token, program_model.vocab_size // 2, program_model.vocab_size // 3]])
+
+    def values() -> list[torch.Tensor]:
+        results = [program_model.encode(samples).float()[0], _logits(program_model, start, 0)]
+        return results + ([program_model.align(aligned)] if has_align else [])
+
     with torch.no_grad():
         noisy = []
         for seed in range(_NOISY_RUNS):
             with RoundingNoise(seed):
-                noisy.append((program_model.encode(samples).float()[0], _logits(program_model, start, 0)))
-        states, logits = program_model.encode(samples), _logits(program_model, start, 0)
-        changes = [noisy_logits - logits for _, noisy_logits in noisy]
-        found = methods["encode"]([samples])[0]
-        comparison = compare(found.float()[0], states.float()[0], [run for run, _ in noisy], _SPREAD_FACTOR)
+                noisy.append(values())
+        states, logits, *attention = values()
+        changes = [noisy_logits - logits for _, noisy_logits, *_ in noisy]
+        found = [methods["encode"]([samples])[0].float()[0]]
+        found += [methods["align"]([aligned])[0]] if has_align else []
+        runs = [[run[0], *run[2:]] for run in noisy]
+        comparisons = [
+            compare(a, e, [run[i] for run in runs], _SPREAD_FACTOR)
+            for i, (a, e) in enumerate(zip(found, [states, *attention], strict=True))
+        ]
+        comparison = max(comparisons, key=lambda comparison: comparison.excess)
         tokens = torch.tensor([[start_token, program_model.vocab_size // 2]])
         agreeing = position = steps = 0
         while steps < _STEPS and position + tokens.shape[1] <= program_model.max_context_len:

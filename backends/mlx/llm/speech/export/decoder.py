@@ -6,6 +6,8 @@ cross-attention computes from the states of the encoder.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
@@ -26,6 +28,8 @@ class ProgramModel(torch.nn.Module):
       cross-attention from the states, and writes them to the buffers `cross_key_cache_i` and `cross_value_cache_i`
       `[1, heads, family.max_states(), head size]`.
     - `forward(tokens [1, S], input_pos [1]) -> logits [1, V]` of the last token. It reads what `encode` wrote.
+    - `align(tokens [1, S]) -> attention [H, S, T]` of the cross-attention heads `alignment_heads`, pairs of a layer and
+      a head. It reads what `encode` wrote too.
 
     T is the number of encoder states, and D their size. The constructor changes `model` in place. `chunk` is the
     largest S, and `max_context_len` the capacity of the cache of the tokens. `timestamp_begin` is the first of the
@@ -41,9 +45,12 @@ class ProgramModel(torch.nn.Module):
         chunk: int,
         dtype: torch.dtype,
         timestamp_begin: int | None = None,
+        alignment_heads: Sequence[tuple[int, int]] = (),
     ):
         super().__init__()
         self.model, self.family, self.dtype, self.timestamp_begin = model, family, dtype, timestamp_begin
+        self.alignment_heads = tuple(alignment_heads)
+        self.aligned: list[torch.Tensor] | None = None  # within `align`, the attention of the layers so far
         self.max_context_len, self.chunk = max_context_len, min(chunk, max_context_len)
         self.features = family.features()
         layers = model.model.decoder.layers
@@ -88,6 +95,21 @@ class ProgramModel(torch.nn.Module):
             **{cache_argument(decoder): caches},
         ).last_hidden_state
         return self.model.proj_out(states[:, -1])
+
+    def align(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.aligned = []
+        try:
+            self(tokens, torch.zeros(1, dtype=torch.int64))
+            return torch.cat(self.aligned)
+        finally:
+            self.aligned = None
+
+    def record(self, layer: int, query: torch.Tensor, key: torch.Tensor, scale: float) -> None:
+        """Within `align`, keep the attention of the alignment heads in a layer."""
+        heads = [head for of_layer, head in self.alignment_heads if of_layer == layer]
+        if self.aligned is not None and heads:
+            scores = query[0, heads].float() @ key[0, heads].float().mT
+            self.aligned.append((scores * scale).softmax(-1))
 
     def _encoder_size(self) -> int:
         config = self.model.config
@@ -196,6 +218,8 @@ def attend(
         out = program_model.cache.layers[module.layer_idx].attend(query, scale)
     else:
         is_cross = module.speech_role == "cross"
+        if is_cross:
+            program_model.record(module.layer_idx, query, key, scale)
         mask = program_model.cross.mask if is_cross else _window_mask(module.speech_window, key.shape[2])
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]

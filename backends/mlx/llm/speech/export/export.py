@@ -26,7 +26,7 @@ from ...export_options import SPEECH, ExportOptions
 from .check import check_program
 from .decoder import ProgramModel
 from .families import FAMILIES, Family
-from .metadata import metadata, prompt_config
+from .metadata import alignment_heads, metadata, prompt_config
 from .methods import export_methods
 
 CHUNK = 512  # the largest number of tokens in one call
@@ -69,13 +69,21 @@ def export_speech(
     model, tokenizer, extractor, dtype, notes = _load(model, tokenizer, feature_extractor, settings.torch_dtype)
     family = _family(model, extractor, settings.max_seconds)
     prompt = prompt_config(model)
+    if prompt["no_speech"] is not None:  # the rule for windows without speech needs log probabilities
+        head = replace(head, logprobs=max(1, head.logprobs))
     conversion = convert_weights(
         model, settings.quantize, settings.group_size, dtype, tokenizer=None, calibrate=None, progress=progress
     )
     length = _context_len(model, settings.max_context_len)
     timestamp_begin = _add_timestamps(prompt, family)
     program_model = ProgramModel(
-        model, family, max_context_len=length, chunk=CHUNK, dtype=dtype, timestamp_begin=timestamp_begin
+        model,
+        family,
+        max_context_len=length,
+        chunk=CHUNK,
+        dtype=dtype,
+        timestamp_begin=timestamp_begin,
+        alignment_heads=alignment_heads(model),
     ).eval()
     progress("export")
     methods = export_methods(program_model, head)

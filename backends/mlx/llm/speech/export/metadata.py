@@ -31,7 +31,10 @@ def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
     - `tasks`: name of a task → token; empty if the model has none;
     - `forced`: the tokens after `start`, for a model without languages;
     - `no_timestamps`: the token that asks for no timestamps, or None;
-    - `tokens_per_second`: the largest number of tokens of an answer per second of sound, or None.
+    - `no_speech`: the token whose probability after `start` is that of a window without speech, or None;
+    - `previous`: the token that precedes text from before the window, or None;
+    - `tokens_per_second`: the largest number of tokens of an answer per second of sound, or None;
+    - `align`: whether the program has the method `align`.
 
     `export_speech` adds `timestamp_begin`, the first timestamp token, and `seconds_per_timestamp`, the time between one
     timestamp and the next. Both are None for a model without timestamps.
@@ -44,12 +47,15 @@ def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
     if start is None:
         raise ValueError("export_speech: model: decoder_start_token_id: got none, expected a token")
     is_whisper = config.model_type == "whisper"
-    languages, tasks, no_timestamps = {}, {}, None
+    languages, tasks, no_timestamps, no_speech, previous = {}, {}, None, None, None
     if is_whisper:
         no_timestamps = setting(model, "no_timestamps_token_id")
+        no_speech = None if no_timestamps is None else no_timestamps - 1  # so in each vocabulary of Whisper
+        previous = setting(model, "prev_sot_token_id")
         if setting(model, "is_multilingual", True):
             languages, tasks = setting(model, "lang_to_id", {}), setting(model, "task_to_id", {})
-    for name, token in {"no_timestamps_token_id": no_timestamps, **languages, **tasks}.items():
+    tokens = {"no_timestamps_token_id": no_timestamps, "prev_sot_token_id": previous, **languages, **tasks}
+    for name, token in tokens.items():
         if token is not None and not 0 < token < config.vocab_size:
             raise ValueError(f"export_speech: model: {name}: got {token}, expected a token in [1, {config.vocab_size})")
     codes = {_LANGUAGE.sub(r"\1", text): id for text, id in languages.items()}
@@ -61,8 +67,17 @@ def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
         "names": {name: code for name, code in TO_LANGUAGE_CODE.items() if code in codes},
         "tasks": tasks,
         "no_timestamps": no_timestamps,
+        "no_speech": no_speech,
+        "previous": previous,
+        "align": bool(alignment_heads(model)),
         "tokens_per_second": None if is_whisper else _MOONSHINE_TOKENS_PER_SECOND,
     }
+
+
+def alignment_heads(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Return the heads, as pairs of a layer and a head, whose attention tells when a word is said."""
+    heads = setting(model, "alignment_heads") or ()
+    return sorted((layer, head) for layer, head in heads) if model.config.model_type == "whisper" else []
 
 
 def _forced(model: PreTrainedModel, no_timestamps: int | None) -> list[int]:

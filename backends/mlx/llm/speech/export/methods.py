@@ -1,4 +1,4 @@
-"""The methods of a speech model's program: `encode`, and `forward`, which is the decoder with the sampling head."""
+"""The methods of a speech model's program: `encode`, `forward`, the decoder with the sampling head, and `align`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def example_inputs(program_model: ProgramModel, head: HeadConfig, length: int) -
 
 def export_methods(program_model: ProgramModel, head: HeadConfig) -> dict[str, torch.export.ExportedProgram]:
     """Export the methods. Returns the exported programs by name of the method."""
-    return {"encode": _export_encode(program_model), "forward": _export_forward(program_model, head)}
+    methods = {"encode": _export_encode(program_model), "forward": _export_forward(program_model, head)}
+    return methods | ({"align": _export_align(program_model)} if program_model.alignment_heads else {})
 
 
 class Encode(torch.nn.Module):
@@ -45,6 +46,17 @@ class Encode(torch.nn.Module):
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         return self.program_model.encode(samples)
+
+
+class Align(torch.nn.Module):
+    """`align` of a program."""
+
+    def __init__(self, program_model: ProgramModel):
+        super().__init__()
+        self.program_model = program_model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.program_model.align(tokens)
 
 
 class Forward(torch.nn.Module):
@@ -113,3 +125,10 @@ def _export_forward(program_model: ProgramModel, head: HeadConfig) -> torch.expo
     args = inputs.pop("tokens"), inputs.pop("input_pos")
     with torch.no_grad():
         return torch.export.export(Forward(program_model, head.logprobs), args, inputs, dynamic_shapes=shapes)
+
+
+def _export_align(program_model: ProgramModel) -> torch.export.ExportedProgram:
+    shapes = {"tokens": {1: torch.export.Dim("sequence", min=1, max=program_model.chunk)}}
+    with torch.no_grad():
+        example = torch.zeros(1, 2, dtype=torch.int64)
+        return torch.export.export(Align(program_model), (example,), dynamic_shapes=shapes)

@@ -1,10 +1,10 @@
 // Tells which BLAS multiplies float64 and complex matrices, for `executorch-mlx doctor`.
 #include <mlx/mlx.h>
 
+#include "call/evaluation.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "device.h"
 #include "kernels/cpu/cblas.h"
-#include "memory/limit.h"
 
 namespace executorch_mlx::cpu {
 
@@ -15,10 +15,9 @@ namespace {
 // libmlx_cpu_kernels has counted a call.
 bool is_blas_replaced() {
   const auto calls = kernel::blas_calls();
-  const auto stream = shared_stream(mx::Device::cpu);
-  const auto x = mx::ones({2, 2}, mx::float32, stream);
-  std::lock_guard lock(memory_mutex()); // serializes evaluations
-  mx::eval(mx::matmul(x, x, stream));
+  const ProgramStream used(mx::Device::cpu);
+  const auto x = mx::ones({2, 2}, mx::float32, used.stream);
+  evaluate({mx::matmul(x, x, used.stream)}, used.stream);
   return kernel::blas_calls() != calls;
 }
 

@@ -1,0 +1,35 @@
+// The patterns of the pass: see fuse.h. Each function looks for its pattern in all chains.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "fusion/dataflow.h"
+#include "program/program.h"
+
+namespace executorch_mlx {
+
+using Pattern = void (*)(MlxProgram& program, const Dataflow& flow);
+
+// Lets an instruction leave its operands for a later one: see HeldOperands. Returns the number of the first operand.
+uint32_t hold_operands(MlxProgram& program, DecodedInstruction& instruction, std::vector<const fb::Tid*> slots,
+    int64_t max_rows = std::numeric_limits<int64_t>::max());
+
+// For a CPU: elementwise_group.h and recurrent_loop.h, which looks at the elementwise groups.
+void find_elementwise_groups(MlxProgram& program, const Dataflow& flow);
+void find_recurrent_loops(MlxProgram& program, const Dataflow& flow);
+// The matrices that each iteration of a loop multiplies by and none changes, and transposed constants.
+void find_loop_matrices(MlxProgram& program, const Dataflow& flow);
+void find_constant_results(MlxProgram& program, const Dataflow& flow);
+
+// For all devices: product_group.h. Also writes MlxProgram::only_in_products.
+void find_product_groups(MlxProgram& program, const Dataflow& flow);
+
+// For an NVIDIA GPU, after the product groups: see the headers of these names.
+void find_products_and_sums(MlxProgram& program, const Dataflow& flow);
+void find_silu_products(MlxProgram& program, const Dataflow& flow);
+void find_sums_and_norms(MlxProgram& program, const Dataflow& flow);
+void find_ropes(MlxProgram& program, const Dataflow& flow);
+
+} // namespace executorch_mlx

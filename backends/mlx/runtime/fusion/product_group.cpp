@@ -1,0 +1,269 @@
+#include "fusion/product_group.h"
+
+#include <limits>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "fusion/patterns.h"
+#include "gpu/fused.h"
+#include "ops/linalg.h"
+#include "ops/quant.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+// The largest number of rows of x. The products of a prompt share the preparation of x. The limit bounds the memory of
+// the results, which are computed early.
+constexpr int64_t kMaxRowsOnCpu = 4096;
+constexpr size_t kMaxMembers = 8;
+
+template <typename Table>
+const Table& table_of(const DecodedInstruction& member) {
+  return *static_cast<const Table*>(member.node);
+}
+
+// The constant whose transpose an instruction computes, if it is a TransposeNode of a constant matrix, else null.
+const fb::Tid* transposed_constant(const fb::Instruction& instruction, const Layout& layout) {
+  const auto* n = instruction.op_as_TransposeNode();
+  const bool is_transpose = n != nullptr && n->perm()->size() == 2 && n->perm()->Get(0) == 1 && n->perm()->Get(1) == 0;
+  return is_transpose && n->x()->idx() < layout.constants ? n->x() : nullptr;
+}
+
+class GroupFinder {
+ public:
+  GroupFinder(MlxProgram& program, const Dataflow& flow)
+      : program_(program), flow_(flow), on_cpu_(program.device == mx::Device::cpu), uses_as_matrix_(flow.size(), 0) {}
+
+  void find(size_t chain) {
+    auto& instructions = program_.chains[chain].instructions;
+    for (size_t i = 0; i < instructions.size(); ++i) {
+      if (const auto product = product_of(chain, i)) {
+        add(*product, chain, i);
+      }
+    }
+    for (auto& [first, group] : groups_) {
+      if (group->members.size() > 1 || group->op == fb::OpNode::AddmmNode) {
+        for (const auto* member : group->members) {
+          instructions[member - instructions.data()].early = program_.layout.add_held();
+        }
+        instructions[first].fused = std::move(group);
+      }
+    }
+    groups_.clear();
+    open_.clear();
+  }
+
+  // After all chains.
+  void finish() {
+    std::vector<uint32_t> transposes(program_.layout.constants, 0); // that only products use, by constant
+    for (size_t chain = 0; chain < program_.chains.size(); ++chain) {
+      const auto& instructions = program_.chains[chain].instructions;
+      for (size_t i = 0; i < instructions.size(); ++i) {
+        if (const auto* constant = transposed_constant(*instructions[i].source, program_.layout)) {
+          const uint32_t number = flow_.written(chain, i, instructions[i].source->op_as_TransposeNode()->out());
+          const auto& value = flow_.value(number);
+          const bool only_in_products = !flow_.escapes(value) && value.reads == uses_as_matrix_[number];
+          transposes[constant->idx()] += only_in_products ? 1 : 0;
+        }
+      }
+    }
+    program_.only_in_products.resize(transposes.size());
+    for (size_t i = 0; i < transposes.size(); ++i) {
+      program_.only_in_products[i] = transposes[i] > 0 && transposes[i] == program_.constant_uses[i];
+    }
+  }
+
+ private:
+  // What the members of a group have in common: the value of x, op, group size and bits.
+  using Key = std::tuple<uint32_t, fb::OpNode, int, int>;
+
+  bool is_constant(const fb::Tid* slot) const { return slot != nullptr && slot->idx() < program_.layout.constants; }
+
+  std::optional<Key> product_of(size_t chain, size_t i) {
+    auto& decoded = program_.chains[chain].instructions[i];
+    const auto& instruction = *decoded.source;
+    if (const auto* n = instruction.op_as_AddmmNode()) {
+      decoded.matrix = matrix_of(*n, chain, i);
+      return decoded.matrix != nullptr
+          ? std::optional(Key(flow_.read(chain, i, n->mat1()), fb::OpNode::AddmmNode, 0, 0))
+          : std::nullopt;
+    }
+    if (const auto* n = instruction.op_as_QuantizedMatmulNode()) {
+      const bool fits = n->transpose() && n->mode()->string_view() == "affine";
+      return fits ? quantized_product(*n, chain, i) : std::nullopt;
+    }
+    const auto* n = instruction.op_as_Int8QuantizedMatmulNode();
+    return n != nullptr ? quantized_product(*n, chain, i) : std::nullopt;
+  }
+
+  // The constant whose transpose a product multiplies by, or null if it is no such product.
+  const fb::Tid* matrix_of(const fb::AddmmParams& n, size_t chain, size_t i) {
+    const uint32_t mat2 = flow_.read(chain, i, n.mat2());
+    const uint32_t writer = flow_.value(mat2).writer;
+    const bool adds_bias = n.bias() != nullptr;
+    const bool is_valid = n.alpha() == 1.0f && (!adds_bias || (on_cpu_ && is_constant(n.bias()) && n.beta() == 1.0f));
+    if (writer == SlotValue::kNoWriter || !is_valid) {
+      return nullptr;
+    }
+    const auto* constant = transposed_constant(*program_.chains[chain].instructions[writer].source, program_.layout);
+    uses_as_matrix_[mat2] += constant != nullptr ? 1 : 0;
+    return constant;
+  }
+
+  template <typename Node>
+  std::optional<Key> quantized_product(const Node& n, size_t chain, size_t i) const {
+    if (!on_cpu_ || !is_constant(n.w()) || !is_constant(n.scales()) || !is_constant(n.biases())) {
+      return std::nullopt;
+    }
+    const auto op = program_.chains[chain].instructions[i].source->op_type();
+    return Key(flow_.read(chain, i, n.x()), op, n.group_size(), n.bits());
+  }
+
+  // Adds a product to a group that is open, or to a new one.
+  void add(const Key& key, size_t chain, size_t i) {
+    const auto [found, is_new] = open_.emplace(key, i);
+    if (!is_new && groups_[found->second]->members.size() == kMaxMembers) {
+      found->second = i;
+    }
+    auto& group = groups_[found->second];
+    if (group == nullptr) {
+      group = std::make_unique<ProductGroup>();
+      group->op = std::get<fb::OpNode>(key);
+      if (!on_cpu_) {
+        group->norm = VectorNorm::find(program_, flow_, chain, std::get<0>(key));
+      }
+    }
+    group->members.push_back(&program_.chains[chain].instructions[i]);
+  }
+
+  MlxProgram& program_;
+  const Dataflow& flow_;
+  const bool on_cpu_;
+  std::vector<uint32_t> uses_as_matrix_; // by value: how many products multiply by it
+  // Of the present chain:
+  std::map<size_t, std::unique_ptr<ProductGroup>> groups_; // by the instruction of the first member
+  std::map<Key, size_t> open_; // groups that can get more members
+};
+
+// The packed weights of a product, or nullopt: see packed_weights.h.
+std::optional<mx::array> panels_of(const DecodedInstruction& member) {
+  const auto& packed = member.packed_weights;
+  return packed ? std::optional(packed->panels) : std::nullopt;
+}
+
+// Checks the product of x with the transposed matrix w, before a kernel computes it.
+void check_product(const mx::array& x, const mx::array& w, const Context& c) {
+  c.check_product(product_shape(x, batch_shape(w), w.shape(-2)), x.dtype(), x.shape(-1));
+}
+
+template <typename Node>
+std::vector<cpu::PackedMatrix> packed_matrices(const mx::array& x, const ProductGroup& group, Context& c) {
+  std::vector<cpu::PackedMatrix> matrices;
+  for (const auto* member : group.members) {
+    auto q = read_weights(table_of<Node>(*member), c);
+    check_product(x, q.w, c);
+    matrices.push_back({std::move(q.w), std::move(q.scales), std::move(*q.biases), panels_of(*member)});
+  }
+  return matrices;
+}
+
+using Results = std::optional<std::vector<mx::array>>;
+
+template <typename Node>
+Results packed_products(const ProductGroup& group, Context& c,
+    Results (*multiply)(const mx::array&, const std::vector<cpu::PackedMatrix>&, int, int, mx::Stream)) {
+  const auto& first = table_of<Node>(*group.members[0]);
+  const auto& x = c.in(first.x());
+  return multiply(x, packed_matrices<Node>(x, group, c), first.group_size(), first.bits(), c.stream);
+}
+
+Results products_on_gpu(const ProductGroup& group, const mx::array& x, Context& c) {
+  std::vector<mx::array> matrices;
+  for (const auto* member : group.members) {
+    matrices.push_back(c.in(member->matrix));
+  }
+  return gpu::products_of_row(vectors_of(x, group.norm, c), matrices, c.stream);
+}
+
+Results products_of_floats(const ProductGroup& group, Context& c) {
+  const auto x = c.in(table_of<fb::AddmmParams>(*group.members[0]).mat1());
+  std::vector<cpu::RowMatrix> matrices;
+  std::vector<mx::Dtype> dtypes;
+  for (const auto* member : group.members) {
+    const auto& n = table_of<fb::AddmmParams>(*member);
+    matrices.push_back({c.in(member->matrix), c.optional(n.bias()), panels_of(*member)});
+    const auto& [w, bias, panels] = matrices.back();
+    if (w.dtype() != x.dtype() || (bias && bias->dtype() != x.dtype())) {
+      return std::nullopt;
+    }
+    check_product(x, w, c);
+    dtypes.push_back(bias ? mx::float32 : x.dtype());
+  }
+  return is_half(x.dtype()) ? cpu::matmuls_half(x, matrices, dtypes, c.stream) : cpu::matmuls(x, matrices, c.stream);
+}
+
+const fb::Tid* operand_of(const ProductGroup& group) {
+  const auto& first = *group.members[0];
+  switch (group.op) {
+    case fb::OpNode::QuantizedMatmulNode:
+      return table_of<fb::QuantizedMatmulParams>(first).x();
+    case fb::OpNode::Int8QuantizedMatmulNode:
+      return table_of<fb::Int8QuantizedMatmulParams>(first).x();
+    default:
+      return table_of<fb::AddmmParams>(first).mat1();
+  }
+}
+
+Results results_on_cpu(const ProductGroup& group, Context& c) {
+  switch (group.op) {
+    case fb::OpNode::QuantizedMatmulNode:
+      return packed_products<fb::QuantizedMatmulParams>(group, c, cpu::quantized_matmuls);
+    case fb::OpNode::Int8QuantizedMatmulNode:
+      return packed_products<fb::Int8QuantizedMatmulParams>(group, c, cpu::int8_quantized_matmuls);
+    default:
+      return products_of_floats(group, c);
+  }
+}
+
+} // namespace
+
+std::optional<std::vector<mx::array>> ProductGroup::compute(Context& c) const {
+  const bool on_cpu = c.stream.device == mx::Device::cpu;
+  const bool is_single = members.size() == 1;
+  if (on_cpu && is_single && members[0]->packed_weights == nullptr) {
+    return std::nullopt;
+  }
+  const auto* slot = operand_of(*this);
+  c.make_available({slot});
+  const auto& x = c.in(slot);
+  const int64_t most = !on_cpu ? kMaxRowsOnGpu : is_single ? std::numeric_limits<int64_t>::max() : kMaxRowsOnCpu;
+  if (x.ndim() == 0 || x.size() == 0 || rows_of(x) > most) {
+    return std::nullopt;
+  }
+  return on_cpu ? results_on_cpu(*this, c) : products_on_gpu(*this, x, c);
+}
+
+bool ProductGroup::run(Context& c) const try {
+  const auto results = compute(c);
+  for (size_t i = 0; results && i < results->size(); ++i) {
+    c.set_early(*members[i], (*results)[i]);
+  }
+  return false;
+} catch (const Failure&) {
+  return false; // the instruction with the invalid operand will fail
+}
+
+void find_product_groups(MlxProgram& program, const Dataflow& flow) {
+  GroupFinder finder(program, flow);
+  for (size_t i = 0; i < program.chains.size(); ++i) {
+    if (static_cast<int64_t>(i) != program.init_chain) { // this chain may write constants
+      finder.find(i);
+    }
+  }
+  finder.finish();
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,23 @@
+// The RMSNorm of a sum, which a kernel for NVIDIA GPUs computes with the sum.
+#pragma once
+
+#include "fusion/fused_instruction.h"
+#include "schema_generated.h"
+
+namespace executorch_mlx {
+
+namespace fb = mlx_delegate;
+
+// Belongs to the RMSNormNode.
+class SumAndNorm : public FusedInstruction {
+ public:
+  SumAndNorm(const fb::RMSNormParams& norm, uint32_t operands) : norm_(norm), operands_(operands) {}
+
+  bool run(Context& c) const override;
+
+ private:
+  const fb::RMSNormParams& norm_;
+  uint32_t operands_; // where the AddNode leaves its operands: see HeldOperands
+};
+
+} // namespace executorch_mlx

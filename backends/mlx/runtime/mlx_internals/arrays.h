@@ -1,0 +1,53 @@
+// The memory of MLX arrays.
+#pragma once
+
+#include <mlx/mlx.h>
+
+#include <functional>
+#include <memory>
+
+namespace executorch_mlx::internals {
+
+namespace mx = mlx::core;
+
+// Returns a view of x that begins `offset` elements after the first element of x. x is available, and neither x nor the
+// view is empty.
+mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset);
+
+// An available array with uninitialized memory. Throws std::bad_alloc if there is none.
+mx::array new_array(const mx::Shape& shape, mx::Dtype dtype);
+
+// An available array without memory, for take_over() or as an operand that only has a shape.
+mx::array without_memory(mx::Shape shape, mx::Dtype dtype);
+
+// Whether MLX allocates with its CPU allocator. Builds for a GPU do not.
+bool uses_cpu_allocator();
+
+// An array in the memory at `address`, which is aligned for the dtype. The array keeps `owner`, which owns the memory.
+// The memory may be read-only, and only MLX's CPU allocator can use it.
+mx::array array_in(const void* address, const mx::Shape& shape, mx::Dtype dtype, std::shared_ptr<void> owner);
+
+// A new array of bytes in the memory of `piece`. release(piece) is called when nothing uses the new array any more.
+mx::array lend(mx::array piece, std::function<void(mx::array)> release);
+
+// An address that identifies the memory of x, or null if x has none.
+const void* memory_of(const mx::array& x);
+
+// Whether no other array uses the memory of x.
+bool is_sole_user(const mx::array& x);
+
+// While a kernel runs, and for a moment after it, MLX holds references to the memory of its arrays. take_over() moves
+// the memory of x to a new array without such references. The caller keeps the order of the kernels. can_take_over() is
+// whether x has memory of its own with references.
+bool can_take_over(const mx::array& x);
+mx::array take_over(const mx::array& x);
+
+// Makes x wait for the kernels that compute `other`, as `other` does.
+void wait_as(mx::array& x, const mx::array& other);
+
+// In the evaluation of a primitive: places the result y in the memory of x, `offset` elements after its beginning, or
+// at the elements of x with the same strides.
+void place(mx::array& y, const mx::array& x, int64_t offset);
+void place(mx::array& y, const mx::array& x);
+
+} // namespace executorch_mlx::internals

@@ -1,0 +1,55 @@
+// What kernels need of CUDA's driver, of its run-time compiler and of MLX's backend for CUDA.
+#pragma once
+
+#include <mlx/mlx.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+struct CUfunc_st;
+
+namespace executorch_mlx::gpu {
+
+namespace mx = mlx::core;
+
+// Whether the stream is one of an NVIDIA GPU, and the functions below can be called. They need functions of MLX, of
+// CUDA's driver and of its compiler. If one is missing, the log says so once.
+bool is_cuda(mx::Stream stream);
+
+// The version of the architecture of the GPU of a stream, such as 90 for 9.0.
+int architecture(mx::Stream stream);
+
+// Compiles a CUDA source that includes no header for the GPU of the stream, and returns the binary. Throws
+// std::runtime_error with the compiler's messages if the source is invalid.
+std::string compile(const std::string& name, const std::string& source, mx::Stream stream);
+
+// The function `name` of a binary, on the GPU of the stream.
+CUfunc_st* load(const std::string& name, const std::string& binary, mx::Stream stream);
+
+// The address of the memory of x on the GPU. x is evaluated.
+void* address_on_gpu(const mx::array& x);
+
+// Kernels that run one after the other, as a CUDA graph.
+class KernelGraph {
+ public:
+  static std::unique_ptr<KernelGraph> make(mx::Stream stream);
+
+  virtual ~KernelGraph() = default;
+
+  // Adds a kernel. `arguments` are the addresses of its arguments, which this function copies. `starts_early`: blocks
+  // of the kernel start when all blocks of the kernel in front have permitted it or ended, if the GPU supports this.
+  virtual void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) = 0;
+
+  // Say which memory the kernels use. The graph waits for kernels of MLX that write what it reads, and later kernels
+  // of MLX that read what it writes wait for the graph. keeps() is for memory that no kernel of MLX writes in the same
+  // evaluation. All this memory stays in use until the graph has run.
+  virtual void reads(const mx::array& x) = 0;
+  virtual void writes(const mx::array& x) = 0;
+  virtual void keeps(const mx::array& x) = 0;
+
+  // Adds the graph to the work of the stream.
+  virtual void submit() = 0;
+};
+
+} // namespace executorch_mlx::gpu

@@ -1,0 +1,108 @@
+"""What the runtime computes together on an NVIDIA GPU: it decides this when it loads a program, so no GPU is needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from irprograms import Graph, ir, value_of
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build"
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernels for CUDA are built on Linux only"),
+    pytest.mark.skipif("EXECUTORCH_MLX_BUILD" in os.environ, reason="only build/ has the program cuda_kernel_sources"),
+]
+D = 8
+
+
+class Layer(Graph):
+    def norm(self, x, out=None):
+        y = out or self.new_temp()
+        self.emit(ir.RMSNormNode(x=x, weight=self.constant(torch.ones(D)), out=y, eps=1e-5))
+        return y
+
+    def product(self, x, bias=None):
+        transposed, y = self.new_temp(), self.new_temp()
+        self.emit(ir.TransposeNode(x=self.constant(torch.ones(D, D)), out=transposed, perm=[1, 0]))
+        self.emit(ir.AddmmNode(mat1=x, mat2=transposed, out=y, bias=bias))
+        return y
+
+    def silu(self, x):
+        y = self.new_temp()
+        self.emit(ir.SiluNode(x=x, out=y))
+        return y
+
+    def binary(self, node, a, b, out=None):
+        y = out or self.new_temp()
+        self.emit(node(a=a, b=b, out=y))
+        return y
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory):
+    """A function that returns what the fused instructions of a graph compute, in the order of the chain."""
+    path = tmp_path_factory.mktemp("fused") / "payload"
+    cmake = [sys.executable, "-m", "cmake", "--build", BUILD, "--target", "cuda_kernel_sources"]
+    subprocess.run(cmake, check=True, stdout=subprocess.DEVNULL)
+
+    def fused(graph):
+        path.write_bytes(graph.payload())
+        command = [BUILD / "cuda_kernel_sources", "--fused", path]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        return [line.partition(": ")[2] for line in lines]
+
+    return fused
+
+
+def test_layer(fused):
+    g = Layer()
+    x, y, n = g.input((1, D)), g.output((1, D)), g.output((1, D))
+    h = g.norm(x)
+    gate, up = g.product(h), g.product(h)
+    down = g.product(g.binary(ir.MultiplyNode, g.silu(gate), up))
+    g.norm(g.binary(ir.AddNode, x, down, out=y), out=n)
+    products = ["norm, 2 products", "norm, products, silu, product", "1 products"]
+    assert fused(g) == [*products, "product, sum", "sum, norm"]
+
+
+def test_products_with_a_bias_are_left_to_mlx(fused):
+    g = Layer()
+    x, y = g.input((1, D)), g.output((1, D))
+    g.binary(ir.AddNode, g.product(x, bias=g.constant(torch.ones(D))), x, out=y)
+    assert fused(g) == []
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_slot_counts_only_until_it_is_overwritten(fused, overwritten):
+    g = Layer()
+    x, y = g.input((1, D)), g.output((1, D))
+    activated = g.silu(x)
+    if overwritten:
+        g.emit(ir.NegNode(x=x, out=activated))
+    g.binary(ir.MultiplyNode, activated, x, out=y)
+    assert fused(g) == ([] if overwritten else ["silu, product"])
+
+
+def test_a_value_from_another_chain_is_not_fused(fused):
+    g = Layer()
+    x, y = g.input((1, D)), g.output((1, D))
+    condition = g.item(g.constant(torch.ones((), dtype=torch.int64)))
+    activated = g.silu(x)
+    branches = [g.chain(ir.NegNode(x=x, out=activated)), g.chain()]
+    g.emit(ir.IfNode(cond=value_of(condition), then_chain_idx=branches[0], else_chain_idx=branches[1]))
+    g.binary(ir.MultiplyNode, activated, x, out=y)
+    assert fused(g) == []
+
+
+def test_rotations_of_query_and_key_are_one(fused):
+    g = Layer()
+    offset, freqs = g.input((1,), torch.int32), g.constant(torch.ones(D // 2))
+    outputs = [g.output((1, 2, 1, D)) for _ in range(3)]
+    for y in outputs:
+        options = {"dims": D, "traditional": False, "base": 1e4, "scale": 1.0}
+        x = g.input((1, 2, 1, D))
+        g.emit(ir.RopeNode(x=x, out=y, offset=ir.VidOrTid(tid=offset, is_vid=False), freqs=freqs, **options))
+    assert fused(g) == ["2 rope", "1 rope"]
