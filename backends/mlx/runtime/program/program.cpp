@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "../serialization/output_fields.h"
-#include "fusion/fuse.h"
 #include "program/dispatch_table.h"
 #include "program/payload.h"
 #include "program/tensor_meta.h"
@@ -398,7 +397,6 @@ MlxProgram load_program(const void* data, size_t size, mx::Device device, const 
     }
   }
   ChainVerifier(program, device, missing_for_metal).run();
-  fuse(program);
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {
