@@ -162,13 +162,13 @@ class _Pass:
                 outs = self.forms[op].emit(builder, fields_of(op, emitted.fields), self.env)
                 names = [f.name for f in op.FIELDS if f.output]
                 outs = dict(zip(names, outs if isinstance(outs, list) else [outs], strict=True))
-                written = {s for e in new for s in written_by(e)}
+                inner = builder.chains[num_chains:]
+                written = {s for chain in (new, *inner) for e in chain for s in written_by(e)}
                 for name, out in outs.items():
                     if out is not emitted.fields[name] and out not in written:
                         outs[name] = builder.emit(ir.IdCopyNode, x=out, out=TensorSlot(out.dtype, out.shape))
-            instructions = [e for chain in (new, *builder.chains[num_chains:]) for e in chain]
             for name, out in outs.items():
-                _rename(instructions, out, emitted.fields[name], op)
+                _rename([e for chain in (new, *inner) for e in chain], out, emitted.fields[name], op)
             if _is_extension(op):  # its form is mostly a traced function, with any instructions
                 return [part for e in new for part in self._lower(e, results, producers)]
             for e in new:
