@@ -95,7 +95,7 @@ def test_output_is_not_written_in_place_of_something_else(tmp_path, capsys):
         (["--batch", "0"], "batch: got 0, expected at least 1"),
         (["--penalties", "-1"], "penalties: got -1, expected at least 0"),
         (["--chunk", "1"], "chunk: got 1, expected at least 2"),
-        (["--outputs", "logits", "--penalties", "8"], "head.penalties: got 8 with outputs 'logits', expected"),
+        (["--outputs", "logits", "--penalties", "8"], "--penalties: got 8 with outputs 'logits', expected"),
         (["--outputs", "logits", "--unseeded"], "--unseeded: got --outputs logits, expected tokens or both"),
         (["--group-size", "32"], "--group-size: expected --quantize int4 or int8 as well"),
         (["-o", "/nowhere/x.pte"], "--output: got /nowhere/x.pte, expected a file in an existing folder"),

@@ -87,8 +87,8 @@ def _arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {n: value for n, value in values.items() if n not in head} | {"head": HeadConfig(**head)}
         ExportOptions(**arguments)
     except OptionError as error:
-        needed = f"{flag(error.name)}: expected --{error.needs} as well" if error.needs else error
-        raise CommandError(needed) from error
+        name = flag(error.name.removeprefix("head."))
+        raise CommandError(f"{name}: expected --{error.needs} as well" if error.needs else error.about(name)) from error
     if values.get("outputs") == "logits" and not values.get("seed", True):
         raise CommandError("--unseeded: got --outputs logits, expected tokens or both")
     return arguments

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import memory
+from ..llm.errors import FieldError
 from . import model_arguments
 from .errors import CommandError
 from .extras import check_installed
@@ -183,8 +184,9 @@ def run(options: argparse.Namespace) -> int:
     models = _models(options)
     try:
         return serve(models, host=options.host, port=options.port, settings=settings, no_auth=options.no_auth)
-    except ValueError as error:
-        raise CommandError(str(error).replace("no_auth", "--no-auth").replace("an API key", "--api-key")) from error
+    except FieldError as error:
+        remedy = "set --api-key, or --no-auth to serve without one"
+        raise CommandError(f"--host: other machines can reach {options.host}: {remedy}") from error
 
 
 def _models(options: argparse.Namespace) -> Models:
@@ -216,8 +218,8 @@ def _models(options: argparse.Namespace) -> Models:
         load = partial(load_model, path, options.tokenizer, **settings)
         try:
             models.add(name, load, path.stat().st_size, options.tool_format)
-        except ValueError as error:
-            raise CommandError(f"--{error}") from error  # the error begins with "name:"
+        except FieldError as error:
+            raise CommandError(error.about("--name")) from error
     with model_arguments.loading():
         models.load_all()
     return models

@@ -142,7 +142,7 @@ class HeadConfig:
 
     def __post_init__(self):
         for name, spec in _specs(HeadConfig).items():
-            spec.check(f"HeadConfig: {name}", getattr(self, name))
+            spec.check(f"head.{name}", getattr(self, name))
 
     @classmethod
     def minimal(cls) -> HeadConfig:

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import memory
 from ..llm import LLM, EngineStats
+from ..llm.errors import FieldError
 from ..llm.llm import IsSpeechModel
 from ..llm.speech import SpeechModel
 from .errors import ApiError, server_error
@@ -84,7 +85,7 @@ class Models:
     def add(self, name: str, load: Callable[[], LLM | SpeechModel], size: int, tool_format: str | None = None) -> None:
         """Add a model. `size` is the size of its file in bytes. Raises ValueError if the name is taken."""
         if name in self._entries:
-            raise ValueError(f"name: got {name!r} twice, expected different names")
+            raise FieldError("name", f"{name!r} twice", "different names")
         self._entries[name] = Entry(name, load, size, tool_format)
 
     def load_all(self) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 import uvicorn
 
 from ..llm import LLM
+from ..llm.errors import FieldError
 from .app import create_app
 from .middleware import access_log, is_loopback
 from .models import Models
@@ -99,7 +100,8 @@ def serve(
     """
     settings = Settings(**{**vars(settings or Settings()), "host": host})
     if settings.api_key is None and not no_auth and not is_loopback(host):
-        raise ValueError(f"host: other machines can reach {host}: set an API key, or no_auth to serve without one")
+        problem = f"other machines can reach {host}: set an API key, or no_auth to serve without one"
+        raise FieldError("host", problem=problem)
     if isinstance(models, LLM):
         models = Models.of(models, name or "model")
     app = create_app(models, settings=settings)
