@@ -56,6 +56,13 @@ COMMON = {
     "guided_choice": None,
     "guided_grammar": None,
     "prompt_logprobs": None,
+    "grammar": "",
+    "ebnf": None,
+    "regex": "",
+    "json_schema": None,
+    "enable_thinking": False,
+    "parse_special": False,
+    "keep_alive": "5m",
 }
 BODIES = {
     "/v1/chat/completions": COMMON
@@ -68,6 +75,7 @@ BODIES = {
         ],
         "max_tokens": 2,
         "max_completion_tokens": 2,
+        "thinking": {"type": "disabled"},
         "logprobs": True,
         "top_logprobs": 2,
         "tools": [{"type": "function", "function": FUNCTION}],
