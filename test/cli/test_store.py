@@ -70,6 +70,7 @@ def test_a_change_leads_to_another_export(checkpoint, monkeypatch, changed):
     assert store.find(str(checkpoint), options) is None
     second = export(checkpoint, **options)
     assert export.count == 2 and second.path != first.path and store.find(str(checkpoint), options) == second
+    assert first.path.exists() == (changed != "contents")
 
 
 def test_the_same_contents_are_exported_once(checkpoint, tmp_path):

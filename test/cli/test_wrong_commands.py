@@ -73,7 +73,7 @@ def files(tmp_path, monkeypatch, classifier) -> Path:
         ("run CHAT --prompt Hi --quantize int4", "--quantize: CHAT is exported already, expected a checkpoint"),
         ("run CHAT --prompt Hi --tokenizer empty", "tokenizer: empty has no tokenizer.json"),
         ("transcribe CHAT talk.wav", "got a language model, expected a speech model; executorch-mlx run runs it"),
-        ("inspect image.png", "image.png: got a PNG picture, expected a .pte file"),
+        ("inspect image.png", "image.png is not a .pte file: got b"),
         ("rm tiny", "tiny: not in executorch-mlx list"),
     ],
     ids=lambda value: value.split(" ", 1)[0],

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "fusion/fuse.h"
 #include "fusion/product_and_sum.h"
 #include "fusion/product_group.h"
 #include "fusion/rope.h"
@@ -235,11 +236,18 @@ std::string describe(const executorch_mlx::FusedInstruction& fused) {
     return std::string(group->norm ? "norm, " : "") + std::to_string(group->members.size()) + " products";
   }
   if (const auto* product = dynamic_cast<const SiluProduct*>(&fused)) {
-    const bool has_norm = product->gate_product && product->gate_product->norm;
-    return std::string(has_norm ? "norm, " : "") + (product->gate_product ? "products, " : "") + "silu, product";
+    const bool has_products = product->gate_product && product->up_product;
+    const bool has_norm = has_products && product->gate_product->norm;
+    return std::string(has_norm ? "norm, " : "") + (has_products ? "products, " : "") + "silu, product";
   }
   if (const auto* sum = dynamic_cast<const ProductAndSum*>(&fused)) {
     return sum->product.norm ? "norm, product, sum" : "product, sum";
+  }
+  if (dynamic_cast<const LeftProduct*>(&fused) != nullptr) {
+    return "left product";
+  }
+  if (dynamic_cast<const LeftSilu*>(&fused) != nullptr) {
+    return "left silu";
   }
   if (dynamic_cast<const RopeGroup*>(&fused) != nullptr) {
     return std::to_string(fused.length) + " rope";
@@ -253,7 +261,8 @@ void print_fused(const char* path) {
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   std::vector<uint64_t> payload((bytes.size() + 7) / 8);
   std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(payload.data()));
-  const auto program = executorch_mlx::load_program(payload.data(), bytes.size(), mx::Device::gpu, "an Apple GPU");
+  auto program = executorch_mlx::load_program(payload.data(), bytes.size(), mx::Device::gpu, "an Apple GPU");
+  executorch_mlx::fuse(program);
   for (const auto& chain : program.chains) {
     for (const auto& instruction : chain.instructions) {
       if (instruction.fused != nullptr) {

@@ -64,8 +64,18 @@ def test_layer(fused):
     gate, up = g.product(h), g.product(h)
     down = g.product(g.binary(ir.MultiplyNode, g.silu(gate), up))
     g.norm(g.binary(ir.AddNode, x, down, out=y), out=n)
-    products = ["norm, 2 products", "norm, products, silu, product", "1 products"]
-    assert fused(g) == [*products, "product, sum", "sum, norm"]
+    gated = ["left product", "left product", "left silu", "norm, products, silu, product"]
+    assert fused(g) == [*gated, "left product", "product, sum", "sum, norm"]
+
+
+def test_products_of_the_same_vectors_are_a_group(fused):
+    g = Layer()
+    x, y = g.input((1, D)), g.output((1, D))
+    h = g.norm(x)
+    query, key = g.product(h), g.product(h)
+    g.binary(ir.AddNode, g.product(query), query, out=y)  # the query has two readers
+    g.binary(ir.MultiplyNode, key, key, out=y)
+    assert fused(g) == ["norm, 2 products", "left product", "product, sum"]
 
 
 def test_products_with_a_bias_are_left_to_mlx(fused):
@@ -83,7 +93,7 @@ def test_a_slot_counts_only_until_it_is_overwritten(fused, overwritten):
     if overwritten:
         g.emit(ir.NegNode(x=x, out=activated))
     g.binary(ir.MultiplyNode, activated, x, out=y)
-    assert fused(g) == ([] if overwritten else ["silu, product"])
+    assert fused(g) == ([] if overwritten else ["left silu", "silu, product"])
 
 
 def test_a_value_from_another_chain_is_not_fused(fused):

@@ -60,7 +60,7 @@ def test_documented_options_exist():
     """Every option in the guides is an option of a command, or of a script that the page names."""
     known = {"--model", "--tasks"}  # of lm-eval
     known |= options(ROOT / "build" / "mlx_llm_runner")
-    for name in ("export", "run", "serve", "batch", "transcribe", "inspect"):
+    for name in ("export", "run", "chat", "serve", "batch", "transcribe", "inspect", "pull", "list", "rm"):
         known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)
     guides = ("language-models", "speech", "server", "batch", "cluster", "sampling", "undelegated-nodes")
     for page in ("README", *(f"docs/{guide}" for guide in guides)):

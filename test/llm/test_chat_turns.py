@@ -5,6 +5,9 @@ import random
 import pytest
 from executorch_mlx.llm.chat_turns import Turns
 from executorch_mlx.llm.special_text import CUT, SpecialText
+from executorch_mlx.llm.tokenizer import Tokenizer
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 
 def fit(turns: Turns, *roles: str) -> list[str]:
@@ -48,7 +51,7 @@ def test_a_template_that_fails_with_tools_is_tried_without():
             raise ValueError("no")
         return "".join(message["content"] for message in messages)
 
-    assert Turns.of(render) == Turns(system=False)
+    assert Turns.of(render) == Turns(system=False, later_system=False)
 
 
 def test_no_special_token_stays_in_one_piece():
@@ -62,3 +65,19 @@ def test_no_special_token_stays_in_one_piece():
     assert special.cut({"a": ["<s>", 5, {"<s>": None}]}) == {"a": [f"<{CUT}s>", 5, {f"<{CUT}s>": None}]}
     assert special.cut("<s></s>", keep=["<s>"]) == f"<s><{CUT}/s>"
     assert SpecialText([]).cut("<s>") == "<s>"
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_cut_tokens_get_no_spaces(scheme):
+    """Tokenizers of SentencePiece add a space before a text, but not within it."""
+    names = ["<unk>", "\u2581", *"abs<>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = models.BPE({name: id for id, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True)
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.add_special_tokens([AddedToken("<s>", special=True)])
+    tokenizer = Tokenizer(backend.to_str())
+    text = tokenizer.special_text.cut("a<s>b<s>") + "<s>a"  # the template writes the end
+    tokens = [backend.id_to_token(id) for id in tokenizer.encode_chat(text)]
+    begin = [] if scheme == "never" else ["\u2581"]
+    end = ["\u2581"] if scheme == "always" else []
+    assert tokens == [*begin, *"a<s>b<s>", "<s>", *end, "a"]

@@ -218,7 +218,7 @@ def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_p
 def test_a_chat_that_has_filled_its_context_says_how_to_go_on(chat_program):
     arguments = argparse.ArgumentParser()
     add_to(arguments.add_subparsers())
-    session = Session(LLM.load(chat_program), arguments.parse_args(["run", str(chat_program)]), chat=True)
+    session = Session(LLM.load(chat_program), arguments.parse_args(["run", str(chat_program)]), {}, chat=True)
     with pytest.raises(CommandError) as caught:
         session.answer("word " * 2000)  # alone, it is too long
     assert "/clear" not in str(caught.value)

@@ -35,6 +35,7 @@ RULES = {
     "verification": {"bindings", "builder", "inspect", "partitioner", "quiet", "serialization", "workarounds"},
     # never builder or ops
     "llm": {
+        "bindings",
         "collector",
         "custom_ops",
         "custom_kernel_ops",

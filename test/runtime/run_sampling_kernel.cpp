@@ -7,7 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/host.h"
+#include "kernels/sampling/host.h"
+//
+#include "kernels/sampling/definition.inc"
+//
 #include "gpu/sample_kernel.inc"
 
 namespace kernel = executorch_mlx_sample;

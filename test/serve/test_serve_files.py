@@ -89,5 +89,5 @@ def test_sound_needs_a_speech_model(client):
 
 
 def test_embeddings_say_what_is_missing(client):
-    with pytest.raises(openai.BadRequestError, match="embeddings: .* no model of this server computes embeddings"):
+    with pytest.raises(openai.BadRequestError, match="embeddings: no model of this server computes embeddings"):
         client.embeddings.create(model=NAME, input="x")

@@ -427,14 +427,14 @@ def screenshot(page, tmp_path, name: str, height: int) -> None:
 def test_screenshot_of_an_answer(page, tmp_path):
     page.click("#clear")
     answer = (
-        "Calls go through **`openai`**:\n\n```python\nclient = openai.OpenAI(base_url=url)\n```\n\n"
+        "Calls go through **`openai`**:\n\n```python\nimport openai\n\nclient = openai.OpenAI(base_url=url)\n```\n\n"
         "A token with logit $l_i$ has the probability\n\n$$ p_i = \\frac{e^{l_i / T}}{\\sum_j e^{l_j / T}} $$"
     )
     page.js("addUserMessage('How do I call the server, and what is the temperature?', 0)")
     given = json.dumps({"text": answer, "reasoning": "Two questions.", "tokens": []})
     page.js(f"(messages = [{{}}, {{ content: '' }}], window.div = addMessage('assistant', ''), render(div, {given}))")
     page.js("(addAnswerActions(div, 0), showContext(120))")
-    screenshot(page, tmp_path, "chat-page.png", 640)
+    screenshot(page, tmp_path, "chat-page.png", 740)
     page.click("#clear")
 
 
@@ -445,5 +445,5 @@ def test_screenshot_of_the_settings(page, tmp_path):
     page.js("addUserMessage('Hello', 0)")
     given = json.dumps({"text": "Ahoy, matey!", "reasoning": "", "tokens": []})
     page.js(f"(window.div = addMessage('assistant', ''), render(div, {given}), showContext(40))")
-    screenshot(page, tmp_path, "chat-page-settings.png", 640)
+    screenshot(page, tmp_path, "chat-page-settings.png", 740)
     page.js("($('system').value = '', clear())")

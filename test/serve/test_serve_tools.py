@@ -197,8 +197,8 @@ def test_allowed_tools_are_the_only_ones(client, server):
 
 
 def test_effort_of_no_reasoning():
+    from executorch_mlx.serve.chat_prompt import _effort_options
     from executorch_mlx.serve.errors import ApiError
-    from executorch_mlx.serve.start import _effort_options
 
     def options(template: str, effort: str, has_reasoning: bool = True) -> dict:
         format = SimpleNamespace(reasoning=("<think>",) if has_reasoning else ())

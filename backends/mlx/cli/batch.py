@@ -109,6 +109,8 @@ def _check_installed(options: argparse.Namespace) -> None:
             raise CommandError("batch needs pyarrow for Parquet files: pip install pyarrow")
     if options.ray is not None:
         check_installed("batch", "ray", ("ray",))
+        if options.device is not None:
+            raise CommandError("--device: got --ray as well, which runs a model on the GPU of a machine that has one")
 
 
 @contextmanager

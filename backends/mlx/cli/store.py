@@ -110,7 +110,8 @@ def export(
     own_name = full_name(model)
     checkpoint = Path(own_name) if os.path.isabs(own_name) else hub.download(model)
     record = _record(own_name, options)
-    files = _hashes([checkpoint, *sources], _read(record))
+    earlier = _read(record)
+    files = _hashes([checkpoint, *sources], earlier)
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in name_of(model))
     made = Export(own_name, dict(options), _version(), f"{name}-{_key(files, options)}.pte", files)
     made.path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +121,8 @@ def export(
                 shutil.rmtree(leftover, ignore_errors=True)
             run(checkpoint, made.path, lock)
     _write(record, made)
+    if earlier is not None and earlier.program not in {export.program for export in exports()}:
+        earlier.path.unlink(missing_ok=True)  # that of earlier contents
     return made
 
 
@@ -127,7 +130,8 @@ def exports() -> list[Export]:
     """Return all exports whose programs exist, by model."""
     found = filter(None, map(_read, folder("exports").glob("*.json")))
     return sorted(
-        (export for export in found if export.path.is_file()), key=lambda export: (export.model, str(export.options))
+        (export for export in found if export.path.is_file()),
+        key=lambda export: (export.model, len(export.options), str(export.options)),
     )
 
 

@@ -23,6 +23,10 @@ from .tokens import TokenTable, token_bytes
 Prompt = str | Sequence[int]
 
 
+class IsSpeechModel(ValueError):
+    """Raised by `LLM` for the program of a speech model."""
+
+
 class LLM:
     """Generates text with an exported language model.
 
@@ -67,7 +71,8 @@ class LLM:
         self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
         self.rows = program.rows
         if program.data("speech_config") is not None:
-            raise ValueError(
+            program.close()
+            raise IsSpeechModel(
                 f"{program.path}: got a speech model, expected a language model; executorch-mlx transcribe runs it"
             )
         if tokenizer is not None and program.token_table is None:

@@ -60,8 +60,8 @@ def _by_token(P: Lowering, rule: Rule, state, tensors, fixed=()):
     return _scan(P, rule.token, rule.axis, state, tensors, fixed)
 
 
-def _by_block(P: Lowering, rule: Rule, state, tensors, length, shape):
-    """Emit a loop over blocks of tokens. Returns the outputs, of `shape`, and the last state.
+def _by_block(P: Lowering, rule: Rule, state, tensors, length, result_shape):
+    """Emit a loop over blocks of tokens. Returns the outputs, of `result_shape`, and the last state.
 
     The tokens [B, H, S, ...] become blocks [B, H, count, size, ...]. Zeros fill up the last block.
     """
@@ -76,7 +76,7 @@ def _by_block(P: Lowering, rule: Rule, state, tensors, length, shape):
         shape = [*x.shape[:2], count, size, *x.shape[3:]]
         blocks.append(P.emit(ir.ReshapeNode, x=filled, shape=shape, out=block))
     out, state = _scan(P, rule.block, 2, state, blocks, ())
-    batch, heads, _, width = shape
+    batch, heads, _, width = result_shape
     out = P.emit(ir.ReshapeNode, x=out, shape=[batch, heads, P.emit(ir.MultiplyIntNode, a=count, b=size), width])
     return [P.emit(ir.SliceNode, x=out, axis=2, start=0, stop=length), state]
 

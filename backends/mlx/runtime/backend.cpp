@@ -24,6 +24,7 @@
 #include "call/profile.h"
 #include "call/reset.h"
 #include "call/state.h"
+#include "fusion/fuse.h"
 #include "fusion/packed_weights.h"
 #include "guarded.h"
 #include "memory/limit.h"
@@ -300,6 +301,7 @@ class Backend final : public et::BackendInterface {
       data = copy.data();
     }
     auto program = load_program(data, processed.size(), device, missing_for_metal(options, device));
+    fuse(program);
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy));
     handle->limits = options.limits;
     const auto* named_data = context.get_named_data_map();

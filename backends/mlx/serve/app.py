@@ -17,7 +17,7 @@ from ..llm import LLM
 from . import ollama
 from .batches import Batches
 from .chat_request import ChatRequest
-from .errors import ANTHROPIC_ERRORS, ERRORS, OLLAMA_ERRORS, ApiError, Responses, add_error_handlers
+from .errors import ANTHROPIC_ERRORS, ERRORS, OLLAMA_ERRORS, Responses, add_error_handlers, no_embeddings
 from .file_routes import file_routes
 from .messages import MessagesFormat, count_tokens, start_message
 from .messages_request import CountRequest, MessagesRequest
@@ -147,6 +147,11 @@ def _ollama_routes(service: Service) -> APIRouter:
     async def show(body: ShowRequest) -> dict[str, Any]:
         return await service.with_model(ollama.own_name(body.model or body.name or "", models), ollama.show)
 
+    @router.post("/embed")
+    @router.post("/embeddings")
+    async def embed() -> Response:
+        raise no_embeddings()
+
     @router.get("/version")
     async def get_version() -> dict[str, Any]:
         return {"version": ollama.VERSION}
@@ -190,13 +195,8 @@ def _information_routes(service: Service) -> APIRouter:
         return await service.apply(request, body, count_tokens)
 
     @router.post("/v1/embeddings")
-    @router.post("/api/embed")
-    @router.post("/api/embeddings")
     async def embed() -> Response:
-        message = (
-            "embeddings: no model of this server computes embeddings: executorch-mlx exports no embedding models yet"
-        )
-        raise ApiError(message, code="unsupported_endpoint")
+        raise no_embeddings()
 
     @router.post("/tokenize")
     async def tokenize_text(body: TokenizeRequest, request: Request) -> dict[str, Any]:

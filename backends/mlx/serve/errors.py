@@ -123,6 +123,11 @@ def server_error(message: str, status: int = 500, code: str | None = None) -> Ap
     return ApiError(message, status=status, kind="server_error", code=code)
 
 
+def no_embeddings() -> ApiError:
+    message = "embeddings: no model of this server computes embeddings: executorch-mlx exports no embedding models yet"
+    return ApiError(message, code="unsupported_endpoint")
+
+
 def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str] = {}) -> ApiError:
     """Return the error for an exception of `LLM.generate`. The message names the field of the request.
 

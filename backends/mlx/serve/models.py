@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import memory
 from ..llm import LLM, EngineStats
+from ..llm.llm import IsSpeechModel
 from ..llm.speech import SpeechModel
 from .errors import ApiError, server_error
 from .model import ServedModel
@@ -23,11 +24,10 @@ Loaded = ServedModel | ServedSpeech
 
 def load_model(path: str | Path, tokenizer: str | Path | None = None, **options: Any) -> LLM | SpeechModel:
     """Load a language model or a speech model. The arguments are those of `LLM.load`. Raises the same errors."""
-    llm = LLM.load(path, tokenizer, **options)
-    if llm.program.get("speech_sample_rate") is None:
-        return llm
-    llm.close()
-    return SpeechModel(path, device=options.get("device"))
+    try:
+        return LLM.load(path, tokenizer, **options)
+    except IsSpeechModel:
+        return SpeechModel(path, device=options.get("device"))
 
 
 @dataclass

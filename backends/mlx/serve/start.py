@@ -82,7 +82,7 @@ def _constraint(make: Callable[..., Constraint | None], *arguments: Any) -> Cons
     try:
         return make(*arguments)
     except GrammarError as error:
-        raise ApiError(str(error), param=error.param, code=error.code) from error
+        raise ApiError(str(error), param=error.name, code=error.code) from error
 
 
 def _prompt_ids(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> list[int]:

@@ -93,10 +93,9 @@ bool Context::run_fused(const DecodedInstruction& instruction) {
 void Context::hold(const HeldOperands& operands, bool is_fused) {
   const auto can_hold = [&](const fb::Tid* slot) {
     const auto& x = state_.tensors[slot->idx()];
-    const bool is_buffer =
-        slot->idx() >= program_.layout.buffers_begin() && slot->idx() < program_.layout.temps_begin();
     const bool has_rows = x && x->ndim() > 0 && x->size() > 0;
-    return x && !is_buffer && (!has_rows || static_cast<int64_t>(x->size()) / x->shape(-1) <= operands.max_rows);
+    return x && !program_.layout.is_buffer(slot->idx()) &&
+        (!has_rows || static_cast<int64_t>(x->size()) / x->shape(-1) <= operands.max_rows);
   };
   const bool holds = !is_fused && std::all_of(operands.slots.begin(), operands.slots.end(), can_hold);
   for (size_t i = 0; i < operands.slots.size(); ++i) {

@@ -133,8 +133,7 @@ class Context {
       x = mx::zeros(x.shape(), x.dtype(), stream);
     }
     operations_ += x.size();
-    const bool is_buffer = tid->idx() >= program_.layout.buffers_begin() && tid->idx() < program_.layout.temps_begin();
-    has_lazy_buffers_ |= is_buffer && !x.is_available();
+    has_lazy_buffers_ |= program_.layout.is_buffer(tid->idx()) && !x.is_available();
     state_.tensors[tid->idx()] = std::move(x);
   }
 
@@ -169,8 +168,10 @@ class Context {
     return early == DecodedInstruction::kNone ? std::nullopt : take_held(early);
   }
 
-  // An operand of an earlier instruction: see HeldOperands. nullopt if this instruction has not run by itself, or has
-  // too many vectors.
+  // An array that one fused instruction leaves for another one, or an operand of an earlier instruction: see
+  // HeldOperands. The operand is nullopt if this instruction has not run by itself, or has too many vectors.
+  void hold(uint32_t number, const mx::array& x) { state_.held[number] = x; }
+  void release(uint32_t number) { state_.held[number].reset(); }
   const std::optional<mx::array>& held(uint32_t number) const { return state_.held[number]; }
   std::optional<mx::array> take_held(uint32_t number) { return std::exchange(state_.held[number], std::nullopt); }
 

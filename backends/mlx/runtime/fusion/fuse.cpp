@@ -16,10 +16,10 @@ namespace {
 // pass takes. Real programs have far fewer.
 constexpr uint64_t kMaxSize = 1 << 20;
 
-constexpr Pattern kCpuPatterns[] = {
-    find_constant_results, find_elementwise_groups, find_product_groups, find_loop_matrices, find_recurrent_loops};
-constexpr Pattern kCudaPatterns[] = {find_constant_results, find_product_groups, find_products_and_sums,
-    find_silu_products, find_sums_and_norms, find_ropes};
+constexpr Pattern kCpuPatterns[] = {find_constant_results, find_constant_matrices, find_elementwise_groups,
+    find_product_groups, find_loop_matrices, find_recurrent_loops};
+constexpr Pattern kCudaPatterns[] = {find_constant_results, find_constant_matrices, find_products_and_sums,
+    find_silu_products, find_product_groups, find_sums_and_norms, find_ropes};
 constexpr Pattern kOtherPatterns[] = {find_constant_results};
 
 std::span<const Pattern> patterns_for(mx::Device device) {

@@ -23,10 +23,11 @@ void find_recurrent_loops(MlxProgram& program, const Dataflow& flow);
 void find_loop_matrices(MlxProgram& program, const Dataflow& flow);
 void find_constant_results(MlxProgram& program, const Dataflow& flow);
 
-// For all devices: product_group.h. Also writes MlxProgram::only_in_products.
+// For a CPU and an NVIDIA GPU: DecodedInstruction::matrix and MlxProgram::only_in_products; and then product_group.h.
+void find_constant_matrices(MlxProgram& program, const Dataflow& flow);
 void find_product_groups(MlxProgram& program, const Dataflow& flow);
 
-// For an NVIDIA GPU, after the product groups: see the headers of these names.
+// For an NVIDIA GPU: see the headers of these names. The first two leave the other products to the product groups.
 void find_products_and_sums(MlxProgram& program, const Dataflow& flow);
 void find_silu_products(MlxProgram& program, const Dataflow& flow);
 void find_sums_and_norms(MlxProgram& program, const Dataflow& flow);

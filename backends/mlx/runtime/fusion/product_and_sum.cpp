@@ -11,11 +11,12 @@ namespace executorch_mlx {
 
 bool ProductAndSum::run(Context& c) const {
   const auto vectors = product.take_vectors(c);
-  const auto y = vectors ? gpu::product_and_sum(*vectors, c.in(product.matrix), c.in(added), c.stream) : std::nullopt;
-  if (y) {
-    c.set(out, *y);
+  if (!vectors) {
+    return false;
   }
-  return y.has_value();
+  const auto y = gpu::product_and_sum(*vectors, c.in(product.matrix), c.in(added), c.stream);
+  c.set(out, y ? *y : mx::add(product.product_of(*vectors, c), c.in(added), c.stream));
+  return true;
 }
 
 void find_products_and_sums(MlxProgram& program, const Dataflow& flow) {
@@ -27,7 +28,7 @@ void find_products_and_sums(MlxProgram& program, const Dataflow& flow) {
         continue;
       }
       for (const auto& [a, b] : {std::pair(n->b(), n->a()), std::pair(n->a(), n->b())}) {
-        if (const auto product = RowProduct::find(program, flow, chain, flow.writer(chain, i, a))) {
+        if (const auto product = RowProduct::leave(program, flow, chain, i, a)) {
           auto fused = std::make_unique<ProductAndSum>();
           fused->product = *product;
           fused->added = b;

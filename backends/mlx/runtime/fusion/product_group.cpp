@@ -25,17 +25,10 @@ const Table& table_of(const DecodedInstruction& member) {
   return *static_cast<const Table*>(member.node);
 }
 
-// The constant whose transpose an instruction computes, if it is a TransposeNode of a constant matrix, else null.
-const fb::Tid* transposed_constant(const fb::Instruction& instruction, const Layout& layout) {
-  const auto* n = instruction.op_as_TransposeNode();
-  const bool is_transpose = n != nullptr && n->perm()->size() == 2 && n->perm()->Get(0) == 1 && n->perm()->Get(1) == 0;
-  return is_transpose && n->x()->idx() < layout.constants ? n->x() : nullptr;
-}
-
 class GroupFinder {
  public:
   GroupFinder(MlxProgram& program, const Dataflow& flow)
-      : program_(program), flow_(flow), on_cpu_(program.device == mx::Device::cpu), uses_as_matrix_(flow.size(), 0) {}
+      : program_(program), flow_(flow), on_cpu_(program.device == mx::Device::cpu) {}
 
   void find(size_t chain) {
     auto& instructions = program_.chains[chain].instructions;
@@ -56,40 +49,23 @@ class GroupFinder {
     open_.clear();
   }
 
-  // After all chains.
-  void finish() {
-    std::vector<uint32_t> transposes(program_.layout.constants, 0); // that only products use, by constant
-    for (size_t chain = 0; chain < program_.chains.size(); ++chain) {
-      const auto& instructions = program_.chains[chain].instructions;
-      for (size_t i = 0; i < instructions.size(); ++i) {
-        if (const auto* constant = transposed_constant(*instructions[i].source, program_.layout)) {
-          const uint32_t number = flow_.written(chain, i, instructions[i].source->op_as_TransposeNode()->out());
-          const auto& value = flow_.value(number);
-          const bool only_in_products = !flow_.escapes(value) && value.reads == uses_as_matrix_[number];
-          transposes[constant->idx()] += only_in_products ? 1 : 0;
-        }
-      }
-    }
-    program_.only_in_products.resize(transposes.size());
-    for (size_t i = 0; i < transposes.size(); ++i) {
-      program_.only_in_products[i] = transposes[i] > 0 && transposes[i] == program_.constant_uses[i];
-    }
-  }
-
  private:
   // What the members of a group have in common: the value of x, op, group size and bits.
   using Key = std::tuple<uint32_t, fb::OpNode, int, int>;
 
   bool is_constant(const fb::Tid* slot) const { return slot != nullptr && slot->idx() < program_.layout.constants; }
 
-  std::optional<Key> product_of(size_t chain, size_t i) {
-    auto& decoded = program_.chains[chain].instructions[i];
+  // Returns nullopt if an instruction is no product for a group.
+  std::optional<Key> product_of(size_t chain, size_t i) const {
+    const auto& decoded = program_.chains[chain].instructions[i];
     const auto& instruction = *decoded.source;
+    if (decoded.fused != nullptr) {
+      return std::nullopt;
+    }
     if (const auto* n = instruction.op_as_AddmmNode()) {
-      decoded.matrix = matrix_of(*n, chain, i);
-      return decoded.matrix != nullptr
-          ? std::optional(Key(flow_.read(chain, i, n->mat1()), fb::OpNode::AddmmNode, 0, 0))
-          : std::nullopt;
+      return decoded.matrix == nullptr
+          ? std::nullopt
+          : std::optional(Key(flow_.read(chain, i, n->mat1()), fb::OpNode::AddmmNode, 0, 0));
     }
     if (const auto* n = instruction.op_as_QuantizedMatmulNode()) {
       const bool fits = n->transpose() && n->mode()->string_view() == "affine";
@@ -97,20 +73,6 @@ class GroupFinder {
     }
     const auto* n = instruction.op_as_Int8QuantizedMatmulNode();
     return n != nullptr ? quantized_product(*n, chain, i) : std::nullopt;
-  }
-
-  // The constant whose transpose a product multiplies by, or null if it is no such product.
-  const fb::Tid* matrix_of(const fb::AddmmParams& n, size_t chain, size_t i) {
-    const uint32_t mat2 = flow_.read(chain, i, n.mat2());
-    const uint32_t writer = flow_.value(mat2).writer;
-    const bool adds_bias = n.bias() != nullptr;
-    const bool is_valid = n.alpha() == 1.0f && (!adds_bias || (on_cpu_ && is_constant(n.bias()) && n.beta() == 1.0f));
-    if (writer == SlotValue::kNoWriter || !is_valid) {
-      return nullptr;
-    }
-    const auto* constant = transposed_constant(*program_.chains[chain].instructions[writer].source, program_.layout);
-    uses_as_matrix_[mat2] += constant != nullptr ? 1 : 0;
-    return constant;
   }
 
   template <typename Node>
@@ -142,7 +104,6 @@ class GroupFinder {
   MlxProgram& program_;
   const Dataflow& flow_;
   const bool on_cpu_;
-  std::vector<uint32_t> uses_as_matrix_; // by value: how many products multiply by it
   // Of the present chain:
   std::map<size_t, std::unique_ptr<ProductGroup>> groups_; // by the instruction of the first member
   std::map<Key, size_t> open_; // groups that can get more members
@@ -263,7 +224,6 @@ void find_product_groups(MlxProgram& program, const Dataflow& flow) {
       finder.find(i);
     }
   }
-  finder.finish();
 }
 
 } // namespace executorch_mlx

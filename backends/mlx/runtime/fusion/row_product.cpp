@@ -1,5 +1,7 @@
 #include "fusion/row_product.h"
 
+#include <memory>
+
 #include "call/context.h"
 #include "fusion/patterns.h"
 
@@ -19,28 +21,56 @@ std::optional<VectorNorm> VectorNorm::find(MlxProgram& program, const Dataflow& 
 }
 
 gpu::Vectors vectors_of(const mx::array& x, const std::optional<VectorNorm>& norm, const Context& c) {
-  const auto& before = norm ? c.held(norm->operands) : std::nullopt;
-  return before ? gpu::Vectors{*before, c.held(norm->operands + 1), norm->eps} : gpu::Vectors{x};
+  if (norm) {
+    const auto& before = c.held(norm->operands);
+    const auto& weight = c.held(norm->operands + 1);
+    if (before && before->dtype() == x.dtype() && weight->dtype() == x.dtype()) {
+      return {*before, *weight, norm->eps};
+    }
+  }
+  return {x};
 }
 
-std::optional<RowProduct> RowProduct::find(
-    MlxProgram& program, const Dataflow& flow, size_t chain, size_t instruction) {
-  if (instruction == Dataflow::kNone) {
-    return std::nullopt;
+bool LeftProduct::run(Context& c) const {
+  const auto& x = c.in(node_.mat1());
+  const auto& w = c.in(matrix_);
+  if (!gpu::can_multiply({x}, {w}, c.stream)) {
+    c.release(held_);
+    return false;
   }
-  auto& decoded = program.chains[chain].instructions[instruction];
-  const auto* n = decoded.source->op_as_AddmmNode();
-  if (n == nullptr || decoded.matrix == nullptr) {
-    return std::nullopt;
-  }
-  const uint32_t vectors = flow.read(chain, instruction, n->mat1());
-  return RowProduct{vectors, hold_operands(program, decoded, {n->mat1()}, kMaxRowsOnGpu),
-      VectorNorm::find(program, flow, chain, vectors), decoded.matrix};
+  auto shape = x.shape();
+  shape.back() = w.shape(0);
+  c.expect_product(shape, x.dtype(), x.shape(-1));
+  c.hold(held_, x);
+  return true;
 }
+
+std::optional<RowProduct> RowProduct::leave(
+    MlxProgram& program, const Dataflow& flow, size_t chain, size_t reader, const fb::Tid* slot) {
+  const auto& product = flow.value(flow.read(chain, reader, slot));
+  if (product.writer == SlotValue::kNoWriter || product.reads != 1 || flow.escapes(product)) {
+    return std::nullopt;
+  }
+  auto& instruction = program.chains[chain].instructions[product.writer];
+  const auto* n = instruction.source->op_as_AddmmNode();
+  if (n == nullptr || instruction.matrix == nullptr || program.layout.is_buffer(n->mat1()->idx())) {
+    return std::nullopt;
+  }
+  const uint32_t held = program.layout.add_held();
+  const uint32_t vectors = flow.read(chain, product.writer, n->mat1());
+  instruction.fused = std::make_unique<LeftProduct>(*n, instruction.matrix, held);
+  return RowProduct{vectors, held, VectorNorm::find(program, flow, chain, vectors), instruction.matrix};
+}
+
+bool RowProduct::is_left(const Context& c) const { return c.held(held).has_value(); }
 
 std::optional<gpu::Vectors> RowProduct::take_vectors(Context& c) const {
-  const auto x = c.take_held(operand);
+  const auto x = c.take_held(held);
   return x ? std::optional(vectors_of(*x, norm, c)) : std::nullopt;
+}
+
+mx::array RowProduct::product_of(const gpu::Vectors& vectors, Context& c) const {
+  return (*gpu::products_of_row(vectors, {c.in(matrix)}, c.stream))[0];
 }
 
 } // namespace executorch_mlx

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "fusion/dataflow.h"
+#include "fusion/fused_instruction.h"
 #include "gpu/fused.h"
 #include "program/program.h"
 
@@ -28,18 +29,38 @@ struct VectorNorm {
 // Returns the vectors x, or what `norm` normalizes to x.
 gpu::Vectors vectors_of(const mx::array& x, const std::optional<VectorNorm>& norm, const Context& c);
 
+// An AddmmNode that leaves its vectors to a later instruction, the only one that reads its result, if
+// gpu::can_multiply(). It belongs to the AddmmNode.
+class LeftProduct : public FusedInstruction {
+ public:
+  LeftProduct(const fb::AddmmParams& node, const fb::Tid* matrix, uint32_t held)
+      : node_(node), matrix_(matrix), held_(held) {}
+
+  bool run(Context& c) const override;
+
+ private:
+  const fb::AddmmParams& node_;
+  const fb::Tid* matrix_;
+  uint32_t held_;
+};
+
+// The same product, for the later instruction.
 struct RowProduct {
   uint32_t vectors; // the value that the product reads
-  uint32_t operand; // where the AddmmNode leaves it: see HeldOperands
+  uint32_t held; // State::held[held] are the vectors, if the product is left
   std::optional<VectorNorm> norm;
   const fb::Tid* matrix;
 
-  // Returns the product that an instruction computes if it is an AddmmNode without a bias whose matrix is the transpose
-  // of a constant. `instruction` may be Dataflow::kNone.
-  static std::optional<RowProduct> find(MlxProgram& program, const Dataflow& flow, size_t chain, size_t instruction);
+  // Makes the product that an instruction reads from a slot a LeftProduct, if it is an AddmmNode without a bias whose
+  // matrix is the transpose of a constant, and nothing else reads its result.
+  static std::optional<RowProduct> leave(
+      MlxProgram& program, const Dataflow& flow, size_t chain, size_t reader, const fb::Tid* slot);
 
-  // The vectors, if they are few.
+  bool is_left(const Context& c) const;
   std::optional<gpu::Vectors> take_vectors(Context& c) const;
+
+  // The product by itself. The vectors are those of take_vectors().
+  mx::array product_of(const gpu::Vectors& vectors, Context& c) const;
 };
 
 } // namespace executorch_mlx

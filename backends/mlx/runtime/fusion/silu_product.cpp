@@ -9,23 +9,44 @@
 
 namespace executorch_mlx {
 
-bool SiluProduct::run(Context& c) const {
-  const auto gate_value = c.take_held(gate);
-  if (!gate_value) {
-    return false;
+bool LeftSilu::run(Context& c) const {
+  if (!gate_ || !gate_->is_left(c)) {
+    c.hold(held_, c.in(x_));
   }
-  const auto& up_value = c.in(up);
-  const auto vectors = gate_product ? gate_product->take_vectors(c) : std::nullopt;
-  auto y =
-      vectors ? gpu::gated_products(*vectors, c.in(gate_product->matrix), c.in(up_matrix), c.stream) : std::nullopt;
-  if (!y) {
-    y = gpu::silu_product(*gate_value, up_value, c.stream);
-  }
-  if (y) {
-    c.set(out, *y);
-  }
-  return y.has_value();
+  return true;
 }
+
+bool SiluProduct::run(Context& c) const {
+  const auto gate_vectors = gate_product ? gate_product->take_vectors(c) : std::nullopt;
+  const auto up_vectors = up_product ? up_product->take_vectors(c) : std::nullopt;
+  const auto operand = c.take_held(gate);
+  std::optional<mx::array> y;
+  if (gate_vectors && up_vectors && gate_product->vectors == up_product->vectors) {
+    y = gpu::gated_products(*gate_vectors, c.in(gate_product->matrix), c.in(up_product->matrix), c.stream);
+  }
+  if (!y) {
+    const auto x = gate_vectors ? gate_product->product_of(*gate_vectors, c) : operand.value();
+    const auto other = up_vectors ? up_product->product_of(*up_vectors, c) : c.in(up);
+    y = gpu::silu_product(x, other, c.stream);
+    y = y ? *y : mx::multiply(mx::multiply(x, mx::sigmoid(x, c.stream), c.stream), other, c.stream);
+  }
+  c.set(out, *y);
+  return true;
+}
+
+namespace {
+
+// The SiluNode whose result an instruction reads from a slot, if nothing else reads it. Else kNone.
+size_t silu_of(const MlxProgram& program, const Dataflow& flow, size_t chain, size_t reader, const fb::Tid* slot) {
+  const auto& value = flow.value(flow.read(chain, reader, slot));
+  if (value.writer == SlotValue::kNoWriter || value.reads != 1 || flow.escapes(value)) {
+    return Dataflow::kNone;
+  }
+  const auto* n = program.chains[chain].instructions[value.writer].source->op_as_SiluNode();
+  return n == nullptr || program.layout.is_buffer(n->x()->idx()) ? Dataflow::kNone : value.writer;
+}
+
+} // namespace
 
 void find_silu_products(MlxProgram& program, const Dataflow& flow) {
   for (size_t chain = 0; chain < program.chains.size(); ++chain) {
@@ -35,25 +56,20 @@ void find_silu_products(MlxProgram& program, const Dataflow& flow) {
       if (n == nullptr) {
         continue;
       }
-      for (const auto& [a, b] : {std::pair(n->a(), n->b()), std::pair(n->b(), n->a())}) {
-        const size_t writer = flow.writer(chain, i, a);
-        const auto* silu = writer == Dataflow::kNone ? nullptr : instructions[writer].source->op_as_SiluNode();
-        if (silu == nullptr) {
-          continue;
-        }
-        auto fused = std::make_unique<SiluProduct>();
-        fused->gate = hold_operands(program, instructions[writer], {silu->x()});
-        fused->up = b;
-        fused->out = n->out();
-        const auto of_gate = RowProduct::find(program, flow, chain, flow.writer(chain, writer, silu->x()));
-        const auto of_up = RowProduct::find(program, flow, chain, flow.writer(chain, i, b));
-        if (of_gate && of_up && of_gate->vectors == of_up->vectors) {
-          fused->gate_product = of_gate;
-          fused->up_matrix = of_up->matrix;
-        }
-        instructions[i].fused = std::move(fused);
-        break;
+      const bool is_second = silu_of(program, flow, chain, i, n->a()) == Dataflow::kNone;
+      const size_t at = silu_of(program, flow, chain, i, is_second ? n->b() : n->a());
+      if (at == Dataflow::kNone) {
+        continue;
       }
+      const auto* x = instructions[at].source->op_as_SiluNode()->x();
+      auto fused = std::make_unique<SiluProduct>();
+      fused->gate = program.layout.add_held();
+      fused->up = is_second ? n->a() : n->b();
+      fused->out = n->out();
+      fused->gate_product = RowProduct::leave(program, flow, chain, at, x);
+      fused->up_product = RowProduct::leave(program, flow, chain, i, fused->up);
+      instructions[at].fused = std::make_unique<LeftSilu>(x, fused->gate, fused->gate_product);
+      instructions[i].fused = std::move(fused);
     }
   }
 }

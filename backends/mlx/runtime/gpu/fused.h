@@ -72,7 +72,11 @@ struct Vectors {
   float eps = 0.0f;
 };
 
-// x @ w.T for each of one to four matrices w [n, depth], which are available, row-major and of the dtype of x.
+// Whether the kernels can multiply the vectors by matrices w [n, depth]: these are available, row-major and of the
+// dtype of x.
+bool can_multiply(const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream);
+
+// x @ w.T for each of one to four matrices w.
 std::optional<std::vector<mx::array>> products_of_row(
     const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream);
 

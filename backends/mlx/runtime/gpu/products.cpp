@@ -167,7 +167,8 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// Whether the kernels can multiply the vectors by these matrices.
+} // namespace
+
 bool can_multiply(const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream) {
   const auto& x = vectors.x;
   if (!is_cuda(stream) || !method_for(x, stream) || (vectors.norm && vectors.norm->dtype() != x.dtype())) {
@@ -182,6 +183,8 @@ bool can_multiply(const Vectors& vectors, const std::vector<mx::array>& matrices
   }
   return rows <= kMaxRowsOfProduct;
 }
+
+namespace {
 
 // The shape of the products of x with the rows of w.
 mx::Shape shape_of_product(const mx::array& x, const mx::array& w) {

@@ -8,7 +8,9 @@
 #include "../error.h"
 #include "../memory/host_memory.h"
 #include "cuda_kernel.h"
-#include "host.h"
+#include "kernels/sampling/host.h"
+//
+#include "kernels/sampling/definition.inc"
 #include "sample_kernel.inc"
 #include "sample_kernel_text.h"
 
@@ -23,8 +25,8 @@ constexpr int kPartThreads = 128; // threads of a group of the kernel sample_par
 constexpr int kRowThreads = 512; // threads of a group of the kernel sample_rows
 constexpr int kSharedKeys = 2048; // sort keys of sample_rows that fit in the memory that a group shares
 
-// The macros and functions that the source code of the kernels uses, for CUDA and for Metal. host.h defines them for
-// C++.
+// The macros and functions that the source code of the kernels uses, for CUDA and for Metal. kernels/sampling/host.h
+// defines them for C++.
 constexpr char kCudaHeader[] = R"(
 #define GPU_FUNCTION __device__ inline
 #define GPU_CONSTANT

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "checks.h"
-#include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/kernel_result.h"
 #include "memory/strided_copy.h"
 #include "mlx_internals/arrays.h"
 #include "mlx_internals/graph.h"
@@ -105,8 +105,8 @@ mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
     if (auto strides = strides_after_reshape(x, shape)) {
       return view(x, shape, std::move(*strides), 0);
     }
-    if (const auto copy = cpu::copy(x, stream)) {
-      return view(*copy, shape, row_major_strides(shape), 0);
+    if (cpu::computes_at_once(stream)) {
+      return view(cpu::contiguous(x, stream), shape, row_major_strides(shape), 0);
     }
   }
   // On a GPU, each operation of the graph costs the host time, also one that computes nothing.

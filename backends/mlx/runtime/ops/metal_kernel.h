@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "ops/op_row.h"
+#include "ops/op.h"
 
 namespace executorch_mlx {
 

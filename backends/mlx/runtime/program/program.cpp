@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "../serialization/output_fields.h"
-#include "fusion/fuse.h"
 #include "program/dispatch_table.h"
 #include "program/payload.h"
 #include "program/tensor_meta.h"
@@ -179,7 +178,7 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
 // names the instruction in messages.
 void check_supported(
     const fb::Instruction& instruction, const OpRow& row, const std::string& where, const char* missing_for_metal) {
-  if (row.function == nullptr) {
+  if (is_retired(row.op)) {
     fail(Error::NotSupported, where, "the program is a part of a model, exported in parts by an earlier version; ",
         "export the model again");
   }
@@ -398,7 +397,6 @@ MlxProgram load_program(const void* data, size_t size, mx::Device device, const 
     }
   }
   ChainVerifier(program, device, missing_for_metal).run();
-  fuse(program);
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

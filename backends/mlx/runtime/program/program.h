@@ -44,6 +44,8 @@ struct Layout {
   uint32_t temps_begin() const { return buffers_begin() + buffers; }
   uint32_t num_tensors() const { return temps_begin() + temps; }
 
+  bool is_buffer(uint32_t tensor) const { return tensor >= buffers_begin() && tensor < temps_begin(); }
+
   // Adds places, and returns the number of the first one.
   uint32_t add_held(size_t count = 1) { return std::exchange(held, held + static_cast<uint32_t>(count)); }
   uint32_t add_kept() { return kept++; }

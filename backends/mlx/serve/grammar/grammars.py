@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...llm.errors import FieldError
 from ...llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
 from ..formats import AnswerFormat
 from ..formats.harmony import MESSAGE, Harmony
@@ -35,12 +36,12 @@ MAX_ERROR_CHARACTERS = 400
 _compiling = threading.Lock()  # the size of the stacks of new threads is the same for all threads
 
 
-class GrammarError(ValueError):
-    """Raised for a request whose grammar this server cannot follow. `param` is the field of the request."""
+class GrammarError(FieldError):
+    """Raised for a request whose grammar this server cannot follow. `name` is the field of the request."""
 
-    def __init__(self, message: str, param: str, code: str = "unsupported_parameter"):
-        super().__init__(message)
-        self.param, self.code = param, code
+    def __init__(self, name: str, problem: str, code: str = "unsupported_parameter"):
+        super().__init__(name, problem=problem)
+        self.code = code
 
 
 class Model(Protocol):
@@ -107,8 +108,8 @@ class Grammars:
         """
         for field in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
             if getattr(body, field):
-                message = f"{param}: got it together with {field}, but it decides what follows and ends the answer"
-                raise GrammarError(message, param)
+                problem = f"got it together with {field}, but it decides what follows and ends the answer"
+                raise GrammarError(param, problem)
         matchers = [self._compile(grammar, param) for grammar in answers]
         return Constraint(self._model, matchers, reasoning, is_text)
 
@@ -129,7 +130,7 @@ class Grammars:
 
     def _check_support(self, param: str) -> None:
         if obstacle := self.obstacle:
-            raise GrammarError(f"{param}: {obstacle}", param)
+            raise GrammarError(param, obstacle)
 
     # Grammars of answers and calls ----------------------------------------------------------
 
@@ -194,7 +195,7 @@ class Grammars:
                 param, error = field, own_error
                 break
         code = "invalid_value" if param.startswith(("structured_outputs", "guided")) else "invalid_json_schema"
-        raise GrammarError(f"{param}: {error}", param, code)
+        raise GrammarError(param, error, code)
 
     def _matcher(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
@@ -290,8 +291,7 @@ def _expression(grammar: LarkGrammar, form: Form) -> str:
     if form.kind == "json":
         return _json(grammar, form.value, form.field)
     if (size := sum(map(len, form.value))) > MAX_CHARACTERS:
-        message = f"{form.field}: got {size} characters, expected at most {MAX_CHARACTERS}"
-        raise GrammarError(message, form.field, "invalid_value")
+        raise GrammarError(form.field, f"got {size} characters, expected at most {MAX_CHARACTERS}", "invalid_value")
     if form.kind == "choice":
         return one_of(map(LarkGrammar({}).literal, form.value))
     if form.kind == "regex":
@@ -299,8 +299,8 @@ def _expression(grammar: LarkGrammar, form: Form) -> str:
     try:
         return grammar.lark(from_client(form.value), form.field)
     except ValueError as error:
-        message = f'{form.field}: {error}, expected GBNF, such as root ::= "yes" | "no", or Lark'
-        raise GrammarError(message, form.field, "invalid_value") from error
+        problem = f'{error}, expected GBNF, such as root ::= "yes" | "no", or Lark'
+        raise GrammarError(form.field, problem, "invalid_value") from error
 
 
 def _json(grammar: LarkGrammar, schema: dict[str, Any], field: str) -> str:
@@ -310,7 +310,7 @@ def _json(grammar: LarkGrammar, schema: dict[str, Any], field: str) -> str:
             raise SchemaError(f"got {size} characters, expected at most {MAX_CHARACTERS}")
         return grammar.json(adapted(schema), field)
     except SchemaError as error:
-        raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
+        raise GrammarError(field, str(error), "invalid_json_schema") from error
 
 
 def _error(matcher: Any) -> str:

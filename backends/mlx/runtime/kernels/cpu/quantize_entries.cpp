@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "conversion.h"
-#include "quantized_cache.h"
+#include "quantized_attention.h"
 #include "rotation.h"
 
 namespace executorch_mlx {

@@ -8,7 +8,7 @@
 
 #include "attention_tile.h"
 #include "products.h"
-#include "quantized_cache.h"
+#include "quantized_attention.h"
 #include "rotation.h"
 
 namespace executorch_mlx {

@@ -1,16 +1,14 @@
-// The sampler: draws a token from each row of logits. custom_kernel_ops/sample.py defines which one:
-//
-//   drop  = the largest logit - the token's logit
-//   cost  = drop / temperature - gumbel, where gumbel is the random noise of the token
-//   token = the one with the lowest cost, among those that the filters keep
-//
-// The passes over the vocabulary are in simd/sampling.h; this file chooses among the few tokens that can win.
+// The sampler: draws a token from each row of logits. sampling/definition.inc defines which one. The passes over the
+// vocabulary are in simd/sampling.h; this file chooses among the few tokens that can win.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "../sampling/host.h"
+//
+#include "../sampling/definition.inc"
 #include "pool.h"
 #include "sample.h"
 #include "simd/kernels.h"
@@ -19,49 +17,10 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLargest = std::numeric_limits<float>::max();
+using namespace executorch_mlx_sample; // definition.inc
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kBelowOne = 1 - 0x1p-24f;
-constexpr double kLargestNoise = 16.7; // -log(-log(kBelowOne)), rounded up
-// NOISE_KEY and NOISE_PARTS of sampling/noise.py. With filters, the noise of the ranks has three parts: the second
-// begins at rank 256, the third at 2048. The key makes the seeds of the parts differ.
-constexpr uint64_t kNoiseKey = 0x278DDE6D;
-constexpr int64_t kNoiseParts[] = {256, 2048};
-
-struct Key {
-  explicit Key(uint64_t seed) : high(static_cast<uint32_t>(seed >> 32)), low(static_cast<uint32_t>(seed)) {}
-  uint32_t high, low;
-
-  // Returns word `index` of the `total` words that mlx::random_bits generates from this key. A call of random_words()
-  // gives two words at a distance of `half`.
-  uint32_t word(uint64_t index, uint64_t total) const {
-    const uint64_t half = (total + 1) / 2;
-    const uint64_t first = index < half ? index : index - half;
-    const uint64_t second = first + half < total ? first + half : 0;
-    uint32_t words[2];
-    kernels().random_words(
-        high, low, static_cast<uint32_t>(first), static_cast<uint32_t>(second), 1, &words[0], &words[1]);
-    return words[index < half ? 0 : 1];
-  }
-};
-
-// log(-log(uniform)) for a random word: the noise with the opposite sign.
-float minus_gumbel(uint32_t word) {
-  const float uniform = std::min(static_cast<float>(word) * 0x1p-32f, kBelowOne);
-  return std::min(std::log(-std::log(uniform)), kLargest);
-}
-
-struct Parameters {
-  float temperature;
-  float top_p;
-  int64_t top_k;
-  float min_p;
-  uint64_t seed;
-  // The row is row `row` of a batch of `rows` that share the seed.
-  int64_t row;
-  int64_t rows;
-};
+constexpr double kLargestNoise = 16.7; // the largest noise, rounded up
 
 // The logits of a row, as widen_logits() returns them.
 class Logits {
@@ -160,17 +119,16 @@ uint32_t lowest_word(double gumbel) {
 }
 
 int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
-  const Key key(p.seed);
   const int64_t count = logits.count();
   const uint64_t total = static_cast<uint64_t>(p.rows) * count;
   const uint64_t half = (total + 1) / 2;
   const uint64_t row_begin = static_cast<uint64_t>(p.row) * count;
   Winner winner;
   const auto consider = [&](int64_t token, uint32_t word) {
-    winner.consider(logits.drop_of(token) / p.temperature + minus_gumbel(word), token);
+    winner.consider(cost_of(logits.drop_of(token), p.temperature, word), token);
   };
   const int64_t most_likely = logits.argmax();
-  consider(most_likely, key.word(row_begin + most_likely, total));
+  consider(most_likely, word_of_token(p, static_cast<uint32_t>(most_likely)));
 
   // Considers those of the tokens [begin, end) that can win. `words` are the random words of these tokens.
   const auto consider_all = [&](int64_t begin, int64_t end, const uint32_t* words) {
@@ -207,35 +165,15 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
     if (!is_needed(begin) && !is_needed(half + begin)) {
       continue;
     }
-    kernels().random_words(key.high, key.low, static_cast<uint32_t>(begin), static_cast<uint32_t>(half + begin),
-        static_cast<ptrdiff_t>(size), low, high);
+    kernels().random_words(static_cast<uint32_t>(p.seed >> 32), static_cast<uint32_t>(p.seed),
+        static_cast<uint32_t>(begin), static_cast<uint32_t>(half + begin), static_cast<ptrdiff_t>(size), low, high);
     if (half + begin + size > total) { // `total` is odd: the second range is one word shorter
-      low[size - 1] = key.word(half - 1, total);
+      low[size - 1] = random_word(p.seed, half - 1, total);
     }
     consider_part(begin, size, low);
     consider_part(half + begin, size, high);
   }
   return winner.index;
-}
-
-// The random word of the token with this rank, for a draw with filters. With filters, noise belongs to the ranks of the
-// tokens and not to the tokens. sample.py says why.
-uint32_t word_of_rank(int64_t rank, int64_t count, const Parameters& p) {
-  int part = 0;
-  int64_t start = 0;
-  int64_t end = kNoiseParts[0];
-  if (rank >= kNoiseParts[1]) {
-    part = 2;
-    start = kNoiseParts[1];
-    end = std::max(count, kNoiseParts[1] + 1);
-  } else if (rank >= kNoiseParts[0]) {
-    part = 1;
-    start = kNoiseParts[0];
-    end = kNoiseParts[1];
-  }
-  const Key key(p.seed ^ part * kNoiseKey);
-  const auto width = static_cast<uint64_t>(end - start);
-  return key.word(p.row * width + (rank - start), p.rows * width);
 }
 
 struct Candidate {
@@ -278,11 +216,11 @@ void sort_by_drop(std::vector<Candidate>& candidates) {
 
 // The largest drop that top_p and top_k keep, or infinity if it is not among the candidates.
 float largest_kept_drop(
-    const std::vector<Candidate>& candidates, double nucleus_weight, float scale, const Parameters& p, int64_t count) {
+    const std::vector<Candidate>& candidates, double nucleus_weight, float scale, const Parameters& p) {
   const auto size = static_cast<int64_t>(candidates.size());
   int64_t rank = size;
-  if (p.top_k > 0 && p.top_k < count) {
-    rank = std::min(rank, p.top_k - 1);
+  if (p.top_k > 0) {
+    rank = std::min(rank, static_cast<int64_t>(p.top_k) - 1);
   }
   if (p.top_p < 1) {
     double weight = 0;
@@ -312,8 +250,8 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
   if (p.min_p > 0) {
     guess = std::min(guess, largest_scaled_drop * kMargin * temperature);
   }
-  if (p.top_k > 0 && p.top_k < count) {
-    const double reached = logits.reached_by(p.top_k);
+  if (p.top_k > 0) {
+    const double reached = logits.reached_by(static_cast<int64_t>(p.top_k));
     const double margin = (std::abs(reached) + std::abs(logits.maximum())) * 1e-6;
     guess = std::min(guess, logits.maximum() - reached + margin);
   }
@@ -326,7 +264,7 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
     logits.for_each_above(
         lowest, [&](int64_t token) { candidates.push_back({logits.drop_of(token), static_cast<int32_t>(token)}); });
     sort_by_drop(candidates);
-    limit = largest_kept_drop(candidates, nucleus_weight, scale, p, count);
+    limit = largest_kept_drop(candidates, nucleus_weight, scale, p);
     const float other_drop = logits.maximum() - lowest; // no other token has a smaller drop
     is_sure = static_cast<int64_t>(candidates.size()) == count || limit < other_drop ||
         other_drop / temperature > largest_scaled_drop;
@@ -339,20 +277,18 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
     if (drop > limit || scaled_drop > largest_scaled_drop || scaled_drop - kLargestNoise > winner.cost) {
       break;
     }
-    winner.consider(scaled_drop + minus_gumbel(word_of_rank(rank, count, p)), rank);
+    winner.consider(cost_of(drop, temperature, word_of_rank(p, static_cast<uint32_t>(rank))), rank);
   }
   return candidates[winner.index].token;
 }
 
-int64_t draw(const kernel::Sample& s, const void* row, Parameters p) {
+int64_t draw(const kernel::Sample& s, const void* row, const Parameters& p) {
   Logits logits(row, s.type, s.vocabulary);
-  if (!(p.temperature > 0)) {
+  if (is_greedy(p)) {
     return logits.argmax();
   }
   logits.make_finite();
-  p.temperature = std::clamp(p.temperature, 1e-30f, 1e30f);
-  const bool has_filter = p.top_p < 1 || (p.top_k > 0 && p.top_k < s.vocabulary) || p.min_p > 0;
-  return has_filter ? draw_filtered(logits, p) : draw_unfiltered(logits, p);
+  return has_filter(p) ? draw_filtered(logits, p) : draw_unfiltered(logits, p);
 }
 
 } // namespace
@@ -364,13 +300,9 @@ void kernel::sample(const Sample& s) {
     // If a parameter has a value for each row, each row has its own random words, as if it were the only row.
     const bool draws_alone =
         s.temperature.per_row || s.top_p.per_row || s.seed.per_row || s.top_k.per_row || s.min_p.per_row;
-    const Parameters parameters = {.temperature = at(s.temperature, row),
-        .top_p = at(s.top_p, row),
-        .top_k = s.top_k.data ? at(s.top_k, row) : 0,
-        .min_p = s.min_p.data ? at(s.min_p, row) : 0,
-        .seed = static_cast<uint64_t>(at(s.seed, row)),
-        .row = draws_alone ? 0 : row,
-        .rows = draws_alone ? 1 : s.rows};
+    const Parameters parameters = make_parameters(at(s.temperature, row), at(s.top_p, row), at(s.seed, row),
+        s.top_k.data ? at(s.top_k, row) : 0, s.min_p.data ? at(s.min_p, row) : 0, draws_alone,
+        static_cast<uint32_t>(row), static_cast<uint32_t>(s.rows), static_cast<uint32_t>(s.vocabulary));
     s.tokens[row] = draw(s, static_cast<const char*>(s.logits) + row * row_bytes, parameters);
   };
   if (s.rows == 1) {

@@ -3,7 +3,7 @@
 
 #include "memory/views.h"
 #include "kernels/cpu/heads.h"
-#include "ops/cpu/primitive.h"
+#include "ops/cpu/kernel_result.h"
 
 namespace executorch_mlx::cpu {
 
@@ -27,8 +27,9 @@ void set_mask(Attention& attention, const mx::array& mask) {
 
 // The result [batch, heads, queries, width] of attention for q, from a kernel that writes the heads of a query side by
 // side.
-inline mx::array attention_result(const char* name, const mx::array& q, int width, std::vector<mx::array> inputs,
-    mx::Stream stream, MakeTask make_task) {
+template <typename Make>
+mx::array attention_result(
+    const char* name, const mx::array& q, int width, std::vector<mx::array> inputs, mx::Stream stream, Make make_task) {
   const mx::Shape shape{q.shape(0), q.shape(2), q.shape(1), width};
   const auto y = kernel_result(name, shape, q.dtype(), std::move(inputs), stream, std::move(make_task));
   return views::transpose(y, {0, 2, 1, 3}, stream);

@@ -13,11 +13,9 @@
 #include <optional>
 #include <vector>
 
-#include "quantized_cache.h"
-#include "sample_inputs.h"
-#include "span.h"
 #include "kernels/cpu/elementwise_step.h"
 #include "kernels/cpu/float_type.h"
+#include "ops/cpu/kernel_result.h"
 
 namespace executorch_mlx {
 
@@ -54,9 +52,6 @@ inline void check_instruction_set() {}
 // executorch_mlx_blas() in delegate.h.
 KERNEL(std::optional<const char*> instruction_set());
 KERNEL(std::optional<const char*> blas_name());
-
-// Whether kernels run at once on this stream if their operands are available.
-KERNEL(bool computes_at_once(mx::Stream stream));
 
 // alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b is row-major
 // or column-major. c has the shape of the result, or is one row of n elements; without it, the second term is missing.
@@ -148,12 +143,6 @@ KERNEL(std::optional<mx::array> gather_quantized_matmul(const mx::array& x, cons
     const mx::array& biases, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs, int group_size,
     int bits, mx::Stream stream));
 
-// a + b, a - b and a * b for available operands of the same dtype: float32, float16 or bfloat16. b has one element, or
-// the last axes of a; for sums and products, a and b may also change places.
-KERNEL(std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream));
-KERNEL(std::optional<mx::array> subtract(const mx::array& a, const mx::array& b, mx::Stream stream));
-KERNEL(std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream));
-
 // Elementwise operations that follow each other. Each step has one result. Operands are numbered: the inputs of the
 // sequence have the numbers from kMaxSteps on, and a step has its own position.
 struct ElementwiseSequence {
@@ -227,107 +216,6 @@ KERNEL(std::optional<mx::array> pack_recurrent(const mx::array& b));
 // size, which is not 0, on `axis`.
 KERNEL(std::optional<RecurrentLoopResults> recurrent_loop(
     const RecurrentCell& cell, const RecurrentLoopOperands& operands, const mx::array& packed));
-
-// The operands of GatedRecurrenceNode and SelectiveScanNode: see schema.fbs. They are float32, and their shapes are
-// checked.
-struct GatedRecurrenceInputs {
-  mx::array query;
-  mx::array key;
-  mx::array value;
-  mx::array decay;
-  std::optional<mx::array> beta;
-  mx::array state;
-};
-
-struct SelectiveScanInputs {
-  mx::array x;
-  mx::array step;
-  mx::array key;
-  mx::array query;
-  mx::array rates;
-  mx::array state;
-};
-
-// The outputs of all tokens, and the state after the last one.
-struct RecurrenceStates {
-  mx::array out;
-  mx::array state;
-};
-
-// Recurrences over tokens, token by token: the results have the same bits however the tokens are divided into calls.
-KERNEL(std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& inputs, mx::Stream stream));
-KERNEL(std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& inputs, mx::Stream stream));
-
-// The states [B, N] of the given rows of `states` [1, 1, R, N]. -1 in place of a row stands for zeros. nullopt also if
-// the states are lazy.
-KERNEL(std::optional<mx::array> read_layer_state(
-    const mx::array& states, const std::vector<int>& rows, mx::Stream stream));
-
-// Returns a copy of x in contiguous memory, or nullopt if x is lazy or the stream is not a CPU stream.
-KERNEL(std::optional<mx::array> copy(const mx::array& x, mx::Stream stream));
-
-// mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
-KERNEL(std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream));
-
-// logits [B, V], with minus infinity where the bit of a token in `allowed` is 0: see MaskLogitsNode. The logits are
-// float32. Returns the logits themselves if all bits are 1. nullopt also if an operand is lazy.
-KERNEL(std::optional<mx::array> mask_logits(const mx::array& logits, const mx::array& allowed, mx::Stream stream));
-
-// x as `dtype`. One of the two dtypes is float32, the other float16 or bfloat16. nullopt also if x is lazy.
-KERNEL(std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream stream));
-
-// exp(x), x * sigmoid(x), sigmoid(x) and tanh(x) for float32, float16 or bfloat16 x, computed in float32.
-KERNEL(std::optional<mx::array> exp(const mx::array& x, mx::Stream stream));
-KERNEL(std::optional<mx::array> silu(const mx::array& x, mx::Stream stream));
-KERNEL(std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream));
-KERNEL(std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream));
-
-// Like mx::fast::rms_norm, computed in float32. x [..., width] and weight [width] are float32, float16 or bfloat16. The
-// result has the dtype of x.
-KERNEL(std::optional<mx::array> rms_norm(
-    const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream));
-
-// The spatial axes of a convolution.
-struct Window {
-  std::vector<int> stride;
-  std::vector<int> padding; // before and after x
-  std::vector<int> dilation;
-};
-
-// The convolution of x [batch, ..., channels] with w [outputs, ..., channels / groups], both float32, over up to three
-// spatial axes. The result has the given shape.
-KERNEL(std::optional<mx::array> convolution(const mx::array& x, const mx::array& w, const Window& window, int groups,
-    const mx::Shape& shape, mx::Stream stream));
-
-// Like mx::fast::rope with traditional=false, computed in float32. x [batch, heads, tokens, width] is float32, float16
-// or bfloat16, and so is the result. offset contains one integer, or `batch` integers. freqs [dims / 2] is float32; if
-// it is given, base is not used.
-KERNEL(std::optional<mx::array> rope(const mx::array& x, int dims, float base, float scale, const mx::array& offset,
-    const std::optional<mx::array>& freqs, mx::Stream stream));
-
-// Like mx::fast::scaled_dot_product_attention, with float32 sums. q [batch, heads, queries, width], k [batch, kv_heads,
-// keys, width] and v [batch, kv_heads, keys, v_width] are float32, float16 or bfloat16; heads is a multiple of
-// kv_heads. mask is bool or float32 and broadcasts to [batch, heads, queries, keys]. The result has the dtype of q.
-KERNEL(std::optional<mx::array> attention(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
-    bool causal, const std::optional<mx::array>& mask, mx::Stream stream));
-
-// attention() for each query of q [1, heads, N, width] by itself: query i sees the keys and values in spans[i], which
-// lie within k and v, with masks[i] if there are masks. The masks are bool or float32 and broadcast to
-// [1, heads, 1, stop - start].
-KERNEL(std::optional<mx::array> attention_of_rows(const mx::array& q, const mx::array& k, const mx::array& v,
-    float scale, const std::vector<Span>& spans, const std::vector<mx::array>& masks, mx::Stream stream));
-
-// Quantizes the tensors xs [1, heads, tokens, width] of float32, float16 or bfloat16, each padded with zeros to whole
-// groups. An entry holds the quantized vectors of xs[0], xs[1], ... of one head and token, concatenated.
-KERNEL(std::optional<QuantizedEntries> quantize_entries(
-    const std::vector<mx::array>& xs, const EntryFormat& format, mx::Dtype scale_type, mx::Stream stream));
-
-// Like `attention` over the dequantized keys and values. Every query must see at least one key, and the last axis of
-// the entries and scales must be contiguous.
-KERNEL(std::optional<mx::array> quantized_attention(const QuantizedAttention& attention, mx::Stream stream));
-
-// Draws a token from each row: int64 [rows], as custom_kernel_ops/sample.py defines.
-KERNEL(std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream));
 
 #undef KERNEL
 

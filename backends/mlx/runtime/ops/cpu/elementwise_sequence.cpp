@@ -7,7 +7,7 @@
 
 #include "ops/cpu/cpu_kernels.h"
 #include "kernels/cpu/elementwise.h"
-#include "ops/cpu/primitive.h"
+#include "ops/cpu/kernel_result.h"
 
 namespace executorch_mlx::cpu {
 

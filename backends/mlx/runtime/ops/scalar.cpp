@@ -1,40 +1,40 @@
-// Integers in value slots: arithmetic, and reading sizes and elements of tensors. See op_row.h.
-#pragma once
-
+// Integers in value slots: arithmetic, and reading sizes and elements of tensors. See op.h.
 #include <cmath>
 
-#include "ops/op_row.h"
+#include "ops/op.h"
 
 namespace executorch_mlx {
+
+namespace {
 
 using IntegerOp = int64_t (*)(int64_t, int64_t);
 
 // Division as in Python: floor_divide() rounds the quotient down, and the result of modulo() has the sign of b.
-inline int64_t floor_divide(int64_t a, int64_t b) {
+int64_t floor_divide(int64_t a, int64_t b) {
   check_argument(b != 0, "integer division by zero");
   check_argument(b != -1 || a != std::numeric_limits<int64_t>::min(), a, " / -1 overflows 64 bits");
   return a / b - (a % b != 0 && (a % b < 0) != (b < 0));
 }
 
-inline int64_t modulo(int64_t a, int64_t b) {
+int64_t modulo(int64_t a, int64_t b) {
   check_argument(b != 0, "integer division by zero");
   const int64_t rest = b == -1 ? 0 : a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
-inline int64_t add(int64_t a, int64_t b) {
+int64_t add(int64_t a, int64_t b) {
   int64_t result;
   check_argument(!__builtin_add_overflow(a, b, &result), a, " + ", b, " overflows 64 bits");
   return result;
 }
 
-inline int64_t subtract(int64_t a, int64_t b) {
+int64_t subtract(int64_t a, int64_t b) {
   int64_t result;
   check_argument(!__builtin_sub_overflow(a, b, &result), a, " - ", b, " overflows 64 bits");
   return result;
 }
 
-inline int64_t multiply(int64_t a, int64_t b) {
+int64_t multiply(int64_t a, int64_t b) {
   int64_t result;
   check_argument(!__builtin_mul_overflow(a, b, &result), a, " * ", b, " overflows 64 bits");
   return result;
@@ -47,7 +47,7 @@ void binary_int(const fb::BinaryIntNode& n, Context& c) {
 
 // Copies the only element of a tensor to a value slot, as an integer. If the tensor is not on the host, evaluates it.
 // If its element is a floating-point number, converts the element to float32 and evaluates the conversion as well.
-inline void item_int(const fb::ItemIntParams& n, Context& c) {
+void item_int(const fb::ItemIntParams& n, Context& c) {
   mx::array x = c.in(n.x());
   check_argument(x.size() == 1, "x: got ", x.size(), " elements, expected 1");
   if (!is_on_host(x)) {
@@ -71,20 +71,20 @@ inline void item_int(const fb::ItemIntParams& n, Context& c) {
   c.set(n.out(), static_cast<int64_t>(value));
 }
 
-inline void sym_size(const fb::SymSizeParams& n, Context& c) {
+void sym_size(const fb::SymSizeParams& n, Context& c) {
   const auto& a = c.in(n.a());
   c.set(n.out(), int64_t{a.shape(checked_axis(n.dim(), static_cast<int>(a.ndim()), "dim"))});
 }
 
-constexpr OpRow kScalarRows[] = {
-    MLX_ROW(AddIntNode, binary_int<add>),
-    MLX_ROW(FloorDivideIntNode, binary_int<floor_divide>),
-    MLX_ROW(ModIntNode, binary_int<modulo>),
-    MLX_ROW(MultiplyIntNode, binary_int<multiply>),
-    MLX_ROW(SubtractIntNode, binary_int<subtract>),
+} // namespace
 
-    MLX_ROW(ItemIntNode, item_int),
-    MLX_ROW(SymSizeNode, sym_size),
-};
+MLX_OP(AddIntNode, binary_int<add>)
+MLX_OP(FloorDivideIntNode, binary_int<floor_divide>)
+MLX_OP(ModIntNode, binary_int<modulo>)
+MLX_OP(MultiplyIntNode, binary_int<multiply>)
+MLX_OP(SubtractIntNode, binary_int<subtract>)
+
+MLX_OP(ItemIntNode, item_int)
+MLX_OP(SymSizeNode, sym_size)
 
 } // namespace executorch_mlx

@@ -1,4 +1,4 @@
-#include "ops/cpu/primitive.h"
+#include "ops/cpu/kernel_result.h"
 
 #include <algorithm>
 #include <mutex>
@@ -7,43 +7,16 @@
 #include "memory/limit.h"
 #include "memory/strided_copy.h"
 #include "mlx_internals/internals.h"
-#include "ops/cpu/cpu_kernels.h"
-#include "kernels/cpu/pool.h"
 
 namespace executorch_mlx::cpu {
-
-void parallel(int count, const std::function<void(int)>& item) { executorch_mlx::parallel(count, item); }
 
 bool are_available(const std::vector<mx::array>& arrays) {
   return std::all_of(arrays.begin(), arrays.end(), [](const mx::array& x) { return x.is_available(); });
 }
 
-mx::array kernel_result(const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs,
-    mx::Stream stream, MakeTask make_task) {
-  if (are_available(inputs)) {
-    auto out = allocate_result(shape, dtype);
-    make_task(inputs, out)();
-    return out;
-  }
-  MakeTasks make_tasks = [make_task = std::move(make_task)](
-                             const auto& inputs, auto& outputs) { return make_task(inputs, outputs[0]); };
-  return internals::lazy_results(name, {std::move(shape)}, {dtype}, inputs, stream, std::move(make_tasks))[0];
+bool computes_at_once(mx::Stream stream) {
+  return kHasKernels && stream.device == mx::Device::cpu && internals::are_usable();
 }
-
-std::vector<mx::array> kernel_results(const char* name, std::vector<mx::Shape> shapes,
-    const std::vector<mx::Dtype>& dtypes, std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks) {
-  if (are_available(inputs)) {
-    std::vector<mx::array> outputs;
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      outputs.push_back(allocate_result(shapes[i], dtypes[i]));
-    }
-    make_tasks(inputs, outputs)();
-    return outputs;
-  }
-  return internals::lazy_results(name, std::move(shapes), dtypes, inputs, stream, std::move(make_tasks));
-}
-
-bool computes_at_once(mx::Stream stream) { return stream.device == mx::Device::cpu && internals::are_usable(); }
 
 bool is_supported_operand(const mx::array& x, mx::Stream stream) {
   return computes_at_once(stream) && float_type(x.dtype()) && x.size() > 0 && x.ndim() > 0;

@@ -1,10 +1,164 @@
-// Quantized KV caches: quantizing entries, and attention over them. See op_row.h.
-#pragma once
+// Quantized KV caches: quantizing entries, and attention over them. See op.h.
+#include <stdexcept>
 
+#include "kernels/cpu/quantized_attention.h"
+#include "memory/views.h"
 #include "ops/attention.h"
-#include "quantized_cache.h"
+#include "ops/cpu/attention_arrays.h"
+#include "ops/cpu/kernel_result.h"
+#include "ops/op.h"
 
 namespace executorch_mlx {
+
+namespace {
+
+// The format is that of custom_ops/quantized_cache.py.
+
+// How the entries of a cache are quantized.
+struct EntryFormat {
+  int group_size;
+  int bits;
+  bool rotate; // whether each group is rotated before it is quantized
+
+  // The number of groups that hold `width` values.
+  int groups(int width) const { return static_cast<int>((int64_t{width} + group_size - 1) / group_size); }
+  // The size of this many quantized groups, without scales and biases.
+  int bytes(int groups) const { return groups * group_size * bits / 8; }
+};
+
+// The entries of N positions and G key heads. `entries` is uint8 [B, G, N, bytes]. `scales` [B, G, N, 2 * groups] has
+// the scales of the groups, then their biases.
+struct QuantizedEntries {
+  mx::array entries;
+  mx::array scales;
+};
+
+// Attention of q [1, H, S, D] over the positions [first, last) of a cache.
+struct QuantizedAttention {
+  mx::array q;
+  QuantizedEntries cache;
+  EntryFormat format;
+  int first;
+  int last;
+  int value_group; // the group of an entry at which the values begin
+  int value_size;
+  float scale;
+  bool causal;
+  std::optional<mx::array> mask;
+};
+
+} // namespace
+
+namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+
+namespace {
+
+kernel::Entries entries_of(const mx::array& entries, const mx::array& scales, const EntryFormat& format) {
+  return {.entries = const_cast<uint8_t*>(entries.data<uint8_t>()),
+      .entry_strides = {entries.strides(1), entries.strides(2)},
+      .scales = const_cast<void*>(scales.data<void>()),
+      .scale_type = *float_type(scales.dtype()),
+      .scale_strides = {scales.strides(1), scales.strides(2)},
+      .groups = scales.shape(3) / 2,
+      .bits = format.bits,
+      .group_size = format.group_size,
+      .rotate = format.rotate};
+}
+
+// Returns x[:, :, first:last].
+mx::array entries_between(const mx::array& x, int first, int last, mx::Stream stream) {
+  mx::Shape start(4, 0);
+  mx::Shape stop = x.shape();
+  start[2] = first;
+  stop[2] = last;
+  return views::slice(x, start, stop, mx::Shape(4, 1), stream);
+}
+
+// Quantizes the tensors xs [1, heads, tokens, width] of float32, float16 or bfloat16, each padded with zeros to whole
+// groups. An entry holds the quantized vectors of xs[0], xs[1], ... of one head and token, concatenated.
+std::optional<QuantizedEntries> quantize_entries(
+    const std::vector<mx::array>& xs, const EntryFormat& format, mx::Dtype scale_type, mx::Stream stream) {
+  int groups = 0;
+  for (const auto& x : xs) {
+    if (!is_supported_operand(x, stream) || x.ndim() != 4 || x.shape(0) != 1) {
+      return std::nullopt;
+    }
+    groups += format.groups(x.shape(3));
+  }
+  const auto make_task = [=](const auto& inputs, auto& outputs) -> Task {
+    std::vector<kernel::QuantizeEntries> tasks;
+    int64_t group = 0;
+    for (const auto& x : inputs) {
+      tasks.push_back({.x = heads_of(x),
+          .heads = x.shape(1),
+          .tokens = x.shape(2),
+          .width = x.shape(3),
+          .to = entries_of(outputs[0], outputs[1], format),
+          .first_group = group});
+      group += format.groups(x.shape(3));
+    }
+    return [tasks = std::move(tasks)] {
+      for (const auto& task : tasks) {
+        kernel::quantize_entries(task);
+      }
+    };
+  };
+  auto shape = xs[0].shape();
+  shape[3] = format.bytes(groups);
+  auto scales_shape = shape;
+  scales_shape[3] = 2 * groups;
+  auto arrays = kernel_results(
+      "QuantizeEntries", {std::move(shape), std::move(scales_shape)}, {mx::uint8, scale_type}, xs, stream, make_task);
+  return QuantizedEntries{arrays[0], arrays[1]};
+}
+
+// Like `attention` over the dequantized keys and values. Every query must see at least one key, and the last axis of
+// the entries and scales must be contiguous.
+std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::Stream stream) {
+  if (!is_supported_operand(a.q, stream) || !is_supported_operand(a.cache.scales, stream)) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs{a.q};
+  for (const auto& x : {a.cache.entries, a.cache.scales}) {
+    inputs.push_back(entries_between(x, a.first, a.last, stream));
+  }
+  if (a.mask) {
+    inputs.push_back(*a.mask);
+  }
+  const auto make_task = [value_group = a.value_group, scale = a.scale, causal = a.causal, format = a.format](
+                             const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const auto& q = inputs[0];
+    if (inputs[1].strides(3) != 1 || inputs[2].strides(3) != 1) {
+      throw std::invalid_argument("QuantizedAttention: cache: expected a last axis without gaps");
+    }
+    kernel::QuantizedAttention attention{.q = heads_of(q),
+        .cache = entries_of(inputs[1], inputs[2], format),
+        .heads = q.shape(1),
+        .kv_heads = inputs[1].shape(1),
+        .queries = q.shape(2),
+        .keys = inputs[1].shape(2),
+        .width = q.shape(3),
+        .value_group = value_group,
+        .value_size = out.shape(3),
+        .causal = causal,
+        .bool_mask = nullptr,
+        .float_mask = nullptr,
+        .mask_strides = {},
+        .scale = scale,
+        .y = out.data<void>()};
+    if (inputs.size() > 3) {
+      set_mask(attention, inputs[3]);
+    }
+    return [attention] { kernel::quantized_attention(attention); };
+  };
+  return attention_result("QuantizedAttention", a.q, a.value_size, std::move(inputs), stream, make_task);
+}
+
+} // namespace
+
+} // namespace cpu
+
+namespace {
 
 template <typename Node>
 EntryFormat entry_format(const Node& n) {
@@ -17,7 +171,7 @@ EntryFormat entry_format(const Node& n) {
 constexpr int kMaxEntryGroups = 1024; // groups of an entry
 
 // Pads the last axis of x with zeros to whole groups, as float32, and rotates each group if the format asks for it.
-inline mx::array padded_groups(const mx::array& x, const EntryFormat& format, const Context& c) {
+mx::array padded_groups(const mx::array& x, const EntryFormat& format, const Context& c) {
   const int width = format.groups(x.shape(-1)) * format.group_size;
   auto y = mx::astype(x, mx::float32, c.stream);
   if (width > x.shape(-1)) {
@@ -31,7 +185,7 @@ inline mx::array padded_groups(const mx::array& x, const EntryFormat& format, co
 }
 
 // Returns the quantized entries, computed with operations of MLX.
-inline QuantizedEntries quantize_with_mlx(
+QuantizedEntries quantize_with_mlx(
     const std::vector<mx::array>& xs, const EntryFormat& format, mx::Dtype scale_type, const Context& c) {
   std::vector<mx::array> parts;
   for (const auto& x : xs) {
@@ -58,7 +212,7 @@ inline QuantizedEntries quantize_with_mlx(
       mx::concatenate({mx::squeeze(scales, -1, c.stream), mx::squeeze(biases, -1, c.stream)}, -1, c.stream)};
 }
 
-inline void quantize_entries(const fb::QuantizeEntriesParams& n, Context& c) {
+void quantize_entries(const fb::QuantizeEntriesParams& n, Context& c) {
   const auto format = entry_format(n);
   const auto scale_type = dtype_of(n.scale_type());
   check_program(is_float(scale_type), "scale_type: got ", name(scale_type), ", expected a float dtype");
@@ -86,7 +240,7 @@ inline void quantize_entries(const fb::QuantizeEntriesParams& n, Context& c) {
 
 // Returns `width` numbers of each entry that `a` attends to, from the group with the index `group` on. The width is
 // rounded up to whole groups. If the format rotates groups, the result has the rotated groups.
-inline mx::array dequantized(const QuantizedAttention& a, int group, int width, const Context& c) {
+mx::array dequantized(const QuantizedAttention& a, int group, int width, const Context& c) {
   const auto part = [&](const mx::array& x, int first, int count) {
     const mx::Shape start{0, 0, a.first, first};
     const mx::Shape stop{1, x.shape(1), a.last, first + count};
@@ -102,7 +256,7 @@ inline mx::array dequantized(const QuantizedAttention& a, int group, int width, 
 }
 
 // Returns the attention, computed with operations of MLX.
-inline mx::array attend_with_mlx(const QuantizedAttention& a, const Context& c) {
+mx::array attend_with_mlx(const QuantizedAttention& a, const Context& c) {
   const auto q = mx::astype(padded_groups(a.q, a.format, c), a.q.dtype(), c.stream);
   auto y = attend(q, dequantized(a, 0, a.q.shape(3), c), dequantized(a, a.value_group, a.value_size, c), a.scale,
       a.causal, a.mask, c);
@@ -114,7 +268,7 @@ inline mx::array attend_with_mlx(const QuantizedAttention& a, const Context& c) 
   return mx::slice(y, mx::Shape(4, 0), stop, c.stream);
 }
 
-inline void check_cache(const fb::QuantizedSdpaParams& n, const QuantizedAttention& a) {
+void check_cache(const fb::QuantizedSdpaParams& n, const QuantizedAttention& a) {
   const auto& [entries, scales] = a.cache;
   check_argument(a.q.ndim() == 4 && entries.ndim() == 4 && scales.ndim() == 4 && is_float(a.q.dtype()) &&
           entries.dtype() == mx::uint8 && is_float(scales.dtype()) && a.q.shape(0) == 1 && entries.shape(0) == 1,
@@ -135,7 +289,7 @@ inline void check_cache(const fb::QuantizedSdpaParams& n, const QuantizedAttenti
       "values: got offset ", n.value_offset(), " and size ", n.value_size(), " in entries of ", groups, " groups");
 }
 
-inline void quantized_sdpa(const fb::QuantizedSdpaParams& n, Context& c) {
+void quantized_sdpa(const fb::QuantizedSdpaParams& n, Context& c) {
   c.make_available({n.q(), n.mask()});
   const auto format = entry_format(n);
   QuantizedAttention a{.q = c.in(n.q()),
@@ -169,9 +323,9 @@ inline void quantized_sdpa(const fb::QuantizedSdpaParams& n, Context& c) {
   c.set(n.out(), y ? *y : attend_with_mlx(a, c));
 }
 
-constexpr OpRow kQuantizedCacheRows[] = {
-    MLX_ROW(QuantizeEntriesNode, quantize_entries),
-    MLX_ROW(QuantizedSdpaNode, quantized_sdpa),
-};
+} // namespace
+
+MLX_OP(QuantizeEntriesNode, quantize_entries)
+MLX_OP(QuantizedSdpaNode, quantized_sdpa)
 
 } // namespace executorch_mlx

@@ -1,16 +1,72 @@
-// Convolutions. See op_row.h.
-#pragma once
-
+// Convolutions. See op.h.
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <limits>
 #include <numeric>
 
-#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/convolution.h"
+#include "ops/cpu/kernel_result.h"
 #include "ops/linalg.h"
-#include "ops/op_row.h"
+#include "ops/op.h"
 
 namespace executorch_mlx {
+
+namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+
+namespace {
+
+// The spatial axes of a convolution.
+struct Window {
+  std::vector<int> stride;
+  std::vector<int> padding; // before and after x
+  std::vector<int> dilation;
+};
+
+// The convolution of x [batch, ..., channels] with w [outputs, ..., channels / groups], both float32, over up to three
+// spatial axes. The result has the given shape.
+std::optional<mx::array> convolution(const mx::array& x, const mx::array& w, const Window& window, int groups,
+    const mx::Shape& shape, mx::Stream stream) {
+  constexpr size_t kMaxAxes = std::size(kernel::Convolution{}.axes);
+  const size_t axes = window.stride.size();
+  if (!is_supported_operand(x, stream) || x.dtype() != mx::float32 || w.dtype() != mx::float32 || axes > kMaxAxes) {
+    return std::nullopt;
+  }
+  kernel::Convolution c{
+      .batch = x.shape(0), .groups = groups, .inputs = w.shape(-1), .outputs = w.shape(0) / groups, .axes = {}};
+  for (size_t i = 0; i < kMaxAxes; ++i) {
+    const size_t missing = kMaxAxes - axes;
+    const size_t axis = i - missing;
+    c.axes[i] = i < missing ? kernel::WindowAxis{1, 1, 1, 1, 0, 1}
+                            : kernel::WindowAxis{x.shape()[axis + 1], shape[axis + 1], w.shape()[axis + 1],
+                                  window.stride[axis], window.padding[axis], window.dilation[axis]};
+  }
+  int64_t size = 0;
+  if constexpr (kHasKernels) {
+    size = kernel::convolution_weights(c);
+  }
+  if (size > std::numeric_limits<int>::max()) {
+    return std::nullopt;
+  }
+  const auto pack = [c](const auto& inputs, auto& out) -> Task {
+    return [c, w = inputs[0].template data<float>(), packed = out.template data<float>()] {
+      kernel::pack_convolution(c, w, packed);
+    };
+  };
+  const auto packed =
+      kernel_result("ConvolutionWeights", {static_cast<int>(size)}, mx::float32, {contiguous(w, stream)}, stream, pack);
+  const auto multiply = [c](const auto& inputs, auto& out) -> Task {
+    return [c, x = inputs[0].template data<float>(), packed = inputs[1].template data<float>(),
+               y = out.template data<float>()] { kernel::convolution(c, x, packed, y); };
+  };
+  return kernel_result("ConvolutionKernel", shape, x.dtype(), {contiguous(x, stream), packed}, stream, multiply);
+}
+
+} // namespace
+
+} // namespace cpu
+
+namespace {
 
 // The parameters of a convolution for each of its N spatial axes.
 template <size_t N>
@@ -21,22 +77,22 @@ struct ConvWindow {
   std::array<int, N> output_padding{};
 };
 
-inline ConvWindow<1> conv_window(const fb::Conv1DParams& n) { return {{n.stride()}, {n.padding()}, {n.dilation()}}; }
-inline ConvWindow<2> conv_window(const fb::Conv2DParams& n) {
+ConvWindow<1> conv_window(const fb::Conv1DParams& n) { return {{n.stride()}, {n.padding()}, {n.dilation()}}; }
+ConvWindow<2> conv_window(const fb::Conv2DParams& n) {
   return {{n.stride_h(), n.stride_w()}, {n.padding_h(), n.padding_w()}, {n.dilation_h(), n.dilation_w()}};
 }
-inline ConvWindow<3> conv_window(const fb::Conv3DParams& n) {
+ConvWindow<3> conv_window(const fb::Conv3DParams& n) {
   return {{n.stride_d(), n.stride_h(), n.stride_w()}, {n.padding_d(), n.padding_h(), n.padding_w()},
       {n.dilation_d(), n.dilation_h(), n.dilation_w()}};
 }
-inline ConvWindow<1> conv_window(const fb::ConvTranspose1DParams& n) {
+ConvWindow<1> conv_window(const fb::ConvTranspose1DParams& n) {
   return {{n.stride()}, {n.padding()}, {n.dilation()}, {n.output_padding()}};
 }
-inline ConvWindow<2> conv_window(const fb::ConvTranspose2DParams& n) {
+ConvWindow<2> conv_window(const fb::ConvTranspose2DParams& n) {
   return {{n.stride_h(), n.stride_w()}, {n.padding_h(), n.padding_w()}, {n.dilation_h(), n.dilation_w()},
       {n.output_padding_h(), n.output_padding_w()}};
 }
-inline ConvWindow<3> conv_window(const fb::ConvTranspose3DParams& n) {
+ConvWindow<3> conv_window(const fb::ConvTranspose3DParams& n) {
   return {{n.stride_d(), n.stride_h(), n.stride_w()}, {n.padding_d(), n.padding_h(), n.padding_w()},
       {n.dilation_d(), n.dilation_h(), n.dilation_w()},
       {n.output_padding_d(), n.output_padding_h(), n.output_padding_w()}};
@@ -56,7 +112,7 @@ void check_axis(const ConvWindow<N>& window, size_t i) {
 }
 
 // Inserts stride - 1 zeros between adjacent elements on the spatial axes of x [B, ..., C].
-inline mx::array insert_zeros(const mx::array& x, const std::vector<int>& stride, mx::StreamOrDevice s) {
+mx::array insert_zeros(const mx::array& x, const std::vector<int>& stride, mx::StreamOrDevice s) {
   mx::Shape shape = x.shape(), steps(x.ndim(), 1);
   for (size_t i = 0; i < stride.size(); ++i) {
     shape[i + 1] = (shape[i + 1] - 1) * stride[i] + 1;
@@ -66,7 +122,7 @@ inline mx::array insert_zeros(const mx::array& x, const std::vector<int>& stride
 }
 
 // Reverses the spatial axes of w [O, ..., C].
-inline mx::array flip_spatial(const mx::array& w, mx::StreamOrDevice s) {
+mx::array flip_spatial(const mx::array& w, mx::StreamOrDevice s) {
   std::vector<int> axes(w.ndim() - 2);
   std::iota(axes.begin(), axes.end(), 1);
   return mx::flip(w, axes, s);
@@ -75,12 +131,12 @@ inline mx::array flip_spatial(const mx::array& w, mx::StreamOrDevice s) {
 // Whether a transposed convolution must be computed as a plain convolution. The CUDA backend of MLX 0.32 returns
 // wrong results for a transposed convolution with several groups unless it is the first in an evaluation, and for
 // a transposed convolution that differs from an earlier one only in its stride.
-inline bool avoids_transposed(mx::Stream stream) { return stream.device == mx::Device::gpu && mx::cu::is_available(); }
+bool avoids_transposed(mx::Stream stream) { return stream.device == mx::Device::gpu && mx::cu::is_available(); }
 
 // Splits the kernel w [groups, O, ..., C] of a transposed convolution on one axis. The result has `stride`
 // times as many channels O: one kernel for each phase, in the order in which a plain convolution reads it. An element
 // of a phase is `stride` elements after the one before.
-inline mx::array split_phases(mx::array w, int axis, int stride, mx::Stream s) {
+mx::array split_phases(mx::array w, int axis, int stride, mx::Stream s) {
   const int size = (w.shape(axis) + stride - 1) / stride;
   const int missing = size * stride - w.shape(axis);
   w = mx::pad(w, {axis}, {0}, {missing}, mx::array(0, w.dtype()), "constant", s);
@@ -89,7 +145,7 @@ inline mx::array split_phases(mx::array w, int axis, int stride, mx::Stream s) {
 }
 
 // Moves the phases of an axis from the channels of y [B, ..., groups, O] to the axis: the reverse of split_phases().
-inline mx::array interleave_phases(mx::array y, int axis, int stride, mx::Stream s) {
+mx::array interleave_phases(mx::array y, int axis, int stride, mx::Stream s) {
   y = mx::unflatten(y, -1, {stride, y.shape(-1) / stride}, s);
   return mx::flatten(mx::moveaxis(y, -2, axis + 1, s), axis, axis + 1, s);
 }
@@ -234,13 +290,13 @@ void conv(const Node& n, Context& c) {
   c.set(n.out(), y.shape() == shape ? y : mx::slice(y, shapes.start, stop, c.stream));
 }
 
-constexpr OpRow kConvRows[] = {
-    MLX_ROW(Conv1DNode, conv<fb::Conv1DParams, 1, false>),
-    MLX_ROW(Conv2DNode, conv<fb::Conv2DParams, 2, false>),
-    MLX_ROW(Conv3DNode, conv<fb::Conv3DParams, 3, false>),
-    MLX_ROW(ConvTranspose1DNode, conv<fb::ConvTranspose1DParams, 1, true>),
-    MLX_ROW(ConvTranspose2DNode, conv<fb::ConvTranspose2DParams, 2, true>),
-    MLX_ROW(ConvTranspose3DNode, conv<fb::ConvTranspose3DParams, 3, true>),
-};
+} // namespace
+
+MLX_OP(Conv1DNode, conv<fb::Conv1DParams, 1, false>)
+MLX_OP(Conv2DNode, conv<fb::Conv2DParams, 2, false>)
+MLX_OP(Conv3DNode, conv<fb::Conv3DParams, 3, false>)
+MLX_OP(ConvTranspose1DNode, conv<fb::ConvTranspose1DParams, 1, true>)
+MLX_OP(ConvTranspose2DNode, conv<fb::ConvTranspose2DParams, 2, true>)
+MLX_OP(ConvTranspose3DNode, conv<fb::ConvTranspose3DParams, 3, true>)
 
 } // namespace executorch_mlx

@@ -1,10 +1,10 @@
-// Reductions, sorting and cumulative sums. See op_row.h.
-#pragma once
-
+// Reductions, sorting and cumulative sums. See op.h.
 #include "dtype.h"
-#include "ops/op_row.h"
+#include "ops/op.h"
 
 namespace executorch_mlx {
+
+namespace {
 
 using ReduceOp = mx::array (*)(const mx::array&, const std::vector<int>&, bool, mx::StreamOrDevice);
 using VarianceOp = mx::array (*)(const mx::array&, const std::vector<int>&, bool, int, mx::StreamOrDevice);
@@ -33,7 +33,7 @@ void reduce(const fb::ReduceNode& n, Context& c) {
 
 // mx::logsumexp, which refuses empty arrays. If x contains an infinity and a NaN, MLX's kernel for CUDA returns
 // infinity. The right result is NaN.
-inline mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
+mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
   if (x.size() == 0) {
     return mx::log(mx::sum(x, axes, keepdims, s), s); // the exponentials of no elements are no elements
   }
@@ -101,7 +101,7 @@ void partition(const fb::KthNode& n, Context& c) {
   c.set(n.out(), x.size() == 0 ? x : Op(x, kth, axis, c.stream));
 }
 
-inline void cumsum(const fb::CumsumParams& n, Context& c) {
+void cumsum(const fb::CumsumParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), std::max<int>(1, x.ndim()));
   if (x.size() == 0 || x.ndim() == 0) {
@@ -112,29 +112,29 @@ inline void cumsum(const fb::CumsumParams& n, Context& c) {
   }));
 }
 
-constexpr OpRow kReduceRows[] = {
-    MLX_ROW(AllNode, reduce<mx::all>),
-    MLX_ROW(AnyNode, reduce<mx::any>),
-    MLX_ROW(LogSumExpNode, reduce<logsumexp>),
-    MLX_ROW(MaxNode, reduce_nonempty<mx::max>),
-    MLX_ROW(MeanNode, reduce<with_float32_sums<mx::mean>>),
-    MLX_ROW(MedianNode, reduce_nonempty<mx::median>),
-    MLX_ROW(MinNode, reduce_nonempty<mx::min>),
-    MLX_ROW(ProdNode, reduce<with_float32_sums<mx::prod>>),
-    MLX_ROW(SumNode, reduce<with_float32_sums<mx::sum>>),
+} // namespace
 
-    MLX_ROW(StdNode, variance<mx::std>),
-    MLX_ROW(VarNode, variance<mx::var>),
+MLX_OP(AllNode, reduce<mx::all>)
+MLX_OP(AnyNode, reduce<mx::any>)
+MLX_OP(LogSumExpNode, reduce<logsumexp>)
+MLX_OP(MaxNode, reduce_nonempty<mx::max>)
+MLX_OP(MeanNode, reduce<with_float32_sums<mx::mean>>)
+MLX_OP(MedianNode, reduce_nonempty<mx::median>)
+MLX_OP(MinNode, reduce_nonempty<mx::min>)
+MLX_OP(ProdNode, reduce<with_float32_sums<mx::prod>>)
+MLX_OP(SumNode, reduce<with_float32_sums<mx::sum>>)
 
-    MLX_ROW(ArgmaxNode, arg_reduce<mx::argmax>),
-    MLX_ROW(ArgminNode, arg_reduce<mx::argmin>),
+MLX_OP(StdNode, variance<mx::std>)
+MLX_OP(VarNode, variance<mx::var>)
 
-    MLX_ROW(ArgPartitionNode, partition<mx::argpartition>),
-    MLX_ROW(ArgsortNode, sort<mx::argsort, true>),
-    MLX_ROW(PartitionNode, partition<mx::partition>),
-    MLX_ROW(SortNode, sort<mx::sort, false>),
+MLX_OP(ArgmaxNode, arg_reduce<mx::argmax>)
+MLX_OP(ArgminNode, arg_reduce<mx::argmin>)
 
-    MLX_ROW(CumsumNode, cumsum),
-};
+MLX_OP(ArgPartitionNode, partition<mx::argpartition>)
+MLX_OP(ArgsortNode, sort<mx::argsort, true>)
+MLX_OP(PartitionNode, partition<mx::partition>)
+MLX_OP(SortNode, sort<mx::sort, false>)
+
+MLX_OP(CumsumNode, cumsum)
 
 } // namespace executorch_mlx

@@ -1,11 +1,11 @@
-// Tensors made from numbers: ranges, constants and triangles. See op_row.h.
-#pragma once
-
-#include "ops/op_row.h"
+// Tensors made from numbers: ranges, constants and triangles. See op.h.
+#include "ops/op.h"
 
 namespace executorch_mlx {
 
-inline void arange(const fb::ARangeParams& n, Context& c) {
+namespace {
+
+void arange(const fb::ARangeParams& n, Context& c) {
   const int64_t start = c.integer(n.start());
   const int64_t stop = c.integer(n.stop());
   const int64_t step = c.integer(n.step());
@@ -25,20 +25,20 @@ inline void arange(const fb::ARangeParams& n, Context& c) {
   c.set(n.out(), mx::arange(double(start), double(stop), double(step), dtype, c.stream));
 }
 
-inline void full(const fb::FullParams& n, Context& c) {
+void full(const fb::FullParams& n, Context& c) {
   const auto shape = c.sizes("shape", *n.shape());
   const auto dtype = dtype_of(n.scalar_type());
   check_size(shape, dtype);
   c.set(n.out(), mx::full(shape, scalar("v", c.real(n.v()), dtype), dtype, c.stream));
 }
 
-inline void full_like(const fb::FullLikeParams& n, Context& c) {
+void full_like(const fb::FullLikeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto dtype = n.scalar_type() ? dtype_of(*n.scalar_type()) : x.dtype();
   c.set(n.out(), mx::full(x.shape(), scalar("v", c.real(n.v()), dtype), dtype, c.stream));
 }
 
-inline void tri(const fb::TriParams& n, Context& c) {
+void tri(const fb::TriParams& n, Context& c) {
   const mx::Shape shape{c.checked_int("n", n.n()), c.checked_int("m", n.m())};
   check_argument(shape[0] >= 0 && shape[1] >= 0, "got n and m ", dims(shape), ", expected 0 or more");
   const auto dtype = dtype_of(n.scalar_type());
@@ -56,13 +56,13 @@ void triangle(const fb::TriangleNode& n, Context& c) {
   c.set(n.out(), Op(x, std::clamp(n.k(), -x.shape(-2), x.shape(-1)), c.stream));
 }
 
-constexpr OpRow kCreateRows[] = {
-    MLX_ROW(ARangeNode, arange),
-    MLX_ROW(FullLikeNode, full_like),
-    MLX_ROW(FullNode, full),
-    MLX_ROW(TriNode, tri),
-    MLX_ROW(TrilNode, triangle<mx::tril>),
-    MLX_ROW(TriuNode, triangle<mx::triu>),
-};
+} // namespace
+
+MLX_OP(ARangeNode, arange)
+MLX_OP(FullLikeNode, full_like)
+MLX_OP(FullNode, full)
+MLX_OP(TriNode, tri)
+MLX_OP(TrilNode, triangle<mx::tril>)
+MLX_OP(TriuNode, triangle<mx::triu>)
 
 } // namespace executorch_mlx

@@ -1,15 +1,115 @@
-// Random bits, the sampler, and the mask of the tokens that it may draw. See op_row.h.
-#pragma once
+// Random bits, the sampler, and the mask of the tokens that it may draw. See op.h.
+#include <algorithm>
+#include <cstring>
+#include <limits>
 
-#include "ops/cpu/cpu_kernels.h"
 #include "gpu/sample.h"
+#include "kernels/cpu/sample.h"
 #include "memory/views.h"
-#include "ops/op_row.h"
+#include "ops/cpu/kernel_result.h"
+#include "ops/op.h"
 #include "random_keys.h"
 
 namespace executorch_mlx {
 
-inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
+namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+
+namespace {
+
+constexpr int kTokensPerWord = 32;
+constexpr uint32_t kAllTokens = ~uint32_t{0};
+
+// The bits of `word` of the last `count` tokens of a row, with 1 for tokens beyond the vocabulary.
+uint32_t with_rest(uint32_t word, int count) { return count < kTokensPerWord ? word | kAllTokens << count : word; }
+
+// Calls visit(first, word) for the words of a row, with the number of the first token of the word.
+template <typename Visit>
+void for_each_word(const uint32_t* words, int vocabulary, Visit&& visit) {
+  for (int first = 0; first < vocabulary; first += kTokensPerWord, ++words) {
+    visit(first, with_rest(*words, vocabulary - first));
+  }
+}
+
+void mask_row(const float* logits, const uint32_t* words, int vocabulary, float* y) {
+  for_each_word(words, vocabulary, [&](int first, uint32_t word) {
+    const int count = std::min(kTokensPerWord, vocabulary - first);
+    if (word == kAllTokens) {
+      std::memcpy(y + first, logits + first, count * sizeof(float));
+      return;
+    }
+    for (int i = 0; i < count; ++i) {
+      y[first + i] = word >> i & 1 ? logits[first + i] : -std::numeric_limits<float>::infinity();
+    }
+  });
+}
+
+// logits [B, V], with minus infinity where the bit of a token in `allowed` is 0: see MaskLogitsNode. The logits are
+// float32. Returns the logits themselves if all bits are 1. nullopt also if an operand is lazy.
+std::optional<mx::array> mask_logits(const mx::array& logits, const mx::array& allowed, mx::Stream stream) {
+  if (!computes_at_once(stream) || logits.dtype() != mx::float32 || !are_available({logits, allowed})) {
+    return std::nullopt;
+  }
+  const auto x = contiguous(logits, stream);
+  const auto words = contiguous(allowed, stream);
+  const int rows = x.shape(0);
+  const int vocabulary = x.shape(1);
+  const auto words_of = [&](int row) { return words.data<uint32_t>() + int64_t{row} * words.shape(1); };
+  uint32_t common = kAllTokens; // the bits that are 1 in all words
+  for (int row = 0; row < rows; ++row) {
+    for_each_word(words_of(row), vocabulary, [&](int, uint32_t word) { common &= word; });
+  }
+  if (common == kAllTokens) {
+    return logits;
+  }
+  auto y = allocate_result(x.shape(), mx::float32);
+  for (int row = 0; row < rows; ++row) {
+    const int64_t begin = int64_t{row} * vocabulary;
+    mask_row(x.data<float>() + begin, words_of(row), vocabulary, y.data<float>() + begin);
+  }
+  return y;
+}
+
+// Draws a token from each row: int64 [rows], as custom_kernel_ops/sample.py defines.
+std::optional<mx::array> sample(const SampleInputs& operands, mx::Stream stream) {
+  const auto type = float_type(operands.logits.dtype());
+  if (!computes_at_once(stream) || !type) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs;
+  for (const auto* x : {&operands.logits, &operands.temperature, &operands.top_p, &operands.seed}) {
+    inputs.push_back(contiguous(*x, stream));
+  }
+  for (const auto* x : {&operands.top_k, &operands.min_p}) {
+    if (*x) {
+      inputs.push_back(contiguous(**x, stream));
+    }
+  }
+  const auto make_task = [type = *type, has_top_k = operands.top_k.has_value(), has_min_p = operands.min_p.has_value()](
+                             const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const auto floats = [](const mx::array& x) { return kernel::Floats{x.data<float>(), x.size() > 1}; };
+    const auto integers = [](const mx::array& x) { return kernel::Integers{x.data<int64_t>(), x.size() > 1}; };
+    const kernel::Sample sample{.logits = inputs[0].data<char>(),
+        .type = type,
+        .rows = inputs[0].shape(0),
+        .vocabulary = inputs[0].shape(1),
+        .temperature = floats(inputs[1]),
+        .top_p = floats(inputs[2]),
+        .seed = integers(inputs[3]),
+        .top_k = has_top_k ? integers(inputs[4]) : kernel::Integers{},
+        .min_p = has_min_p ? floats(inputs.back()) : kernel::Floats{},
+        .tokens = out.data<int64_t>()};
+    return [sample] { kernel::sample(sample); };
+  };
+  return kernel_result("Sample", {operands.logits.shape(0)}, mx::int64, std::move(inputs), stream, make_task);
+}
+
+} // namespace
+
+} // namespace cpu
+
+namespace {
+
+void random_bits(const fb::RandomBitsParams& n, Context& c) {
   check_program(n.width() == 1 || n.width() == 2 || n.width() == 4, "width: got ", n.width(), ", expected 1, 2 or 4");
   const auto shape = c.sizes("shape", *n.shape());
   check_size(shape, mx::uint32);
@@ -18,7 +118,7 @@ inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
 }
 
 // Returns random seeds for the sampler, int64 [count] of 63 random bits. Word 0 of each becomes its upper half.
-inline mx::array random_seeds(int count, mx::Stream stream) {
+mx::array random_seeds(int count, mx::Stream stream) {
   const auto words = mx::random::bits({count, 2}, 4, next_random_key(), stream);
   const auto bits = mx::bitwise_and(words, mx::array({0x7FFFFFFFu, 0xFFFFFFFFu}), stream);
   const auto seeds = mx::view(mx::take(bits, mx::array({1u, 0u}), 1, stream), mx::int64, stream);
@@ -27,7 +127,7 @@ inline mx::array random_seeds(int count, mx::Stream stream) {
 
 // Returns a parameter of the sampler as a vector. Checks its dtype, and that it has one element or one for each row of
 // the logits.
-inline mx::array sample_parameter(
+mx::array sample_parameter(
     const char* name, const mx::array& x, mx::Dtype dtype, const mx::array& logits, const Context& c) {
   check_argument(x.dtype() == dtype && (x.size() == 1 || x.shape() == mx::Shape{logits.shape(0)}), name, ": got ",
       describe(x), ", expected one ", executorch_mlx::name(dtype), " or ", logits.shape(0), " of them");
@@ -36,7 +136,7 @@ inline mx::array sample_parameter(
 
 // Evaluates the operands and draws the tokens at once, on this thread. Serves CPUs for which the runtime has no
 // kernels, and sizes that the GPU kernels do not take.
-inline mx::array sample_now(SampleInputs inputs, Context& c) {
+mx::array sample_now(SampleInputs inputs, Context& c) {
   const auto evaluate = [&](mx::array& x) {
     x = mx::contiguous(x, /*allow_col_major=*/false, c.stream);
     c.evaluate_now(x);
@@ -52,7 +152,7 @@ inline mx::array sample_now(SampleInputs inputs, Context& c) {
   return gpu::sample_on_host(inputs);
 }
 
-inline void sample(const fb::SampleParams& n, Context& c) {
+void sample(const fb::SampleParams& n, Context& c) {
   const auto& logits = c.in(n.logits());
   check_argument(logits.ndim() == 2 && logits.shape(1) > 0 &&
           (logits.dtype() == mx::float32 || logits.dtype() == mx::float16 || logits.dtype() == mx::bfloat16),
@@ -91,7 +191,7 @@ inline void sample(const fb::SampleParams& n, Context& c) {
 }
 
 // Returns whether each token is allowed, bool [B, V], for a mask [B, words].
-inline mx::array allowed_tokens(const mx::array& mask, int vocabulary, const Context& c) {
+mx::array allowed_tokens(const mx::array& mask, int vocabulary, const Context& c) {
   const auto words = mx::expand_dims(mx::view(mask, mx::uint32, c.stream), -1, c.stream);
   const auto shifted = mx::right_shift(words, mx::arange(0, 32, mx::uint32, c.stream), c.stream);
   const auto bits = mx::bitwise_and(shifted, mx::array(1u), c.stream);
@@ -99,7 +199,7 @@ inline mx::array allowed_tokens(const mx::array& mask, int vocabulary, const Con
   return mx::slice(allowed, {0, 0}, {mask.shape(0), vocabulary}, c.stream);
 }
 
-inline void mask_logits(const fb::MaskLogitsParams& n, Context& c) {
+void mask_logits(const fb::MaskLogitsParams& n, Context& c) {
   c.make_available({n.logits(), n.allowed()});
   const auto& logits = c.in(n.logits());
   const auto& allowed = c.in(n.allowed());
@@ -119,10 +219,10 @@ inline void mask_logits(const fb::MaskLogitsParams& n, Context& c) {
   c.set(n.out(), mx::where(allowed_tokens(allowed, x.shape(1), c), x, excluded, c.stream));
 }
 
-constexpr OpRow kRandomRows[] = {
-    MLX_ROW(RandomBitsNode, random_bits),
-    MLX_ROW(SampleNode, sample),
-    MLX_ROW(MaskLogitsNode, mask_logits),
-};
+} // namespace
+
+MLX_OP(RandomBitsNode, random_bits)
+MLX_OP(SampleNode, sample)
+MLX_OP(MaskLogitsNode, mask_logits)
 
 } // namespace executorch_mlx

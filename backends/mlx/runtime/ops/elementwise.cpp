@@ -1,14 +1,109 @@
-// Elementwise operations. See op_row.h.
-#pragma once
-
+// Elementwise operations. See op.h.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numbers>
 
-#include "ops/cpu/cpu_kernels.h"
-#include "ops/op_row.h"
+#include "kernels/cpu/elementwise.h"
+#include "memory/views.h"
+#include "ops/cpu/kernel_result.h"
+#include "ops/op.h"
 
 namespace executorch_mlx {
+
+namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+
+namespace {
+
+// Whether b, repeated in whole, has the shape of a: b has one element, or its axes are the last axes of a.
+bool repeats_in(const mx::array& b, const mx::array& a) {
+  return b.size() == 1 ? b.ndim() <= a.ndim()
+                       : b.ndim() <= a.ndim() && std::equal(b.shape().rbegin(), b.shape().rend(), a.shape().rbegin());
+}
+
+// Returns the result of the kernel, or nullopt if the kernel does not support the operands or one of them is lazy. MLX
+// can fuse operations on lazy operands.
+std::optional<mx::array> binary(
+    const char* name, Elementwise operation, const mx::array& a, const mx::array& b, mx::Stream stream) {
+  if (!is_supported_operand(a, stream) || b.dtype() != a.dtype() || !repeats_in(b, a) || !are_available({a, b})) {
+    return std::nullopt;
+  }
+  const auto make_task = [operation](const auto& inputs, auto& out) -> Task {
+    const auto period = static_cast<int64_t>(inputs[1].size());
+    const auto count = static_cast<int64_t>(out.size());
+    return
+        [=, a = inputs[0].template data<void>(), b = inputs[1].template data<void>(), type = *float_type(out.dtype()),
+            y = out.template data<void>()] { kernel::binary(operation, a, b, type, y, count, period); };
+  };
+  return kernel_result(name, a.shape(), a.dtype(), {contiguous(a, stream), contiguous(b, stream)}, stream, make_task);
+}
+
+std::optional<mx::array> unary(const char* name, Elementwise operation, const mx::array& x, mx::Stream stream) {
+  if (!is_supported_operand(x, stream)) {
+    return std::nullopt;
+  }
+  const auto make_task = [operation](const auto& inputs, auto& out) -> Task {
+    const auto count = static_cast<int64_t>(out.size());
+    return [=, x = inputs[0].template data<void>(), type = *float_type(out.dtype()), y = out.template data<void>()] {
+      kernel::unary(operation, x, type, y, count);
+    };
+  };
+  return kernel_result(name, x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
+}
+
+// a + b, a - b and a * b for available operands of the same dtype: float32, float16 or bfloat16. b has one element, or
+// the last axes of a; for sums and products, a and b may also change places.
+std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  const auto y = binary("Add", Elementwise::add, a, b, stream);
+  return y ? y : binary("Add", Elementwise::add, b, a, stream);
+}
+
+std::optional<mx::array> subtract(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  return binary("Subtract", Elementwise::subtract, a, b, stream);
+}
+
+std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  const auto y = binary("Multiply", Elementwise::multiply, a, b, stream);
+  return y ? y : binary("Multiply", Elementwise::multiply, b, a, stream);
+}
+
+// x as `dtype`. One of the two dtypes is float32, the other float16 or bfloat16. nullopt also if x is lazy.
+std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream stream) {
+  const auto to = float_type(dtype);
+  const bool has_kernel = to && x.dtype() != dtype && (x.dtype() == mx::float32 || dtype == mx::float32);
+  if (!has_kernel || !is_supported_operand(x, stream) || !x.is_available()) {
+    return std::nullopt;
+  }
+  const auto make_task = [](const auto& inputs, auto& out) -> Task {
+    return [x = inputs[0].template data<void>(), from = *float_type(inputs[0].dtype()), y = out.template data<void>(),
+               to = *float_type(out.dtype()),
+               count = static_cast<int64_t>(out.size())] { kernel::convert(x, from, y, to, count); };
+  };
+  return kernel_result("Convert", x.shape(), dtype, {contiguous(x, stream)}, stream, make_task);
+}
+
+// exp(x), x * sigmoid(x), sigmoid(x) and tanh(x) for float32, float16 or bfloat16 x, computed in float32.
+std::optional<mx::array> exp(const mx::array& x, mx::Stream stream) {
+  return unary("Exp", Elementwise::exp, x, stream);
+}
+
+std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
+  return unary("Silu", Elementwise::silu, x, stream);
+}
+
+std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream) {
+  return unary("Sigmoid", Elementwise::sigmoid, x, stream);
+}
+
+std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream) {
+  return unary("Tanh", Elementwise::tanh, x, stream);
+}
+
+} // namespace
+
+} // namespace cpu
+
+namespace {
 
 using UnaryOp = mx::array (*)(const mx::array&, mx::StreamOrDevice);
 using BinaryOp = mx::array (*)(const mx::array&, const mx::array&, mx::StreamOrDevice);
@@ -65,9 +160,9 @@ void predicate(const fb::BinaryNode& n, Context& c) {
   c.set(n.out(), Op(a, b, c.stream));
 }
 
-inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) { return mx::multiply(x, mx::sigmoid(x, s), s); }
+mx::array silu(const mx::array& x, mx::StreamOrDevice s) { return mx::multiply(x, mx::sigmoid(x, s), s); }
 
-inline mx::array truncate(const mx::array& x, mx::StreamOrDevice s) {
+mx::array truncate(const mx::array& x, mx::StreamOrDevice s) {
   if (!is_float(x.dtype())) {
     return x;
   }
@@ -77,7 +172,7 @@ inline mx::array truncate(const mx::array& x, mx::StreamOrDevice s) {
 // Whether the elements of b are known to be safe divisors. The processor faults when it divides an integer by 0, or
 // the lowest integer by -1. If b is small and on the host, this function looks at its elements: throws if one is 0, and
 // returns false if one is -1. For any other b, it returns false without looking.
-inline bool is_safe_divisor(const mx::array& b) {
+bool is_safe_divisor(const mx::array& b) {
   if (!is_on_host(b) || b.size() > kMaxInspectedElements) {
     return false;
   }
@@ -114,7 +209,7 @@ mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDe
 
 // mx::power() never returns if an exponent is a negative integer. For such an exponent, this function gives the same
 // results as torch: 0, unless the base is 1 or -1.
-inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
+mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   const auto dtype = mx::promote_types(a.dtype(), b.dtype());
   if (!is_signed_integer(dtype) || !is_signed_integer(b.dtype())) {
     return mx::power(a, b, s);
@@ -137,7 +232,7 @@ inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevic
 
 // If x has half precision, computes in float32, because for negative x the sum 1 + erf(...) loses digits to
 // cancellation.
-inline void gelu(const fb::GeluParams& n, Context& c) {
+void gelu(const fb::GeluParams& n, Context& c) {
   const auto& s = c.stream;
   const auto& input = c.in(n.x());
   const auto x = is_half(input.dtype()) ? mx::astype(input, mx::float32, s) : input;
@@ -159,21 +254,21 @@ inline void gelu(const fb::GeluParams& n, Context& c) {
 }
 
 // Throws if 10 ** decimals would not be a finite float32.
-inline void round_to(const fb::RoundParams& n, Context& c) {
+void round_to(const fb::RoundParams& n, Context& c) {
   check_program(std::abs(int64_t{n.decimals()}) <= 38, "decimals ", n.decimals(), " is out of range [-38, 38]");
   c.set(n.out(), mx::round(c.in(n.x()), n.decimals(), c.stream));
 }
 
-inline void clip(const fb::ClipParams& n, Context& c) {
+void clip(const fb::ClipParams& n, Context& c) {
   check_program(n.a_min() != nullptr || n.a_max() != nullptr, "expected a_min or a_max");
   c.set(n.out(), mx::clip(c.in(n.x()), c.optional(n.a_min()), c.optional(n.a_max()), c.stream));
 }
 
-inline void where(const fb::WhereParams& n, Context& c) {
+void where(const fb::WhereParams& n, Context& c) {
   c.set(n.out(), mx::where(c.in(n.condition()), c.in(n.x()), c.in(n.y()), c.stream));
 }
 
-inline void as_type(const fb::AsTypeParams& n, Context& c) {
+void as_type(const fb::AsTypeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto dtype = dtype_of(n.scalar_type());
   const bool is_integer = is_integral(dtype) && is_integral(x.dtype()) && x.dtype() != mx::uint64;
@@ -188,7 +283,7 @@ inline void as_type(const fb::AsTypeParams& n, Context& c) {
 }
 
 // Like mx::exp(). MLX's CPU kernel returns infinity from 88 on, although the largest float32 is exp(88.72).
-inline mx::array exp(const mx::array& x, mx::StreamOrDevice s) {
+mx::array exp(const mx::array& x, mx::StreamOrDevice s) {
   if (mx::to_stream(s).device != mx::Device::cpu || x.dtype() != mx::float32) {
     return mx::exp(x, s);
   }
@@ -199,7 +294,7 @@ inline mx::array exp(const mx::array& x, mx::StreamOrDevice s) {
 
 // Like mx::erf(), but accurate near zero, where MLX's CPU kernel returns 0, or a zero with the wrong sign. A division
 // by that zero gives the wrong infinity. Near zero, erf(x) is 2 / sqrt(pi) * (x - x^3 / 3).
-inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
+mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
   constexpr double kSlope = 2 * std::numbers::inv_sqrtpi;
   const auto factor =
       mx::subtract(scalar_like(kSlope, x), mx::multiply(scalar_like(kSlope / 3, x), mx::square(x, s), s), s);
@@ -207,70 +302,70 @@ inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
   return mx::where(is_near_zero, mx::multiply(x, factor, s), mx::erf(x, s), s);
 }
 
-constexpr OpRow kElementwiseRows[] = {
-    MLX_ROW(AbsNode, unary<mx::abs>),
-    MLX_ROW(ArccosNode, unary<mx::arccos>),
-    MLX_ROW(ArccoshNode, unary<mx::arccosh>),
-    MLX_ROW(ArcsinNode, unary<mx::arcsin>),
-    MLX_ROW(ArcsinhNode, unary<mx::arcsinh>),
-    MLX_ROW(ArctanNode, unary<mx::arctan>),
-    MLX_ROW(ArctanhNode, unary<mx::arctanh>),
-    MLX_ROW(BitwiseInvertNode, unary<mx::bitwise_invert>),
-    MLX_ROW(CeilNode, unary<mx::ceil>),
-    MLX_ROW(CosNode, unary<mx::cos>),
-    MLX_ROW(CoshNode, unary<mx::cosh>),
-    MLX_ROW(ErfNode, unary<erf>),
-    MLX_ROW(ErfInvNode, unary<mx::erfinv>),
-    MLX_ROW(ExpNode, unary<exp, cpu::exp>),
-    MLX_ROW(Expm1Node, unary<mx::expm1>),
-    MLX_ROW(FloorNode, unary<mx::floor>),
-    MLX_ROW(LogNode, unary<mx::log>),
-    MLX_ROW(Log10Node, unary<mx::log10>),
-    MLX_ROW(Log1pNode, unary<mx::log1p>),
-    MLX_ROW(Log2Node, unary<mx::log2>),
-    MLX_ROW(LogicalNotNode, unary<mx::logical_not>),
-    MLX_ROW(NegNode, unary<mx::negative>),
-    MLX_ROW(ReciprocalNode, unary<mx::reciprocal>),
-    MLX_ROW(RsqrtNode, unary<mx::rsqrt>),
-    MLX_ROW(SigmoidNode, unary<mx::sigmoid, cpu::sigmoid>),
-    MLX_ROW(SignNode, unary<mx::sign>),
-    MLX_ROW(SiluNode, unary<silu, cpu::silu>),
-    MLX_ROW(SinNode, unary<mx::sin>),
-    MLX_ROW(SinhNode, unary<mx::sinh>),
-    MLX_ROW(SqrtNode, unary<mx::sqrt>),
-    MLX_ROW(SquareNode, unary<mx::square>),
-    MLX_ROW(TanNode, unary<mx::tan>),
-    MLX_ROW(TanhNode, unary<mx::tanh, cpu::tanh>),
-    MLX_ROW(TruncNode, unary<truncate>),
+} // namespace
 
-    MLX_ROW(AddNode, binary<mx::add, cpu::add>),
-    MLX_ROW(Atan2Node, binary<mx::arctan2>),
-    MLX_ROW(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>),
-    MLX_ROW(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>),
-    MLX_ROW(BitwiseXorNode, binary<mx::bitwise_xor>),
-    MLX_ROW(DivideNode, binary<mx::divide>),
-    MLX_ROW(EqualNode, predicate<mx::equal, std::equal_to<>>),
-    MLX_ROW(FloorDivideNode, binary<divide_integers<mx::floor_divide>>),
-    MLX_ROW(GreaterEqualNode, predicate<mx::greater_equal, std::greater_equal<>>),
-    MLX_ROW(GreaterNode, predicate<mx::greater, std::greater<>>),
-    MLX_ROW(LessEqualNode, predicate<mx::less_equal, std::less_equal<>>),
-    MLX_ROW(LessNode, predicate<mx::less, std::less<>>),
-    MLX_ROW(LogAddExpNode, binary<mx::logaddexp>),
-    MLX_ROW(LogicalAndNode, predicate<mx::logical_and, std::logical_and<>>),
-    MLX_ROW(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>),
-    MLX_ROW(MaximumNode, binary<mx::maximum>),
-    MLX_ROW(MinimumNode, binary<mx::minimum>),
-    MLX_ROW(MultiplyNode, binary<mx::multiply, cpu::multiply>),
-    MLX_ROW(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>),
-    MLX_ROW(PowerNode, binary<power>),
-    MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),
-    MLX_ROW(SubtractNode, binary<mx::subtract, cpu::subtract>),
+MLX_OP(AbsNode, unary<mx::abs>)
+MLX_OP(ArccosNode, unary<mx::arccos>)
+MLX_OP(ArccoshNode, unary<mx::arccosh>)
+MLX_OP(ArcsinNode, unary<mx::arcsin>)
+MLX_OP(ArcsinhNode, unary<mx::arcsinh>)
+MLX_OP(ArctanNode, unary<mx::arctan>)
+MLX_OP(ArctanhNode, unary<mx::arctanh>)
+MLX_OP(BitwiseInvertNode, unary<mx::bitwise_invert>)
+MLX_OP(CeilNode, unary<mx::ceil>)
+MLX_OP(CosNode, unary<mx::cos>)
+MLX_OP(CoshNode, unary<mx::cosh>)
+MLX_OP(ErfNode, unary<erf>)
+MLX_OP(ErfInvNode, unary<mx::erfinv>)
+MLX_OP(ExpNode, unary<exp, cpu::exp>)
+MLX_OP(Expm1Node, unary<mx::expm1>)
+MLX_OP(FloorNode, unary<mx::floor>)
+MLX_OP(LogNode, unary<mx::log>)
+MLX_OP(Log10Node, unary<mx::log10>)
+MLX_OP(Log1pNode, unary<mx::log1p>)
+MLX_OP(Log2Node, unary<mx::log2>)
+MLX_OP(LogicalNotNode, unary<mx::logical_not>)
+MLX_OP(NegNode, unary<mx::negative>)
+MLX_OP(ReciprocalNode, unary<mx::reciprocal>)
+MLX_OP(RsqrtNode, unary<mx::rsqrt>)
+MLX_OP(SigmoidNode, unary<mx::sigmoid, cpu::sigmoid>)
+MLX_OP(SignNode, unary<mx::sign>)
+MLX_OP(SiluNode, unary<silu, cpu::silu>)
+MLX_OP(SinNode, unary<mx::sin>)
+MLX_OP(SinhNode, unary<mx::sinh>)
+MLX_OP(SqrtNode, unary<mx::sqrt>)
+MLX_OP(SquareNode, unary<mx::square>)
+MLX_OP(TanNode, unary<mx::tan>)
+MLX_OP(TanhNode, unary<mx::tanh, cpu::tanh>)
+MLX_OP(TruncNode, unary<truncate>)
 
-    MLX_ROW(AsTypeNode, as_type),
-    MLX_ROW(ClipNode, clip),
-    MLX_ROW(GeluNode, gelu),
-    MLX_ROW(RoundNode, round_to),
-    MLX_ROW(WhereNode, where),
-};
+MLX_OP(AddNode, binary<mx::add, cpu::add>)
+MLX_OP(Atan2Node, binary<mx::arctan2>)
+MLX_OP(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>)
+MLX_OP(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>)
+MLX_OP(BitwiseXorNode, binary<mx::bitwise_xor>)
+MLX_OP(DivideNode, binary<mx::divide>)
+MLX_OP(EqualNode, predicate<mx::equal, std::equal_to<>>)
+MLX_OP(FloorDivideNode, binary<divide_integers<mx::floor_divide>>)
+MLX_OP(GreaterEqualNode, predicate<mx::greater_equal, std::greater_equal<>>)
+MLX_OP(GreaterNode, predicate<mx::greater, std::greater<>>)
+MLX_OP(LessEqualNode, predicate<mx::less_equal, std::less_equal<>>)
+MLX_OP(LessNode, predicate<mx::less, std::less<>>)
+MLX_OP(LogAddExpNode, binary<mx::logaddexp>)
+MLX_OP(LogicalAndNode, predicate<mx::logical_and, std::logical_and<>>)
+MLX_OP(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>)
+MLX_OP(MaximumNode, binary<mx::maximum>)
+MLX_OP(MinimumNode, binary<mx::minimum>)
+MLX_OP(MultiplyNode, binary<mx::multiply, cpu::multiply>)
+MLX_OP(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>)
+MLX_OP(PowerNode, binary<power>)
+MLX_OP(RemainderNode, binary<divide_integers<mx::remainder>>)
+MLX_OP(SubtractNode, binary<mx::subtract, cpu::subtract>)
+
+MLX_OP(AsTypeNode, as_type)
+MLX_OP(ClipNode, clip)
+MLX_OP(GeluNode, gelu)
+MLX_OP(RoundNode, round_to)
+MLX_OP(WhereNode, where)
 
 } // namespace executorch_mlx

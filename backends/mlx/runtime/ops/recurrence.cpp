@@ -1,19 +1,173 @@
-// Recurrences over the tokens of a sequence, and the states of layers. See op_row.h.
-#pragma once
+// Recurrences over the tokens of a sequence, and the states of layers. See op.h.
+#include <algorithm>
 
-#include "ops/cpu/cpu_kernels.h"
+#include "kernels/cpu/token_recurrence.h"
+#include "memory/views.h"
+#include "ops/cpu/kernel_result.h"
 #include "ops/index.h"
-#include "ops/op_row.h"
+#include "ops/op.h"
 #include "ops/shape.h"
 
 namespace executorch_mlx {
+
+namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+
+namespace {
+
+// The operands of GatedRecurrenceNode and SelectiveScanNode: see schema.fbs. They are float32, and their shapes are
+// checked.
+struct GatedRecurrenceInputs {
+  mx::array query;
+  mx::array key;
+  mx::array value;
+  mx::array decay;
+  std::optional<mx::array> beta;
+  mx::array state;
+};
+
+struct SelectiveScanInputs {
+  mx::array x;
+  mx::array step;
+  mx::array key;
+  mx::array query;
+  mx::array rates;
+  mx::array state;
+};
+
+// The outputs of all tokens, and the state after the last one.
+struct RecurrenceStates {
+  mx::array out;
+  mx::array state;
+};
+
+bool are_supported(const std::vector<mx::array>& arrays, mx::Stream stream) {
+  return std::all_of(arrays.begin(), arrays.end(),
+      [&](const mx::array& x) { return is_supported_operand(x, stream) && x.dtype() == mx::float32; });
+}
+
+// x [batch, heads, tokens, width], or without the last axis.
+kernel::Tokens tokens_of_heads(const mx::array& x) {
+  return {x.data<float>(), {x.strides(0), x.strides(1), x.strides(2), x.ndim() == 4 ? x.strides(3) : 0}};
+}
+
+// x [batch, tokens, width].
+kernel::Tokens tokens_of(const mx::array& x) {
+  return {x.data<float>(), {x.strides(0), 0, x.strides(1), x.strides(2)}};
+}
+
+mx::array exchange_axes(const mx::array& x, int a, int b, mx::Stream stream) {
+  std::vector<int> axes(x.ndim());
+  for (int i = 0; i < static_cast<int>(axes.size()); ++i) {
+    axes[i] = i == a ? b : i == b ? a : i;
+  }
+  return views::transpose(x, axes, stream);
+}
+
+// Whether the memory of an available state [batch, heads, size, columns] has the columns as rows, in a form that the
+// kernel reads as it is.
+bool is_transposed(const mx::array& state, mx::Stream stream) {
+  return state.is_available() && !state.flags().row_contiguous && state.shape(2) % 16 == 0 &&
+      exchange_axes(state, 2, 3, stream).flags().row_contiguous;
+}
+
+// Recurrences over tokens, token by token: the results have the same bits however the tokens are divided into calls.
+std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& r, mx::Stream stream) {
+  std::vector<mx::array> inputs{r.query, r.key, r.value, r.decay, r.state};
+  if (r.beta) {
+    inputs.push_back(*r.beta);
+  }
+  if (!are_supported(inputs, stream)) {
+    return std::nullopt;
+  }
+  const bool transposed = is_transposed(r.state, stream);
+  inputs[4] = transposed ? exchange_axes(r.state, 2, 3, stream) : contiguous(r.state, stream);
+  const auto make_task = [transposed](const auto& inputs, auto& outputs) -> Task {
+    const auto &query = inputs[0], &value = inputs[2], &decay = inputs[3];
+    const kernel::GatedRecurrence task{.query = tokens_of_heads(query),
+        .key = tokens_of_heads(inputs[1]),
+        .value = tokens_of_heads(value),
+        .decay = tokens_of_heads(decay),
+        .beta = inputs.size() > 5 ? tokens_of_heads(inputs[5]) : kernel::Tokens{},
+        .decays_by_channel = decay.ndim() == 4,
+        .batch = value.shape(0),
+        .heads = value.shape(1),
+        .groups = query.shape(1),
+        .tokens = value.shape(2),
+        .size = query.shape(3),
+        .columns = value.shape(3),
+        .state = inputs[4].template data<float>(),
+        .next = outputs[1].template data<float>(),
+        .is_transposed = transposed,
+        .y = outputs[0].template data<float>()};
+    return [task] { kernel::gated_recurrence(task); };
+  };
+  // The layers of a model want the heads of a token beside each other.
+  const auto& shape = r.value.shape();
+  auto results = kernel_results("GatedRecurrence", {{shape[0], shape[2], shape[1], shape[3]}, inputs[4].shape()},
+      {mx::float32, mx::float32}, inputs, stream, make_task);
+  return RecurrenceStates{
+      exchange_axes(results[0], 1, 2, stream), transposed ? exchange_axes(results[1], 2, 3, stream) : results[1]};
+}
+
+std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& s, mx::Stream stream) {
+  std::vector<mx::array> inputs{s.x, s.step, s.key, s.query, s.rates, s.state};
+  if (!are_supported(inputs, stream)) {
+    return std::nullopt;
+  }
+  for (int i = 2; i < 6; ++i) {
+    inputs[i] = contiguous(inputs[i], stream);
+  }
+  const auto make_task = [](const auto& inputs, auto& outputs) -> Task {
+    const auto& x = inputs[0];
+    const kernel::SelectiveScan task{.x = tokens_of(x),
+        .step = tokens_of(inputs[1]),
+        .key = tokens_of(inputs[2]),
+        .query = tokens_of(inputs[3]),
+        .rates = inputs[4].template data<float>(),
+        .batch = x.shape(0),
+        .tokens = x.shape(1),
+        .channels = x.shape(2),
+        .size = inputs[4].shape(1),
+        .state = inputs[5].template data<float>(),
+        .next = outputs[1].template data<float>(),
+        .y = outputs[0].template data<float>()};
+    return [task] { kernel::selective_scan(task); };
+  };
+  auto results = kernel_results(
+      "SelectiveScan", {s.x.shape(), s.state.shape()}, {mx::float32, mx::float32}, inputs, stream, make_task);
+  return RecurrenceStates{results[0], results[1]};
+}
+
+// The states [B, N] of the given rows of `states` [1, 1, R, N]. -1 in place of a row stands for zeros. nullopt also if
+// the states are lazy.
+std::optional<mx::array> read_layer_state(const mx::array& states, const std::vector<int>& rows, mx::Stream stream) {
+  if (!computes_at_once(stream) || !states.is_available() || !states.flags().row_contiguous || states.size() == 0) {
+    return std::nullopt;
+  }
+  const int64_t bytes = states.shape(3) * static_cast<int64_t>(states.itemsize());
+  std::vector<const void*> from;
+  for (const int row : rows) {
+    from.push_back(row < 0 ? nullptr : states.data<char>() + row * bytes);
+  }
+  auto out = allocate_result({static_cast<int>(rows.size()), states.shape(3)}, states.dtype());
+  if constexpr (kHasKernels) {
+    kernel::copy_rows(from.data(), static_cast<int64_t>(from.size()), bytes, out.data<void>());
+  }
+  return out;
+}
+
+} // namespace
+
+} // namespace cpu
+
+namespace {
 
 // On devices without a kernel, the number of tokens after which the evaluation of the state starts, so that the graph
 // that is not evaluated yet does not grow with the number of tokens.
 constexpr int kTokensPerEvaluation = 64;
 
 // Checks that x is float32 with this shape.
-inline void check_tokens(const char* name, const mx::array& x, const mx::Shape& shape) {
+void check_tokens(const char* name, const mx::array& x, const mx::Shape& shape) {
   check_argument(
       x.dtype() == mx::float32 && x.shape() == shape, name, ": got ", describe(x), ", expected float32", dims(shape));
 }
@@ -33,11 +187,11 @@ cpu::RecurrenceStates for_each_token(int tokens, int axis, mx::array& state, Con
 }
 
 // x [B, G, ...] as [B, heads, ...]. Consecutive heads get the same part of x.
-inline mx::array per_head(const mx::array& x, int heads, const Context& c) {
+mx::array per_head(const mx::array& x, int heads, const Context& c) {
   return x.shape(1) == heads ? x : mx::repeat(x, heads / x.shape(1), 1, c.stream);
 }
 
-inline cpu::RecurrenceStates recur_with_mlx(const cpu::GatedRecurrenceInputs& r, Context& c) {
+cpu::RecurrenceStates recur_with_mlx(const cpu::GatedRecurrenceInputs& r, Context& c) {
   const int heads = r.value.shape(1);
   const auto query = per_head(r.query, heads, c), key = per_head(r.key, heads, c);
   mx::array state = r.state;
@@ -63,7 +217,7 @@ inline cpu::RecurrenceStates recur_with_mlx(const cpu::GatedRecurrenceInputs& r,
   });
 }
 
-inline void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
+void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
   c.make_available({n.query(), n.key(), n.value(), n.decay(), n.beta(), n.state()});
   const cpu::GatedRecurrenceInputs r{.query = c.in(n.query()),
       .key = c.in(n.key()),
@@ -101,7 +255,7 @@ inline void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
   c.set(n.out_state(), result.state);
 }
 
-inline cpu::RecurrenceStates scan_with_mlx(const cpu::SelectiveScanInputs& s, Context& c) {
+cpu::RecurrenceStates scan_with_mlx(const cpu::SelectiveScanInputs& s, Context& c) {
   mx::array state = s.state;
   return for_each_token(s.x.shape(1), 1, state, c, [&](int token) {
     const auto at = [&](const mx::array& x) { return views::take(x, token, 1, c.stream); };
@@ -115,7 +269,7 @@ inline cpu::RecurrenceStates scan_with_mlx(const cpu::SelectiveScanInputs& s, Co
   });
 }
 
-inline void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
+void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
   c.make_available({n.x(), n.step(), n.key(), n.query(), n.rates(), n.state()});
   const cpu::SelectiveScanInputs s{.x = c.in(n.x()),
       .step = c.in(n.step()),
@@ -146,7 +300,7 @@ inline void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
 }
 
 // Returns which of the rows of the states to copy, and -1 for zeros. nullopt if an operand is lazy.
-inline std::optional<std::vector<int>> rows_to_read(
+std::optional<std::vector<int>> rows_to_read(
     const mx::array& start, const std::optional<mx::array>& row, int rows, Context& c) {
   if (!cpu::computes_at_once(c.stream) || !start.is_available() || (row && !row->is_available())) {
     return std::nullopt;
@@ -160,7 +314,7 @@ inline std::optional<std::vector<int>> rows_to_read(
   return result;
 }
 
-inline void read_layer_state(const fb::ReadLayerStateParams& n, Context& c) {
+void read_layer_state(const fb::ReadLayerStateParams& n, Context& c) {
   c.make_available({n.start(), n.row()});
   const auto& states = c.in(n.states());
   const auto start = c.in(n.start());
@@ -184,10 +338,10 @@ inline void read_layer_state(const fb::ReadLayerStateParams& n, Context& c) {
   c.set(n.out(), mx::where(is_first, mx::zeros({}, states.dtype(), c.stream), held, c.stream));
 }
 
-constexpr OpRow kRecurrenceRows[] = {
-    MLX_ROW(GatedRecurrenceNode, gated_recurrence),
-    MLX_ROW(ReadLayerStateNode, read_layer_state),
-    MLX_ROW(SelectiveScanNode, selective_scan),
-};
+} // namespace
+
+MLX_OP(GatedRecurrenceNode, gated_recurrence)
+MLX_OP(ReadLayerStateNode, read_layer_state)
+MLX_OP(SelectiveScanNode, selective_scan)
 
 } // namespace executorch_mlx

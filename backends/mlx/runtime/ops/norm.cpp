@@ -1,0 +1,90 @@
+// Normalization and softmax. See op.h.
+#include "gpu/fused.h"
+#include "kernels/cpu/norm.h"
+#include "ops/cpu/kernel_result.h"
+#include "ops/op.h"
+
+namespace executorch_mlx {
+
+namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+
+namespace {
+
+// Like mx::fast::rms_norm, computed in float32. x [..., width] and weight [width] are float32, float16 or bfloat16. The
+// result has the dtype of x.
+std::optional<mx::array> rms_norm(
+    const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream) {
+  if (!is_supported_operand(x, stream) || (weight && !float_type(weight->dtype()))) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs{contiguous(x, stream)};
+  if (weight) {
+    inputs.push_back(contiguous(*weight, stream));
+  }
+  const auto make_task = [eps](const auto& inputs, auto& out) -> Task {
+    const auto& x = inputs[0];
+    const auto& weight = inputs.back(); // or x, if there is no weight
+    const void* weights = inputs.size() > 1 ? weight.template data<void>() : nullptr;
+    const auto type = *float_type(x.dtype());
+    const auto weight_type = *float_type(weight.dtype());
+    const int64_t width = out.shape(-1);
+    const int64_t rows = static_cast<int64_t>(out.size()) / width;
+    return [=, from = x.template data<void>(), to = out.template data<void>()] {
+      kernel::rms_norm(from, type, weights, weight_type, to, rows, width, eps);
+    };
+  };
+  return kernel_result("RmsNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
+}
+
+} // namespace
+
+} // namespace cpu
+
+namespace {
+
+// Checks x and its weight or bias, which `argument` names.
+void check_norm(const mx::array& x, const std::optional<mx::array>& weight, const char* argument) {
+  check_argument(x.ndim() >= 1, "x: expected at least 1 axis");
+  check_argument(!weight || (weight->ndim() == 1 && weight->shape(0) == x.shape(-1)), argument, ": got ",
+      describe(weight.value_or(x)), ", expected shape [", x.shape(-1), "]");
+}
+
+void rms_norm(const fb::RMSNormParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto weight = c.optional(n.weight());
+  check_norm(x, weight, "weight");
+  if (const auto y = cpu::rms_norm(x, weight, n.eps(), c.stream)) {
+    return c.set(n.out(), *y);
+  }
+  if (const auto y = weight ? gpu::rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
+    return c.set(n.out(), *y);
+  }
+  c.set(n.out(), x.size() == 0 ? x : mx::fast::rms_norm(x, weight, n.eps(), c.stream));
+}
+
+void layer_norm(const fb::LayerNormParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto weight = c.optional(n.weight());
+  const auto bias = c.optional(n.bias());
+  check_norm(x, weight, "weight");
+  check_norm(x, bias, "bias");
+  c.set(n.out(), x.size() == 0 ? x : mx::fast::layer_norm(x, weight, bias, n.eps(), c.stream));
+}
+
+void softmax(const fb::SoftmaxParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  if (x.ndim() == 0) {
+    checked_axis(n.axis(), 1);
+    return c.set(n.out(), mx::ones_like(x, c.stream));
+  }
+  const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
+  c.set(n.out(), x.size() == 0 ? x : mx::softmax(x, std::vector<int>{axis}, n.precise(), c.stream));
+}
+
+} // namespace
+
+MLX_OP(LayerNormNode, layer_norm)
+MLX_OP(RMSNormNode, rms_norm)
+MLX_OP(SoftmaxNode, softmax)
+
+} // namespace executorch_mlx
