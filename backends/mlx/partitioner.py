@@ -206,8 +206,12 @@ class MLXPartitioner(Partitioner):
 
         The second result, ExecuTorch's filter of nodes, is None.
         """
-        targets = self._targets_to_lower(ep, REGISTRY.ops_to_preserve())
+        targets = self.lowered_targets(ep)
         return list(targets - self._targets_in_undelegated_bodies(ep, targets)), None
+
+    def lowered_targets(self, program: ExportedProgram) -> set[torch._ops.OpOverload]:
+        """Return the operators with a handler that can lower all of their calls, if MLX gets all nodes of `program`."""
+        return self._targets_to_lower(program, REGISTRY.ops_to_preserve())
 
     def _targets_in_undelegated_bodies(self, program: ExportedProgram, targets: set) -> set:
         """Return the members of `targets` in branches and loop bodies that ExecuTorch will run.

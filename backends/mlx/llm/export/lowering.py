@@ -77,7 +77,7 @@ def _decomposed(
     Unused parameters and the assertions about dtypes are removed, as `to_edge_transform_and_lower` does.
     """
     program = partitioner.transform_for_pre_decomposition(program)
-    preserved = set(partitioner.ops_to_not_decompose(program)[0])
+    preserved = partitioner.lowered_targets(program)
     table = {target: decomposition for target, decomposition in table.items() if target not in preserved}
     return remove_unused_parameters_pass(decompose(program, table))
 
