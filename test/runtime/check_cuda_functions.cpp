@@ -8,6 +8,5 @@ bool executorch_mlx::internals::are_usable() { return true; }
 
 int main(int, char** argv) {
   const auto mismatch = executorch_mlx::internals::version_mismatch(argv[1]);
-  const char* const missing = executorch_mlx::gpu::missing_function();
-  std::puts(!mismatch.empty() ? mismatch.c_str() : missing != nullptr ? missing : "");
+  std::puts((mismatch.empty() ? executorch_mlx::gpu::why_unusable() : mismatch).c_str());
 }

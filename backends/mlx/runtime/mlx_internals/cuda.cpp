@@ -106,8 +106,8 @@ void check(int result, const char* call) {
   }
 }
 
-// The name of the first function above that is missing, or null.
-const char* missing_function() {
+// Why the functions above cannot be called, or "".
+std::string why_unusable() {
   const char* missing = nullptr;
   const auto look_at = [&](const auto&... functions) {
     ((missing = missing == nullptr && functions.address == nullptr ? functions.name : missing), ...);
@@ -116,7 +116,7 @@ const char* missing_function() {
       command_encoder, cuCtxGetDevice, cuDeviceGetAttribute, cuModuleLoadData, cuModuleGetFunction, cuGraphCreate,
       cuGraphDestroy, cuGraphAddKernelNode, cuGraphAddDependencies, nvrtcCreateProgram, nvrtcDestroyProgram,
       nvrtcCompileProgram, nvrtcGetCUBINSize, nvrtcGetCUBIN, nvrtcGetProgramLogSize, nvrtcGetProgramLog);
-  return missing;
+  return missing == nullptr ? "" : str("MLX ", mx::version(), " lacks the function ", missing);
 }
 
 int ask_for_architecture(mx::Stream stream) {
@@ -194,11 +194,11 @@ bool is_cuda(mx::Stream stream) {
     if (!mx::cu::is_available() || !internals::are_usable()) {
       return false;
     }
-    const char* const missing = missing_function();
-    if (missing != nullptr) {
-      ET_LOG(Error, "MLX: the kernels for CUDA of this library are not used: MLX lacks the function %s", missing);
+    const std::string reason = why_unusable();
+    if (!reason.empty()) {
+      ET_LOG(Error, "MLX: the kernels for CUDA of this library are not used: %s", reason.c_str());
     }
-    return missing == nullptr;
+    return reason.empty();
   }();
   return has_cuda && stream.device == mx::Device::gpu;
 }
