@@ -110,7 +110,6 @@ SHORT_FORM: dict[str, list[str]] = {
     "packaging/test_import_effects.py::test_import_prints_nothing": [],
     "partitioner/test_partitioner.py::test_cumulative_operator_over_a_dynamic_dimension": ["cumprod"],
     "random/test_seeding.py::test_the_program_draws_what_eager_torch_draws": [],
-    "runtime/test_dispatch_table.py::test_table_needs_exactly_one_row_per_op": ["missing", "duplicate second row"],
     "runtime/test_import_order.py::test_commands_say_why_they_fail": [],
     "runtime/test_import_order.py::test_doctor_says_which_delegate_answers": [],
     "runtime/test_import_order.py::test_ours_first_runs_programs": [],
