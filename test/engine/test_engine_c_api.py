@@ -270,14 +270,20 @@ def test_full_queue_is_busy(path):
         ({"temperature": float("nan")}, "temperature: got nan, expected a finite number"),
         ({"repetition_penalty": 0}, "repetition_penalty: got 0, expected a finite number greater than 0"),
         ({"top_k": 5}, "top_k: the program was exported without this parameter"),
-        ({"logprobs": 0}, "logprobs: the program was exported without this parameter"),
+        ({"logprobs": 0}, "logprobs: the program was exported without this parameter; export it with --logprobs K"),
         ({"logprobs": -2}, "logprobs: got -2, expected at least -1"),
         ({"draft": -2}, "draft: got -2, expected at least -1"),
         ({"max_new_tokens": -1}, "max_new_tokens: got -1, expected at least 0"),
         ({"stop": [""]}, "stop: got an empty string, expected at least one character"),
         ({"stop_ids": [-1]}, "stop_ids: id -1 is outside the vocabulary [0, 256)"),
-        ({"logit_bias": {1: 1.0}}, "logit_bias: the program was exported without this parameter"),
-        ({"allowed_tokens": lambda answer: [1]}, "allowed_tokens: the program was exported without this parameter"),
+        (
+            {"logit_bias": {1: 1.0}},
+            "logit_bias: the program was exported without this parameter; export it with --logit-bias K",
+        ),
+        (
+            {"allowed_tokens": lambda answer: [1]},
+            "allowed_tokens: the program was exported without this parameter; export it with --allowed-tokens",
+        ),
     ],
 )
 def test_invalid_request_is_refused(engine, options, message):

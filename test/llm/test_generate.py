@@ -261,7 +261,9 @@ def test_load_errors(tmp_path, logits_program):
 
     path = tmp_path / "other.pte"
     path.write_bytes(to_edge_transform_and_lower(exported).to_executorch().buffer)
-    with pytest.raises(ValueError, match="other.pte: missing method get_max_seq_len"):
+    with pytest.raises(
+        ValueError, match="other.pte: got a program with the methods forward, expected a language or speech model"
+    ):
         LLM.load(path)
 
 

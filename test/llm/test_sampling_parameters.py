@@ -82,7 +82,7 @@ def test_the_documented_inputs_are_those_of_the_table():
         if len(cells) == 5 and cells[0].startswith("`"):
             for name, dtype in zip(re.findall(r"`([a-z_]+)`", cells[0]), cells[2].split(", ")):
                 documented[name] = (dtype, *cells[3:])
-    assert tuple(documented) == (*INPUTS, "logprobs")
+    assert tuple(documented) == (*INPUTS, "logprobs", "adjusts")
     for parameter, spec in PARAMETERS.items():
         for name in spec.inputs:
             dtype, condition, off = documented[name]

@@ -14,6 +14,7 @@ WITHOUT_OP_ROW = {
     "aten._assert_tensor_metadata.default": "an assertion; op rows of _to_copy contain it",
     "aten.sym_constrain_range.default": "an assertion",
     "aten.sym_constrain_range_for_size.default": "an assertion",
+    "aten.sym_numel.default": "of traced composites; test_more_families.py and test_mtp.py export models with it",
     "torch.sym_not": "part of a condition; the op row of operator.gt contains it",
     **{f"mlx.{n}.default": "takes the place of that of torch" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     "mlx.token_logprobs.default": "a composite; test/custom_kernel_ops compares it with eager torch",

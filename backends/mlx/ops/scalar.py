@@ -5,6 +5,7 @@ No instruction is emitted for assertions and for conditions that are only assert
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
@@ -68,6 +69,16 @@ def power(P: Lowering, a, b):
 @REGISTRY.lower(aten.sym_size.int)
 def sym_size(P: Lowering, self, dim):
     return P.size(self, dim)
+
+
+@REGISTRY.lower(aten.sym_numel.default)
+def sym_numel(P: Lowering, self):
+    """Lower the number of elements: traced composites have it, exported graphs do not."""
+    extents = [P.size(self, i) for i in range(self.ndim)]
+    total = math.prod(extent for extent in extents if isinstance(extent, int))
+    for extent in (extent for extent in extents if not isinstance(extent, int)):
+        total = P.emit(ir.MultiplyIntNode, a=extent, b=total)
+    return total
 
 
 @REGISTRY.lower(aten._local_scalar_dense.default)
