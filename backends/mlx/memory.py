@@ -87,8 +87,9 @@ def set_memory_limit(limit: int | None) -> int | None:
 
     `mlx.core.set_memory_limit` only gives MLX a guideline. This limit is enforced: a load or a call that would exceed
     it fails. ExecuTorch then returns `MemoryAllocationFailed`, which is a RuntimeError in Python, and the log has a
-    line with the sizes. `LLM` raises `OutOfMemoryError`. The mutable buffers of the program, such as KV caches, then
-    have the contents from before the call. The call can be repeated after the limit is raised, or with smaller inputs.
+    line with the sizes. `LLM` raises `OutOfMemoryError`. The mutable buffers of the program, such as KV caches, are
+    then as before the call, or undefined until they are reset: the log says which. The call can be repeated after the
+    limit is raised, or with smaller inputs; after a reset, the prompt has to be given again.
 
     The delegate compares the limit with an estimate before an evaluation starts. The estimate counts the results of all
     operations. It counts neither the work space inside most operations nor what other code allocates with MLX at the

@@ -73,7 +73,7 @@ def sym_size(P: Lowering, self, dim):
 
 @REGISTRY.lower(aten.sym_numel.default)
 def sym_numel(P: Lowering, self):
-    """Lower the number of elements: traced composites have it, exported graphs do not."""
+    """Lower the number of elements. Traced composites have this operator; exported graphs do not."""
     extents = [P.size(self, i) for i in range(self.ndim)]
     total = math.prod(extent for extent in extents if isinstance(extent, int))
     for extent in (extent for extent in extents if not isinstance(extent, int)):
