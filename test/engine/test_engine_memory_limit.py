@@ -83,7 +83,8 @@ def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_
     """The limit is set while a step of both rows is pending. The ring buffers can go back by one position only.
 
     The rows go on with the tokens of the pending step, and know afterwards which tokens they hold. How much memory a
-    step of one row takes depends on the processor, so the test raises the limit until such steps have room.
+    step of one row and of two rows takes depends on the processor, so the test raises the limit until steps of one row
+    have room and steps of two rows do not. Below and above this limit, the answers are errors or right, too.
     """
     from executorch_mlx import memory
 
@@ -91,7 +92,7 @@ def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_
     options = options_of({"temperature": 1, "seed": 3, "top_k": 20}, draft=0, max_new_tokens=100)
     prompts = [LONG[:40], LONG[40:80]]
     before = memory.set_memory_limit(None)
-    for room in range(20_000, 60_000, 2_000):
+    for room in range(0, 60_000, 2_000):
         with api.Engine(path, overlap=1) as engine:
 
             def limit(request, room=room):
@@ -104,19 +105,17 @@ def test_overlapped_step_of_several_rows_beyond_the_memory_limit_is_divided(tmp_
             try:
                 assert all(request.wait() for request in requests)
                 assert all("memory limit" in request.error for request in requests if request.error)
-                divided = not any(request.error for request in requests)
-                if divided:
-                    assert [request.tokens for request in requests] == expected
-                    assert engine.stats().steps - steps > 150  # almost all steps are for one row
+                answered = not any(request.error for request in requests)
+                assert not answered or [request.tokens for request in requests] == expected
             finally:
                 memory.set_memory_limit(before)
                 for request in requests:
                     request.free()
-            for prompt, tokens in zip(prompts, expected, strict=True) if divided else ():
+            for prompt, tokens in zip(prompts, expected, strict=True) if answered else ():
                 with engine.submit([*prompt, *tokens, 5], max_new_tokens=1) as request:
                     assert request.wait() and request.info.reused_tokens == len(prompt) + len(tokens) - 1
-        if divided:
-            return
+            if answered and engine.stats().steps - steps > 150:  # almost all steps are for one row
+                return
     pytest.fail("no limit had room for steps of one row only")
 
 
