@@ -158,9 +158,14 @@ class RowBuffers {
   RowBuffers(const LlmProgram& program, std::shared_ptr<executorch_mlx_buffers> buffers)
       : program_(program), buffers_(std::move(buffers)) {
     check_argument(buffers_ != nullptr, "prefix: the program keeps its cache outside of MLX");
+    for (size_t i = 0; i < executorch_mlx_buffers_count(buffers_.get()); ++i) {
+      if (!is_of_adapters(i)) {
+        indices_.push_back(i);
+      }
+    }
   }
 
-  size_t count() const { return executorch_mlx_buffers_count(buffers_.get()); }
+  size_t count() const { return indices_.size(); }
 
   struct Range {
     int64_t begin; // index on axis 2 at which the row begins
@@ -187,13 +192,13 @@ class RowBuffers {
   }
 
   void copy(size_t buffer, int64_t from, int64_t to, int64_t count) {
-    check_call(executorch_mlx_buffers_copy(buffers_.get(), buffer, from, to, count), buffer);
+    check_call(executorch_mlx_buffers_copy(buffers_.get(), indices_[buffer], from, to, count), buffer);
   }
   void read(size_t buffer, const Range& range, char* data) {
-    check_call(executorch_mlx_buffers_read(buffers_.get(), buffer, range.begin, range.count, data), buffer);
+    check_call(executorch_mlx_buffers_read(buffers_.get(), indices_[buffer], range.begin, range.count, data), buffer);
   }
   void write(size_t buffer, const Range& range, const char* data) {
-    check_call(executorch_mlx_buffers_write(buffers_.get(), buffer, range.begin, range.count, data), buffer);
+    check_call(executorch_mlx_buffers_write(buffers_.get(), indices_[buffer], range.begin, range.count, data), buffer);
   }
 
  private:
@@ -204,20 +209,31 @@ class RowBuffers {
   Size size_of_row(size_t buffer) const {
     int64_t size = 0;
     size_t index_bytes = 0;
-    executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
+    executorch_mlx_buffers_size(buffers_.get(), indices_[buffer], &size, &index_bytes);
     const int64_t rows = program_.metadata().rows;
-    check(size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
-        executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
+    check(size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ", describe(buffer), " has no rows");
     return {size / rows, index_bytes};
   }
 
   void check_call(int error, size_t buffer) const {
-    check_ok(static_cast<executorch::runtime::Error>(error), "prefix: buffer ",
-        executorch_mlx_buffers_describe(buffers_.get(), buffer), ": ");
+    check_ok(static_cast<executorch::runtime::Error>(error), "prefix: buffer ", describe(buffer), ": ");
+  }
+
+  const char* describe(size_t buffer) const {
+    return executorch_mlx_buffers_describe(buffers_.get(), indices_[buffer]);
+  }
+
+  // Whether a buffer has the slots of adapters, and no rows.
+  bool is_of_adapters(size_t index) const {
+    constexpr std::string_view kModule = "adapters.";
+    return program_.metadata().adapter_slots > 0 &&
+        std::string_view(executorch_mlx_buffers_describe(buffers_.get(), index)).find(kModule) !=
+        std::string_view::npos;
   }
 
   const LlmProgram& program_;
   const std::shared_ptr<executorch_mlx_buffers> buffers_;
+  std::vector<size_t> indices_; // of the buffers with rows
 };
 
 namespace {

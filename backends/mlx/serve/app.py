@@ -15,6 +15,7 @@ from fastapi.staticfiles import StaticFiles
 
 from ..llm import LLM
 from . import ollama
+from .adapters import adapter_routes
 from .batches import Batches
 from .chat_request import ChatRequest
 from .errors import ANTHROPIC_ERRORS, ERRORS, OLLAMA_ERRORS, Responses, add_error_handlers, no_embeddings
@@ -78,6 +79,8 @@ def create_app(
     app.include_router(_ollama_routes(service))
     app.include_router(file_routes(service, batches))
     app.include_router(_information_routes(service))
+    if service.settings.allow_adapter_updates:
+        app.include_router(adapter_routes(service))
     app.mount("/page", StaticFiles(directory=PAGE))
     return app
 

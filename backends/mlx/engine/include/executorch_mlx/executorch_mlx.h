@@ -149,6 +149,32 @@ executorch_mlx_status executorch_mlx_engine_save_prefix(
 executorch_mlx_status executorch_mlx_engine_load_prefix(
     executorch_mlx_engine* engine, const char* path, int64_t* length);
 
+// The weights of a LoRA adapter for one layer.
+typedef struct {
+  const char* layer; // its path, one of the lines of the data "adapter_layers" of the model
+  size_t rank; // at most the integer "adapter_rank" of the model
+  size_t inputs;
+  size_t outputs;
+  const float* a; // [rank, inputs]
+  const float* b; // [outputs, rank], multiplied by the scale of the adapter
+} executorch_mlx_adapter_weights;
+
+// Gives an adapter a name, which requests can use from then on. Copies the weights, which the program adds to those of
+// its layers, and waits until they are written, between two steps. Layers without weights stay unchanged. If there is
+// an adapter of this name, the new one takes its place; requests that were submitted before keep the old one until they
+// end. An adapter takes a slot as long as it has a name, or a request that has not ended: BUSY if all of the
+// "adapter_slots" are in use. INVALID_ARGUMENT if the weights do not fit the program. Not for callbacks.
+executorch_mlx_status executorch_mlx_engine_load_adapter(
+    executorch_mlx_engine* engine, const char* name, const executorch_mlx_adapter_weights* layers, size_t count);
+
+// Takes the name away from an adapter. Requests that were submitted before keep the adapter until they end.
+executorch_mlx_status executorch_mlx_engine_unload_adapter(executorch_mlx_engine* engine, const char* name);
+
+// Stores the names of the adapters in `names`, each with a 0 at its end, and their size in `size`. If `capacity` is
+// less than this size, stores only the size.
+executorch_mlx_status executorch_mlx_engine_list_adapters(
+    executorch_mlx_engine* engine, char* names, size_t capacity, size_t* size);
+
 // Computes the log probability of each target, given `prompt` and the earlier targets, under the model's own
 // distribution (temperature 1, no filters). Writes `logprobs` [target_count] and, unless it is NULL, `is_greedy`
 // [target_count]: whether the target is the most likely token. Needs a program with the method verify and logprobs;
@@ -245,10 +271,12 @@ typedef struct {
   // The answer has at least so many tokens. Until then, no stop id is drawn, and stop strings are ordinary text. If
   // there are stop ids, the program must take allowed_tokens or return logits. 0: no minimum.
   int64_t min_new_tokens;
+
+  const char* adapter; // the name of a LoRA adapter, or NULL
 } executorch_mlx_request_options;
 #define EXECUTORCH_MLX_REQUEST_OPTIONS                                                                              \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
-      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0}
+      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0, NULL}
 
 static inline executorch_mlx_request_options executorch_mlx_default_request_options(void) {
   executorch_mlx_request_options options = EXECUTORCH_MLX_REQUEST_OPTIONS;
@@ -274,8 +302,10 @@ typedef struct {
   bool* is_greedy; // [target_count]
   int64_t* top_tokens; // [target_count, top_count]
   float* top_logprobs; // [target_count, top_count]
+  const char* adapter; // the name of a LoRA adapter, or NULL
 } executorch_mlx_score_options;
-#define EXECUTORCH_MLX_SCORE_OPTIONS {sizeof(executorch_mlx_score_options), NULL, 0, NULL, 0, 0, NULL, NULL, NULL, NULL}
+#define EXECUTORCH_MLX_SCORE_OPTIONS \
+  {sizeof(executorch_mlx_score_options), NULL, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 
 // Checks a request for scores and queues it. Between the calls of the program, which score up to 64 tokens each, other
 // requests have their turns, and the request can be cancelled. It ends with LENGTH, and has no events. Copies `prompt`
