@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchProgramManager
+from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
+from torch.export import default_decompositions
 from torch.utils.checkpoint import checkpoint
 
 from ..collector import paused_collector
@@ -129,17 +131,31 @@ def _checkpoint(layer: torch.nn.Module) -> None:
 
 
 def _lower(programs: dict[str, torch.export.ExportedProgram], settings: dict) -> ExecutorchProgramManager:
-    """Lower the methods to MLX, and add the settings. Raises RuntimeError if MLX cannot run all operators."""
+    """Lower the methods to MLX, and add the settings. Raises RuntimeError if MLX cannot run all operators.
+
+    The delegate reads the ATen dialect, so that the programs need not become edge programs, which takes longer than the
+    rest of the export.
+    """
     partitioner = MLXPartitioner(allow_extensions=True)
-    data = torch.frombuffer(bytearray(json.dumps(settings).encode()), dtype=torch.uint8)
+    constants = {SETTINGS: torch.frombuffer(bytearray(json.dumps(settings).encode()), dtype=torch.uint8)}
+    config = EdgeCompileConfig(_check_ir_validity=False)
     with quiet_lowering():
-        lowered = to_edge_transform_and_lower(
-            programs,
-            partitioner={name: [partitioner] for name in programs},
-            constant_methods={SETTINGS: data},
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
-        report = partitioner.explain()
+        decomposed = {name: _decomposed(program, partitioner) for name, program in programs.items()}
+        try:
+            lowered = EdgeProgramManager(decomposed, constants, config).to_backend(partitioner)
+            report = partitioner.explain()
+        except RuntimeError:
+            report = partitioner.explain()
+            if not report.refused:
+                raise
         if report.refused or report.kept_buffers:
             raise RuntimeError(f"export_training: MLX cannot run the whole step:\n{report}")
         return lowered.to_executorch()
+
+
+def _decomposed(program: torch.export.ExportedProgram, partitioner: MLXPartitioner) -> torch.export.ExportedProgram:
+    """Return a functional program in which only operators with a handler of the delegate are not decomposed."""
+    program = partitioner.transform_for_pre_decomposition(program)
+    preserved = partitioner.lowered_targets(program)
+    table = {t: f for t, f in default_decompositions().materialize().items() if t not in preserved}
+    return remove_unused_parameters_pass(program.run_decompositions(table))

@@ -39,7 +39,8 @@ def keep_recomputed(graph_module: GraphModule) -> None:
             same[node] = first.setdefault(_expression(node, same), node)
         elif (expression := _expression(node, same)) in first:
             same[node] = first[expression]
-            _delay(node, forward, gradient, delayed)
+            operands = [n for n in node.all_input_nodes if n in forward and same[n].op != "placeholder"]
+            _delay(node, operands, gradient, delayed)
         else:
             same[node] = gradient = node
     graph_module.recompile()
@@ -57,14 +58,12 @@ def _expression(node: Node, same: dict[Node, Node]) -> Any:
     return node.target, str(spec), tuple(leaf if isinstance(leaf, Node) else repr(leaf) for leaf in leaves)
 
 
-def _delay(node: Node, forward: set[Node], gradient: Node, delayed: dict[Node, Node]) -> None:
-    """Give `node`, which recomputes a value, those operands of the forward pass that are no inputs through `after`.
+def _delay(node: Node, operands: list[Node], gradient: Node, delayed: dict[Node, Node]) -> None:
+    """Give `node`, which recomputes a value, its `operands` of the forward pass through `after`.
 
     `gradient` is the last node before `node` that computes a gradient.
     """
-    for operand in node.all_input_nodes:
-        if operand not in forward or operand.op != "call_function":
-            continue
+    for operand in operands:
         if operand not in delayed:
             with node.graph.inserting_before(node):
                 delayed[operand] = node.graph.call_function(after, (operand, gradient))
