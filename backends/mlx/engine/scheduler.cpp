@@ -1,6 +1,7 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <new>
 #include <utility>
@@ -53,6 +54,7 @@ void Scheduler::close() {
     is_closing_ = true;
   }
   changed_.notify_one();
+  settled_.notify_all();
   if (thread_.joinable()) {
     thread_.join();
   }
@@ -81,6 +83,40 @@ void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work)
   const auto request = std::make_shared<Request>(program_, std::move(prompt), std::move(work));
   submit(request);
   wait(*request);
+}
+
+void Scheduler::clone(std::vector<int64_t> ids) {
+  run(std::move(ids), [this](Row& row) {
+    rows_.clone(row);
+    return false;
+  });
+}
+
+void Scheduler::suspend() {
+  wait_until(is_suspended_, [this] { return is_parked_ || !is_suspended_; });
+}
+
+void Scheduler::resume() {
+  {
+    std::lock_guard lock(mutex_);
+    is_suspended_ = false;
+  }
+  changed_.notify_one();
+  settled_.notify_all();
+}
+
+void Scheduler::release_memory() {
+  wait_until(releases_, [this] { return !releases_; });
+}
+
+// Sets a flag for the thread, and waits until `is_done` or the engine is closed.
+void Scheduler::wait_until(bool& flag, const std::function<bool()>& is_done) {
+  check_argument(!is_on_thread(), "engine: a callback must not wait for it");
+  std::unique_lock lock(mutex_);
+  flag = true;
+  changed_.notify_one();
+  settled_.wait(lock, [&] { return is_closing_ || is_done(); });
+  check(!is_closing_, EXECUTORCH_MLX_FAILED, "engine: it is closed");
 }
 
 void Scheduler::wait(Request& request) const {
@@ -125,8 +161,44 @@ void Scheduler::loop() {
 // Returns false if the engine is closing.
 bool Scheduler::wait_for_work() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return is_closing_ || !queue_.empty() || !running_.empty(); });
+  const auto has_work = [this] { return !queue_.empty() || !running_.empty(); };
+  changed_.wait(lock, [&] { return is_closing_ || is_suspended_ || releases_ || has_work(); });
+  while (!is_closing_ && (is_suspended_ || releases_)) {
+    releases_ ? release(lock) : park(lock);
+    changed_.wait(lock, [&] { return is_closing_ || is_suspended_ || releases_ || has_work(); });
+  }
   return !is_closing_;
+}
+
+// Waits until the engine goes on, or memory is to be freed. Meanwhile, requests can be cancelled.
+void Scheduler::park(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  finish_pending();
+  lock.lock();
+  is_parked_ = true;
+  settled_.notify_all();
+  while (!is_closing_ && is_suspended_ && !releases_) {
+    changed_.wait_for(lock, std::chrono::milliseconds(50));
+    lock.unlock();
+    end_cancelled();
+    lock.lock();
+  }
+  is_parked_ = false;
+}
+
+// Frees what the engine can do without.
+void Scheduler::release(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  finish_pending();
+  free_memory();
+  if (running_.empty()) {
+    rows_.forget();
+    program_.unload();
+  }
+  executorch_mlx_clear_cache();
+  lock.lock();
+  releases_ = false;
+  settled_.notify_all();
 }
 
 // Looks at the requests only after a call of cancel(): thousands may be waiting.
@@ -209,6 +281,9 @@ void Scheduler::begin_next() {
     request = std::move(queue_.begin()->second);
     queue_.erase(queue_.begin());
     ++stats_.running;
+  }
+  if (running_.empty()) {
+    guarded({request}, [&] { program_.load(); }); // after release(); the first call reports an error
   }
   if (rows_.has_beginning(request->ids, request->options.samples.get())) {
     finish_pending(); // a row may be copied

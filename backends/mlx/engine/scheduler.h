@@ -54,6 +54,12 @@ class Scheduler {
   // EngineError if it fails.
   void run(std::vector<int64_t> prompt, std::function<bool(Row&)> work);
 
+  // As executorch_mlx_engine_clone(), _suspend(), _resume() and _release_memory(). Throw EngineError.
+  void clone(std::vector<int64_t> ids);
+  void suspend();
+  void resume();
+  void release_memory();
+
   executorch_mlx_engine_stats stats() const;
 
   std::thread::id thread_id() const { return thread_id_; }
@@ -75,6 +81,9 @@ class Scheduler {
   // -- the thread: requests join, their prompts are read, a step is made, requests leave
   void loop();
   bool wait_for_work();
+  void park(std::unique_lock<std::mutex>& lock);
+  void release(std::unique_lock<std::mutex>& lock);
+  void wait_until(bool& flag, const std::function<bool()>& is_done);
   void end_cancelled();
   void read_prompts();
   void begin_next();
@@ -151,6 +160,10 @@ class Scheduler {
   std::multimap<int32_t, std::shared_ptr<Request>, std::greater<>> queue_;
   executorch_mlx_engine_stats stats_ = {};
   bool is_closing_ = false;
+  bool is_suspended_ = false;
+  bool is_parked_ = false; // the thread waits for resume(), and the device has no work
+  bool releases_ = false; // memory is to be freed
+  std::condition_variable settled_; // the thread has done what suspend() or release_memory() wait for
 
   std::mutex closing_; // held while the thread is joined
   std::thread thread_;

@@ -343,6 +343,26 @@ class Engine {
     return length;
   }
 
+  // Reads a prompt into the cache, see executorch_mlx_engine_prefill().
+  void prefill(std::span<const int64_t> prompt) {
+    check_status(executorch_mlx_engine_prefill(handle_.get(), prompt.data(), prompt.size()));
+  }
+  // Copies the cache of a conversation to another row, see executorch_mlx_engine_clone().
+  void clone(std::span<const int64_t> ids) {
+    check_status(executorch_mlx_engine_clone(handle_.get(), ids.data(), ids.size()));
+  }
+  // Returns the logits after the last token of a prompt, see executorch_mlx_engine_logits().
+  std::vector<float> logits(std::span<const int64_t> prompt, size_t vocab_size) {
+    std::vector<float> result(vocab_size);
+    check_status(executorch_mlx_engine_logits(handle_.get(), prompt.data(), prompt.size(), result.data(), vocab_size));
+    return result;
+  }
+
+  // See executorch_mlx_engine_suspend(), _resume() and _release_memory().
+  void suspend() { check_status(executorch_mlx_engine_suspend(handle_.get())); }
+  void resume() { check_status(executorch_mlx_engine_resume(handle_.get())); }
+  void release_memory() { check_status(executorch_mlx_engine_release_memory(handle_.get())); }
+
   // Returns the log probability of each target, see executorch_mlx_engine_score().
   std::vector<Score> score(std::span<const int64_t> prompt, std::span<const int64_t> targets) {
     std::vector<float> logprobs(targets.size());
