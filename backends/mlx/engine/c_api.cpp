@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 
+#include "c_api.h"
 #include "check.h"
 #include "draft_model.h"
 #include "fork_check.h"
@@ -59,33 +60,17 @@ namespace {
 
 thread_local std::string last_error;
 
-executorch_mlx_status report(executorch_mlx_status status, const char* message) {
+} // namespace
+
+executorch_mlx_status executorch_mlx::engine::report(executorch_mlx_status status, const char* message) {
   last_error = message;
   return status;
 }
 
-template <typename Body>
-executorch_mlx_status guarded(Body&& body) {
-  try {
-    body();
-    return EXECUTORCH_MLX_OK;
-  } catch (const EngineError& error) {
-    return report(error.status, error.what());
-  } catch (const std::bad_alloc& error) {
-    return report(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
-  } catch (const std::exception& error) {
-    return report(EXECUTORCH_MLX_FAILED, error.what());
-  } catch (...) {
-    return report(EXECUTORCH_MLX_FAILED, "unknown exception");
-  }
-}
+namespace {
 
 void check_language_model(const LlmProgram& program, const char* function) {
   check_argument(!program.metadata().speech.is_speech(), function, ": the program is a speech model");
-}
-
-void check_not_null(const void* pointer, const char* argument) {
-  check_argument(pointer != nullptr, argument, ": got null");
 }
 
 // Returns `*given` with the default values for the fields that its header does not have.

@@ -59,6 +59,12 @@ typedef struct {
 } executorch_mlx_load_options;
 #define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL}
 
+// The initializers as functions, for Swift, which cannot use the macros.
+static inline executorch_mlx_load_options executorch_mlx_default_load_options(void) {
+  executorch_mlx_load_options options = EXECUTORCH_MLX_LOAD_OPTIONS;
+  return options;
+}
+
 // Loads a program that `executorch-mlx export` wrote. `options` may be NULL.
 executorch_mlx_status executorch_mlx_model_load(
     const char* path, const executorch_mlx_load_options* options, executorch_mlx_model** model);
@@ -96,6 +102,11 @@ typedef struct {
   int64_t overlap; // submit a step before the previous one's tokens are read; 0: no, 1: yes, -1: on a GPU
 } executorch_mlx_engine_options;
 #define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true, -1}
+
+static inline executorch_mlx_engine_options executorch_mlx_default_engine_options(void) {
+  executorch_mlx_engine_options options = EXECUTORCH_MLX_ENGINE_OPTIONS;
+  return options;
+}
 
 // Creates the engine of a model. A model has one engine at a time. `options` may be NULL.
 executorch_mlx_status executorch_mlx_engine_create(
@@ -269,6 +280,11 @@ typedef struct {
 #define EXECUTORCH_MLX_REQUEST_OPTIONS                                                                              \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
       false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0, NULL}
+
+static inline executorch_mlx_request_options executorch_mlx_default_request_options(void) {
+  executorch_mlx_request_options options = EXECUTORCH_MLX_REQUEST_OPTIONS;
+  return options;
+}
 
 // Checks a request and queues it. Copies everything that `options` points to. Free the request with
 // executorch_mlx_request_free().
