@@ -25,7 +25,7 @@ RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, FINISH_ERROR = range(6)  # executorch
 
 
 class BusyError(RuntimeError):
-    """Raised for a request if the queue of the engine is full."""
+    """Raised for a request if the queue of the engine is full, and for an adapter if no slot is free."""
 
 
 class _Struct(ctypes.Structure):

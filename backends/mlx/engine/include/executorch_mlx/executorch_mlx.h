@@ -40,7 +40,7 @@ enum {
   EXECUTORCH_MLX_OUT_OF_MEMORY = 2, // the memory limit, or the machine's memory
   EXECUTORCH_MLX_INVALID_PROGRAM = 3, // the file is not a language model of this project
   EXECUTORCH_MLX_FAILED = 4, // a step of the model failed
-  EXECUTORCH_MLX_BUSY = 5, // the queue of the engine is full
+  EXECUTORCH_MLX_BUSY = 5, // the queue of the engine is full, or no slot is free for an adapter
   EXECUTORCH_MLX_NOT_FOUND = 6, // the file does not exist, or the model has no such value
   EXECUTORCH_MLX_ABORTED = 7, // a callback has ended the load
 };
