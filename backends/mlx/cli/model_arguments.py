@@ -6,7 +6,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from .extras import EXPORT, check_installed
 from .files import MODELS, check_checkpoint, check_program, is_program
 
 if TYPE_CHECKING:
+    from ..encoders import Encoder
     from ..llm import LLM
 
 
@@ -148,12 +149,23 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
     """
     from ..llm import LLM
 
+    return _load(LLM.load, options, **settings)
+
+
+def load_any(options: argparse.Namespace) -> LLM | Encoder:
+    """Like `load`, but the model may also be an encoder."""
+    from ..serve.models import load_model
+
+    return _load(load_model, options)
+
+
+def _load(load: Callable[..., Any], options: argparse.Namespace, **settings: Any) -> Any:
     model = find_model(options.model, options)
     draft = find_draft(options)
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
     with loading(model.path):
-        return LLM.load(
+        return load(
             model.path,
             options.tokenizer,
             draft=draft,

@@ -69,7 +69,7 @@ async def _respond(
     service.check_fields(request, body)
     if not service.models.has_kind(ServedEncoder):
         raise no_embeddings()
-    name: str | None = body.model  # type: ignore[attr-defined]
+    name: str | None = body.model
     annotate(request.scope, model=(name or "")[:100])
     model = await service.models.acquire(name, ServedEncoder)
     try:
