@@ -31,9 +31,9 @@
 #include "memory/mapped_files.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "options.h"
-#include "program/constants.h"
+#include "call/constants.h"
 #include "program/program.h"
-#include "program/shared.h"
+#include "call/shared.h"
 
 namespace executorch_mlx {
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "dtype.h"
-#include "memory/strided_copy.h"
 
 namespace executorch_mlx::internals {
 
@@ -32,6 +31,16 @@ struct Block {
 };
 
 } // namespace
+
+mx::Strides row_major_strides(const mx::Shape& shape) {
+  mx::Strides strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  return strides;
+}
 
 mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset) {
   mx::array y(std::move(shape), x.dtype(), nullptr, {});

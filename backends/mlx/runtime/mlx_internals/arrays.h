@@ -10,6 +10,9 @@ namespace executorch_mlx::internals {
 
 namespace mx = mlx::core;
 
+// Strides of an array whose elements lie in memory without gaps, with the last axis innermost.
+mx::Strides row_major_strides(const mx::Shape& shape);
+
 // Returns a view of x that begins `offset` elements after the first element of x. x is available, and neither x nor the
 // view is empty.
 mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset);

@@ -1,4 +1,4 @@
-#include "program/constants.h"
+#include "call/constants.h"
 
 #include <cstring>
 #include <functional>
