@@ -14,7 +14,7 @@ from typing import Any
 
 from ..batch import AnswerFile, RequestLines, Totals, Workers, answer_all, count_and_check
 from ..batch.table_file import CSV, PARQUET, Table, TableRequests, open_table, write_table
-from . import model_arguments, store
+from . import adapter_arguments, model_arguments, store
 from .errors import CommandError
 from .extras import check_installed
 
@@ -112,6 +112,8 @@ def _check_installed(options: argparse.Namespace) -> None:
             raise CommandError("batch needs pyarrow for Parquet files: pip install pyarrow")
     if options.ray is not None:
         check_installed("batch", "ray", ("ray",))
+        if adapter_arguments.named(options):
+            raise CommandError("--adapter: got --ray as well, whose engines load no adapters")
         if options.device is not None:
             raise CommandError("--device: got --ray as well, which runs a model on the GPU of a machine that has one")
 
@@ -151,7 +153,8 @@ def _open_requests(options: argparse.Namespace) -> tuple[Table | None, RequestLi
         raise CommandError(f"{options.input}: got {got}, expected one of {', '.join(table.columns)}")
     if options.body.get("stream"):
         raise CommandError("--body: stream: expected false in a batch")
-    fields = {"model": _name(options)} | options.body
+    adapters = adapter_arguments.named(options)
+    fields = {"model": adapters[0].name if len(adapters) == 1 else _name(options)} | options.body
     return table, TableRequests(table, options.column, options.chat, options.system, fields, options.embed)
 
 

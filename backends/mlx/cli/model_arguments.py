@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import memory
 from ..llm.hub import HubError
-from . import export_arguments, store
+from . import adapter_arguments, export_arguments, store
+from .adapter_arguments import AdapterFolder
 from .errors import CommandError, ReportedError
 from .export_arguments import RUN_OPTIONS
 from .extras import EXPORT, check_installed
@@ -49,7 +50,8 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help="limit of the memory for weights, KV caches and results together, such as 2GiB (default: no limit)",
     )
     add_device(parser)
-    add_export_options(parser)
+    adapter_arguments.add_to(parser)
+    add_export_options(parser, tuple(name for name in RUN_OPTIONS if name != "adapter"))
 
 
 def add_model(parser: argparse.ArgumentParser, name: str = "model", nargs: str | None = None) -> None:
@@ -59,8 +61,8 @@ def add_model(parser: argparse.ArgumentParser, name: str = "model", nargs: str |
     )
 
 
-def add_export_options(parser: argparse.ArgumentParser) -> None:
-    export_arguments.add_options(parser, RUN_OPTIONS, "export, if MODEL is a checkpoint")
+def add_export_options(parser: argparse.ArgumentParser, names: tuple[str, ...] = RUN_OPTIONS) -> None:
+    export_arguments.add_options(parser, names, "export, if MODEL is a checkpoint")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +95,11 @@ def find_model(model: str, options: argparse.Namespace) -> Model:
     Raises CommandError, ReportedError or OSError if there is no such model, or if it cannot be exported.
     """
     values = export_arguments.given(options, RUN_OPTIONS)
+    adapters: list[AdapterFolder] = []
+    if isinstance(values.get("adapter"), list):  # not of a command that only merges one
+        del values["adapter"]
+        values |= adapter_arguments.merged(options)
+        adapters = adapter_arguments.named(options)
     path = Path(model)
     if path.is_file() and (is_program(path) or path.suffix == ".pte"):
         check_program(path)
@@ -101,6 +108,7 @@ def find_model(model: str, options: argparse.Namespace) -> Model:
             raise CommandError(f"{name}: {model} is exported already, expected a checkpoint; see executorch-mlx export")
         return Model(path, path.stem)
     check_checkpoint(model)
+    values |= adapter_arguments.room(adapters, values)
     return Model((store.find(model, values) or export_model(model, values)).path, store.name_of(model))
 
 
@@ -165,7 +173,7 @@ def _load(load: Callable[..., Any], options: argparse.Namespace, **settings: Any
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
     with loading(model.path):
-        return load(
+        loaded = load(
             model.path,
             options.tokenizer,
             draft=draft,
@@ -173,6 +181,11 @@ def _load(load: Callable[..., Any], options: argparse.Namespace, **settings: Any
             chat_template=options.chat_template,
             **settings,
         )
+    if adapters := adapter_arguments.named(options):
+        if not hasattr(loaded, "load_adapter"):
+            raise CommandError(f"--adapter: got {options.model}, expected a language model")
+        adapter_arguments.load(loaded, adapters)
+    return loaded
 
 
 def find_draft(options: argparse.Namespace) -> Path | None:

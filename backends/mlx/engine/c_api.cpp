@@ -109,9 +109,14 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
 void wait_for_scores(executorch_mlx_engine& engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
     size_t target_count, const Scores& scores, const char* function) {
   check_argument(!engine.scheduler->is_on_thread(), "engine: a callback must not wait for it");
-  const auto request = submit_score(*engine.programs->program, *engine.scheduler,
-      read_array(prompt, prompt_length, "prompt"), read_array(targets, target_count, "targets"), scores, function);
+  const auto request =
+      submit_score(*engine.programs->program, *engine.scheduler, read_array(prompt, prompt_length, "prompt"),
+          read_array(targets, target_count, "targets"), scores, nullptr, function);
   engine.scheduler->wait(*request);
+}
+
+std::shared_ptr<const Adapter> find_adapter(executorch_mlx_engine& engine, const char* name) {
+  return engine.scheduler->adapters().find(name == nullptr ? "" : name);
 }
 
 RequestOptions read_options(const executorch_mlx_request_options* given) {
@@ -291,6 +296,11 @@ executorch_mlx_status executorch_mlx_engine_get_stats(
 
 executorch_mlx_status executorch_mlx_engine_save_prefix(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path) {
+  return executorch_mlx_engine_save_adapter_prefix(engine, nullptr, prompt, length, path);
+}
+
+executorch_mlx_status executorch_mlx_engine_save_adapter_prefix(
+    executorch_mlx_engine* engine, const char* adapter, const int64_t* prompt, size_t length, const char* path) {
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(path, "path");
@@ -299,8 +309,9 @@ executorch_mlx_status executorch_mlx_engine_save_prefix(
     auto ids = read_array(prompt, length, "prompt");
     check_prompt(program.metadata(), ids);
     check_not_forked();
-    RowWriter writer(program, path); // on this thread, because it may read the whole file of the program
-    engine->scheduler->run(std::move(ids), [&](Row& row) { return writer.write_next(row); });
+    auto found = find_adapter(*engine, adapter);
+    RowWriter writer(program, path, found.get()); // on this thread, because it may read the whole file of the program
+    engine->scheduler->run(std::move(ids), std::move(found), [&](Row& row) { return writer.write_next(row); });
   });
 }
 
@@ -311,9 +322,10 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(path, "path");
     check_language_model(*engine->programs->program, "load_prefix");
     check_not_forked();
-    RowReader reader(*engine->programs->program, path); // before a row is given up for it
+    // Before a row is given up for it.
+    RowReader reader(*engine->programs->program, path, engine->scheduler->adapters());
     std::optional<uint64_t> resets;
-    engine->scheduler->run({}, [&](Row& row) {
+    engine->scheduler->run({}, reader.adapter(), [&](Row& row) {
       const uint64_t now = engine->scheduler->resets();
       check(resets.value_or(now) == now, EXECUTORCH_MLX_FAILED, "prefix: another call has failed and reset the row");
       resets = now;
@@ -323,6 +335,45 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
       }
       return has_more;
     });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_load_adapter(
+    executorch_mlx_engine* engine, const char* name, const executorch_mlx_adapter_weights* layers, size_t count) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_argument(name != nullptr && *name != '\0', "adapter: got no name");
+    check_array(layers, count, "adapter");
+    Adapters& adapters = engine->scheduler->adapters();
+    auto weights = adapters.read({layers, count});
+    engine->scheduler->call_between_steps([&] { adapters.load(name, std::move(weights)); });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_unload_adapter(executorch_mlx_engine* engine, const char* name) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_argument(name != nullptr && *name != '\0', "adapter: got no name");
+    check_not_forked();
+    engine->scheduler->adapters().unload(name);
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_list_adapters(
+    executorch_mlx_engine* engine, char* names, size_t capacity, size_t* size) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(size, "size");
+    check_array(names, capacity, "names");
+    check_not_forked();
+    std::string list;
+    for (const std::string& name : engine->scheduler->adapters().names()) {
+      list.append(name).push_back('\0');
+    }
+    *size = list.size();
+    if (list.size() <= capacity) {
+      list.copy(names, list.size());
+    }
   });
 }
 
@@ -363,7 +414,7 @@ executorch_mlx_status executorch_mlx_engine_submit_score(
     const auto& program = engine->programs->program;
     *request = new executorch_mlx_request{program,
         submit_score(*program, *engine->scheduler, read_array(o.prompt, o.prompt_length, "prompt"),
-            read_array(o.targets, o.target_count, "targets"), scores, "submit_score"),
+            read_array(o.targets, o.target_count, "targets"), scores, find_adapter(*engine, o.adapter), "submit_score"),
         engine->scheduler->thread_id()};
   });
 }
@@ -376,8 +427,11 @@ executorch_mlx_status executorch_mlx_engine_submit(
     const auto& program = engine->programs->program;
     RequestOptions o = read_options(options);
     check_options(*program, o);
+    auto adapter = find_adapter(
+        *engine, read_struct<executorch_mlx_request_options>(options, EXECUTORCH_MLX_REQUEST_OPTIONS).adapter);
     std::unique_ptr<executorch_mlx_request> result(new executorch_mlx_request{
         program, std::make_shared<Request>(*program, std::move(o)), engine->scheduler->thread_id()});
+    result->request->adapter = std::move(adapter);
     // Callbacks may run before this function returns. They can already use the request.
     *request = result.get();
     try {

@@ -39,6 +39,11 @@ struct LlmMetadata {
   // the program does not give a number; the host then considers all tokens.
   int64_t history = 0;
 
+  // Adapters that are loaded while the program runs.
+  int64_t adapter_slots = 0; // how many fit at once; 0: the program takes none
+  int64_t adapter_rank = 0; // their largest rank
+  std::vector<std::string> adapter_layers; // the paths of the layers, in the order of the inputs of load_adapter
+
   SpeechMetadata speech;
 };
 

@@ -122,6 +122,7 @@ class RequestOptions(_Struct):
         ("timestamps", c_bool),
         ("allow_suppressed", c_bool),
         ("min_new_tokens", c_int64),
+        ("adapter", c_char_p),
     ]
     _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}
 
@@ -138,6 +139,18 @@ class ScoreOptions(_Struct):
         ("is_greedy", POINTER(c_bool)),
         ("top_tokens", POINTER(c_int64)),
         ("top_logprobs", POINTER(c_float)),
+        ("adapter", c_char_p),
+    ]
+
+
+class AdapterWeights(ctypes.Structure):
+    _fields_ = [
+        ("layer", c_char_p),
+        ("rank", c_size_t),
+        ("inputs", c_size_t),
+        ("outputs", c_size_t),
+        ("a", POINTER(c_float)),
+        ("b", POINTER(c_float)),
     ]
 
 
@@ -165,6 +178,7 @@ STRUCTS = {
     "load_options": LoadOptions,
     "engine_options": EngineOptions,
     "engine_stats": EngineStats,
+    "adapter_weights": AdapterWeights,
     "event": Event,
     "request_options": RequestOptions,
     "score_options": ScoreOptions,
@@ -186,7 +200,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "engine_free": (None, [_HANDLE]),
     "engine_get_stats": (c_int32, [_HANDLE, POINTER(EngineStats)]),
     "engine_save_prefix": (c_int32, [_HANDLE, _IDS, c_size_t, c_char_p]),
+    "engine_save_adapter_prefix": (c_int32, [_HANDLE, c_char_p, _IDS, c_size_t, c_char_p]),
     "engine_load_prefix": (c_int32, [_HANDLE, c_char_p, _IDS]),
+    "engine_load_adapter": (c_int32, [_HANDLE, c_char_p, POINTER(AdapterWeights), c_size_t]),
+    "engine_unload_adapter": (c_int32, [_HANDLE, c_char_p]),
+    "engine_list_adapters": (c_int32, [_HANDLE, c_char_p, c_size_t, POINTER(c_size_t)]),
     "engine_score": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, POINTER(c_float), POINTER(c_bool)]),
     "engine_score_top": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, c_size_t, _IDS, POINTER(c_float)]),
     "engine_submit": (c_int32, [_HANDLE, POINTER(RequestOptions), POINTER(_HANDLE)]),

@@ -9,7 +9,7 @@ This module does not import torch, so that `--help` stays fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,10 @@ def _specs(table: type) -> dict[str, OptionSpec]:
 def _window(argument: str) -> str | int:
     """Read the argument of `--sliding-window`. `ExportOptions` refuses other texts than `auto`."""
     return int(argument) if argument.isdecimal() else argument
+
+
+def _names(argument: str) -> tuple[str, ...]:
+    return tuple(name for name in argument.split(",") if name)
 
 
 _HEAD = "outputs and sampling"
@@ -195,6 +199,7 @@ _ONE_METHOD = "a portable program has one method, because methods share no cache
 _PORTABLE = {
     "batch": ((1,), "a portable program answers one request at a time"),
     "outputs": (("tokens", "logits"), _ONE_METHOD),
+    "adapters": ((0,), _ONE_METHOD),
     "allow_extensions": ((False,), "ExecuTorch's own MLX delegate lacks these IR nodes"),
 }
 
@@ -204,6 +209,10 @@ class ExportOptions:
     """The options of an export, with their defaults. A speech model and an encoder take those that say so.
 
     - `adapter`: a folder of `peft` or mlx-lm with a LoRA adapter to merge into the weights.
+    - `adapters`: room for this number of LoRA adapters, which are loaded while the program runs, and of which each
+      request names one or none. `lora_rank` is their largest rank. `adapter_targets` are the layers that have adapters:
+      names such as `q_proj`, or patterns of paths such as `model.layers.*.mlp.*`; by default all linear layers of the
+      decoder layers.
     - `dtype`: the dtype of the weights and of the computation, or its name, for language and speech models; by default
       float32, or the dtype of a loaded model.
     - `quantize`: `int4` or `int8` in groups of `group_size` (32, 64 or 128; by default 32); `mixed`, which
@@ -293,6 +302,28 @@ class ExportOptions:
         type=Path,
         models=(TEXT,),
         metavar="DIR",
+    )
+    adapters: int = _option(
+        0,
+        "room for N LoRA adapters, which are loaded while the program runs and which each request chooses among",
+        group="weights",
+        type=int,
+        low=0,
+        models=(TEXT,),
+        metavar="N",
+        default_text="0, none",
+    )
+    lora_rank: int = _option(
+        16, "the largest rank of these adapters", group="weights", type=int, low=1, models=(TEXT,), metavar="R"
+    )
+    adapter_targets: Sequence[str] | None = _option(
+        None,
+        "the layers that have such adapters, separated by commas: names such as q_proj, or patterns of paths",
+        group="weights",
+        type=_names,
+        models=(TEXT,),
+        metavar="NAMES",
+        default_text="all linear layers of the decoder layers",
     )
     max_context_len: int | None = _option(
         None,

@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from . import ollama
+from .adapters import adapter_routes
 from .batches import Batches
 from .chat_request import ChatRequest
 from .encoder_routes import encoder_routes, ollama_encoder_routes
@@ -80,6 +81,8 @@ def create_app(
     app.include_router(ollama_encoder_routes(service))
     app.include_router(file_routes(service, batches))
     app.include_router(_information_routes(service))
+    if service.settings.allow_adapter_updates:
+        app.include_router(adapter_routes(service))
     app.mount("/page", StaticFiles(directory=PAGE))
     return app
 

@@ -35,7 +35,7 @@ class ServedEncoder:
     """An encoder with the name that it has in the API."""
 
     def __init__(self, encoder: Encoder, name: str):
-        self.encoder, self.name = encoder, name
+        self.encoder, self.name, self.base = encoder, name, name
         self.queue = EncoderQueue(encoder)
 
     def close(self) -> None:

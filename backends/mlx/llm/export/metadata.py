@@ -41,6 +41,10 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
         "sampling_head": has_head,
     }
     constants |= head.metadata() | {"sampling_adjusts": has_head and bool(head.logits_processors())}
+    if (adapters := decoder.adapters) is not None:
+        paths = "\n".join(layer.path for layer in adapters.layers)
+        constants |= {"adapter_slots": adapters.slots, "adapter_rank": adapters.rank}
+        constants["adapter_layers"] = _bytes(paths.encode())
     if defaults := sampling_defaults(decoder.model):
         constants["sampling_defaults"] = _bytes(json.dumps(defaults).encode())
     if tokenizer is not None:

@@ -59,6 +59,12 @@ typedef struct {
 } executorch_mlx_load_options;
 #define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL}
 
+// The initializers as functions, for Swift, which cannot use the macros.
+static inline executorch_mlx_load_options executorch_mlx_default_load_options(void) {
+  executorch_mlx_load_options options = EXECUTORCH_MLX_LOAD_OPTIONS;
+  return options;
+}
+
 // Loads a program that `executorch-mlx export` wrote. `options` may be NULL.
 executorch_mlx_status executorch_mlx_model_load(
     const char* path, const executorch_mlx_load_options* options, executorch_mlx_model** model);
@@ -97,6 +103,11 @@ typedef struct {
 } executorch_mlx_engine_options;
 #define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true, -1}
 
+static inline executorch_mlx_engine_options executorch_mlx_default_engine_options(void) {
+  executorch_mlx_engine_options options = EXECUTORCH_MLX_ENGINE_OPTIONS;
+  return options;
+}
+
 // Creates the engine of a model. A model has one engine at a time. `options` may be NULL.
 executorch_mlx_status executorch_mlx_engine_create(
     executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine);
@@ -132,11 +143,40 @@ executorch_mlx_status executorch_mlx_engine_get_stats(
 // Writes the cache of a prompt to a file. Positions that are not in the cache yet are computed first. load_prefix()
 // puts the cache into a row, as if a request with this prompt had just ended. Both do their work between two steps, and
 // wait until it is done. load_prefix() refuses a damaged file, and one of another program or format version:
-// INVALID_ARGUMENT.
+// INVALID_ARGUMENT. save_adapter_prefix() writes the cache of a prompt with the adapter of this name, which has the
+// same weights when the file is loaded, under any name; NULL stands for none.
 executorch_mlx_status executorch_mlx_engine_save_prefix(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path);
+executorch_mlx_status executorch_mlx_engine_save_adapter_prefix(
+    executorch_mlx_engine* engine, const char* adapter, const int64_t* prompt, size_t length, const char* path);
 executorch_mlx_status executorch_mlx_engine_load_prefix(
     executorch_mlx_engine* engine, const char* path, int64_t* length);
+
+// The weights of a LoRA adapter for one layer.
+typedef struct {
+  const char* layer; // its path, one of the lines of the data "adapter_layers" of the model
+  size_t rank; // at most the integer "adapter_rank" of the model
+  size_t inputs;
+  size_t outputs;
+  const float* a; // [rank, inputs]
+  const float* b; // [outputs, rank], multiplied by the scale of the adapter
+} executorch_mlx_adapter_weights;
+
+// Gives an adapter a name, which requests can use from then on. Copies the weights, which the program adds to those of
+// its layers, and waits until they are written, between two steps. Layers without weights stay unchanged. If there is
+// an adapter of this name, the new one takes its place; requests that were submitted before keep the old one until they
+// end. An adapter takes a slot as long as it has a name, or a request that has not ended: BUSY if all of the
+// "adapter_slots" are in use. INVALID_ARGUMENT if the weights do not fit the program. Not for callbacks.
+executorch_mlx_status executorch_mlx_engine_load_adapter(
+    executorch_mlx_engine* engine, const char* name, const executorch_mlx_adapter_weights* layers, size_t count);
+
+// Takes the name away from an adapter. Requests that were submitted before keep the adapter until they end.
+executorch_mlx_status executorch_mlx_engine_unload_adapter(executorch_mlx_engine* engine, const char* name);
+
+// Stores the names of the adapters in `names`, each with a 0 at its end, and their size in `size`. If `capacity` is
+// less than this size, stores only the size.
+executorch_mlx_status executorch_mlx_engine_list_adapters(
+    executorch_mlx_engine* engine, char* names, size_t capacity, size_t* size);
 
 // Computes the log probability of each target, given `prompt` and the earlier targets, under the model's own
 // distribution (temperature 1, no filters). Writes `logprobs` [target_count] and, unless it is NULL, `is_greedy`
@@ -234,10 +274,17 @@ typedef struct {
   // The answer has at least so many tokens. Until then, no stop id is drawn, and stop strings are ordinary text. If
   // there are stop ids, the program must take allowed_tokens or return logits. 0: no minimum.
   int64_t min_new_tokens;
+
+  const char* adapter; // the name of a LoRA adapter, or NULL
 } executorch_mlx_request_options;
 #define EXECUTORCH_MLX_REQUEST_OPTIONS                                                                              \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
-      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0}
+      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0, NULL}
+
+static inline executorch_mlx_request_options executorch_mlx_default_request_options(void) {
+  executorch_mlx_request_options options = EXECUTORCH_MLX_REQUEST_OPTIONS;
+  return options;
+}
 
 // Checks a request and queues it. Copies everything that `options` points to. Free the request with
 // executorch_mlx_request_free().
@@ -258,8 +305,10 @@ typedef struct {
   bool* is_greedy; // [target_count]
   int64_t* top_tokens; // [target_count, top_count]
   float* top_logprobs; // [target_count, top_count]
+  const char* adapter; // the name of a LoRA adapter, or NULL
 } executorch_mlx_score_options;
-#define EXECUTORCH_MLX_SCORE_OPTIONS {sizeof(executorch_mlx_score_options), NULL, 0, NULL, 0, 0, NULL, NULL, NULL, NULL}
+#define EXECUTORCH_MLX_SCORE_OPTIONS \
+  {sizeof(executorch_mlx_score_options), NULL, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 
 // Checks a request for scores and queues it. Between the calls of the program, which score up to 64 tokens each, other
 // requests have their turns, and the request can be cancelled. It ends with LENGTH, and has no events. Copies `prompt`
