@@ -59,6 +59,8 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   runs_on_cpu_ = chosen == nullptr || std::string_view(chosen) == "cpu";
   version_ = version_of(path);
   reader_.emplace(*module_, path);
+  check_program(!reader_->has_value("encoder_config"), path,
+      ": got an encoder, expected a language or speech model; executorch-mlx embed and serve run it");
   const int64_t rows = reader_->integer("get_max_batch_size", 1);
   check_has_method(*reader_, path, rows > 1 ? "prefill" : "forward");
   metadata_ = read_metadata(*reader_, path);
