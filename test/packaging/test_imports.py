@@ -45,14 +45,16 @@ RULES = {
         "partitioner",
         "preprocess",
         "quiet",
+        "training",
         "verification",
         "workarounds",
     },
+    "training": {"bindings", "collector", "custom_ops", "llm", "partitioner", "quiet", "random"},
     "speech": {"llm"},  # a public name of llm.speech
     "batch": set(),
     "serve": {"batch", "llm", "memory"},
     "ray": {"batch", "llm", "memory", "serve"},
-    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "training"},
     "__main__": {"cli"},
     "__init__": {
         "loader",
