@@ -135,7 +135,7 @@ def _upsample_backward(rank, mode):
     """Return the gradient of an upsampling with `align_corners`, of which `mode` is the name in torch."""
 
     def function(grad, output_size, input_size, align_corners, *scales):
-        scales = scales or [None] * rank
+        scales = scales or (None,) * rank
         matrices = [
             _resampled(grad, n, out, mode, align_corners, scale)
             for n, out, scale in zip(input_size[-rank:], output_size, scales)
@@ -153,7 +153,7 @@ def _resampled(grad, n, out, mode, align_corners, scale):
 
 def _upsample_nearest_backward(rank, operator):
     def function(grad, output_size, input_size, *scales):
-        scales = scales or [None] * rank
+        scales = scales or (None,) * rank
         sizes = zip(input_size[-rank:], output_size, scales)
         return _product(grad, [operator(_eye(grad, n), [out], scale)[0] for n, out, scale in sizes])
 

@@ -28,9 +28,8 @@ class TrainingModule(torch.nn.Module):
 
     The trained tensors of the model, whose names are `names`, are parts of one float32 vector, the buffer
     `parameters_`, in this order. The optimizer's averages of gradients and of their squares are the buffers `mean` and
-    `square`. One
-    update of three long vectors takes fewer instructions than one for each tensor. With `accumulates`, there is a
-    fourth vector, `sums`, with the sum of gradients, and `count`, the number of tokens in this sum.
+    `square`. One update of three long vectors takes fewer instructions than one for each tensor. With `accumulates`,
+    there is a fourth vector, `sums`, with the sum of gradients, and `count`, the number of tokens in this sum.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ def export_encoder(
     progress("lower")
     lowered, report = lower(programs, constants, allow_extensions=settings.allow_extensions, portable=settings.portable)
     progress("serialize")
-    program = serialize(lowered, portable=settings.portable)
+    program = serialize(lowered)
     checker = (lambda path: check_program(path, methods)) if settings.verify else None
     return ExportedEncoder(
         program, report, config, tuple(programs), unquantized=tuple(conversion.unquantized), _checker=checker
