@@ -94,3 +94,15 @@ def test_a_score_can_be_cancelled(llm):
         assert llm.stats.running == llm.stats.waiting == 0
     (score,) = llm.score(PROMPT, [[300, 301]])
     assert score.logprobs == pytest.approx(expected_logprobs(PROMPT, [300, 301])[[0, 1], [300, 301]].tolist(), abs=1e-4)
+
+
+def test_a_cancelled_score_ends_within_a_call(llm):
+    """A program with `verify` scores in chunks, and others a token in each call. The engine is idle after one of them."""
+    before = llm.stats.steps
+    llm.score(PROMPT, [[5] * 300])
+    whole = llm.stats.steps - before
+    asked = iter([False, True]) if not llm.program.has_verify else iter([True])
+    before = llm.stats.steps
+    with pytest.raises(CancelledError):
+        llm.score(PROMPT, [[5] * 300], is_cancelled=lambda: next(asked, True))
+    assert llm.stats.steps - before <= 2 < whole and llm.stats.running == llm.stats.waiting == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -63,6 +64,7 @@ class SpeechModel:
         self.sample_rate: int = self.program.get("speech_sample_rate")
         self._max_samples: int = self.program.get("speech_max_samples")
         self.max_seconds = self._max_samples / self.sample_rate
+        self._aligning = threading.Lock()  # the two methods of the aligner belong together
         self.program.start()
 
     def close(self) -> None:
@@ -294,7 +296,8 @@ class SpeechModel:
         unit = self._config["seconds_per_timestamp"]
         states = -(-len(samples) // round(unit * self.sample_rate))
         tokens = [*prompt, *text, min(self.program.eos_ids)]
-        begins = self._aligner.token_states(padded, tokens, len(prompt), states) if text else []
+        with self._aligning:
+            begins = self._aligner.token_states(padded, tokens, len(prompt), states) if text else []
         times = [seek / self.sample_rate + begin * unit for begin in begins]
         first = 0  # of the tokens of the segment in `text`
         for segment in found:
