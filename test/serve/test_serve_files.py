@@ -108,7 +108,10 @@ def test_files_and_batches_survive_a_restart(chat_program, tmp_path):
             done = finished(client, batch)
             assert (done.status, done.request_counts.completed, done.request_counts.total) == ("completed", 30, 30)
             answers = client.files.content(done.output_file_id).content
-            assert answers.startswith(known) and len({json.loads(line)["custom_id"] for line in answers.splitlines()}) == 30
+            assert (
+                answers.startswith(known)
+                and len({json.loads(line)["custom_id"] for line in answers.splitlines()}) == 30
+            )
             assert len(server.generations) == 30 - known.count(b"\n")
     with served.serve(chat_program, files_folder=tmp_path / "files") as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -475,7 +475,6 @@ def test_grammars_of_custom_tools_hold_for_calls_that_the_model_begins(server):
     """As with strict functions, in a format whose calls begin with a tag."""
     pytest.importorskip("llguidance")
     from executorch_mlx.serve.chat_request import ChatRequest
-
     from executorch_mlx.serve.model import ServedModel
 
     model = ServedModel(server.llm, NAME)
