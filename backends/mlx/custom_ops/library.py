@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,3 +28,17 @@ def define(schema: str, eager: Callable, fake: Callable) -> torch._ops.OpOverloa
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
     torch.library.register_fake(f"mlx::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.mlx, name).default
+
+
+def differentiate(operator: torch._ops.OpOverload, backward: Callable, save: Callable[[Any, tuple], Any]) -> None:
+    """Give `operator`, which `define` returned, a gradient.
+
+    `save(context, inputs)` stores in `context` what `backward(context, grad)` needs, which returns the gradient of each
+    input, or None for an input without a gradient.
+    """
+    torch.library.register_autograd(
+        operator._name.partition(".")[0],
+        backward,
+        setup_context=lambda ctx, inputs, output: save(ctx, inputs),
+        lib=_LIBRARY,
+    )

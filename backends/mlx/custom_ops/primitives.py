@@ -11,7 +11,7 @@ import secrets
 import numpy as np
 import torch
 
-from .library import define
+from .library import define, differentiate
 
 # Random bits ---------------------------------------------------------------------------
 
@@ -250,3 +250,20 @@ cached_attention = define(
 #     state = torch.ops.mlx.read_state(self.buffer)
 #     self.buffer.copy_(state)
 read_state = define("read_state(Tensor buffer) -> Tensor", torch.Tensor.clone, torch.empty_like)
+
+
+# Order of computation --------------------------------------------------------------------
+
+
+def _after(x, other):
+    return x.clone()
+
+
+def _after_fake(x, other):
+    return torch.empty_like(x)
+
+
+# Returns `x`. A program computes what reads the result once more, although it has computed the same from `x` itself,
+# and not before `other` is computed. `training.recompute` uses the operator for gradient checkpointing.
+after = define("after(Tensor x, Tensor other) -> Tensor", _after, _after_fake)
+differentiate(after, lambda context, grad: (grad, None), lambda context, inputs: None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .library import define
+from .library import define, differentiate
 from .packing import check, dequantize
 
 _PACKED = "Tensor w, Tensor scales, Tensor? biases, int group_size, int bits, str mode"
@@ -38,6 +38,41 @@ def _quantized_matmul_fake(x, w, scales, biases, group_size, bits, mode):
 # The product of x [..., K] and the transpose of the packed matrix [N, K]. The result is [..., N] in the dtype of x.
 # Eager mode computes in float32.
 quantized_matmul = define(f"quantized_matmul(Tensor x, {_PACKED}) -> Tensor", _quantized_matmul, _quantized_matmul_fake)
+
+
+def _quantized_matmul_backward(grad, w, scales, biases, *format):
+    y, grad = 0, grad.float()
+    for first in range(0, w.shape[0], _ROWS_AT_A_TIME):
+        rows = slice(first, first + _ROWS_AT_A_TIME)
+        matrix = dequantize(w[rows], scales[rows], None if biases is None else biases[rows], *format)
+        y = y + grad[..., rows] @ matrix
+    return y
+
+
+def _quantized_matmul_backward_fake(grad, w, scales, biases, group_size, bits, mode):
+    return grad.new_empty((*grad.shape[:-1], w.shape[1] * 32 // bits))
+
+
+# The gradient of `x` in `quantized_matmul`: the product of grad [..., N] and the packed matrix [N, K], in the dtype of
+# grad.
+quantized_matmul_backward = define(
+    f"quantized_matmul_backward(Tensor grad, {_PACKED}) -> Tensor",
+    lambda grad, *packed: _quantized_matmul_backward(grad, *packed).to(grad.dtype),
+    _quantized_matmul_backward_fake,
+)
+
+
+def _save_packed(context, inputs):
+    _, *operands, context.group_size, context.bits, context.mode = inputs
+    context.save_for_backward(*operands)
+
+
+def _quantized_matmul_gradients(context, grad):
+    format = context.group_size, context.bits, context.mode
+    return quantized_matmul_backward(grad, *context.saved_tensors, *format), *[None] * 6
+
+
+differentiate(quantized_matmul, _quantized_matmul_gradients, _save_packed)
 
 
 def _quantized_embedding(indices, w, scales, biases, group_size, bits, mode, dtype):

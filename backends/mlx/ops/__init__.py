@@ -8,6 +8,7 @@ from executorch.exir.passes import dim_order_ops_registry  # noqa: F401  (define
 from .. import custom_kernel_ops, custom_ops  # noqa: F401
 from . import (  # noqa: F401
     attention,
+    backward,
     composite,
     control,
     conv,

@@ -40,6 +40,12 @@ def quantized_matmul(P: Lowering, x, w, scales, biases, **packing):
     return P.cast(P.emit(ir.QuantizedMatmulNode, **operands, transpose=True, **packing), x.dtype)
 
 
+@REGISTRY.lower(quantized.quantized_matmul_backward)
+def quantized_matmul_backward(P: Lowering, grad, w, scales, biases, **packing):
+    operands = _operands(P, grad, w, scales, biases)
+    return P.cast(P.emit(ir.QuantizedMatmulNode, **operands, transpose=False, **packing), grad.dtype)
+
+
 @REGISTRY.lower(quantized.gathered_quantized_matmul)
 def gathered_quantized_matmul(P: Lowering, x, index, w, scales, biases, **packing):
     operands = _operands(P, x, w, scales, biases)
