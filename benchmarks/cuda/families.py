@@ -77,7 +77,7 @@ def models() -> dict:
 
 def export(folder: Path, names: list[str]) -> None:
     root = Path(__file__).resolve().parents[2]
-    sys.path += [str(root / "test" / part) for part in ("llm", "speech")]
+    sys.path += [str(root / "test" / part) for part in (".", "llm")]
     import numpy as np
     import qwen_mtp_checkpoints
     import small_speech

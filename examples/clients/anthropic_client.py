@@ -1,14 +1,15 @@
 """`anthropic`: text, a stream, tool calls, JSON schemas and the number of tokens, through `/v1/messages`."""
 
 import sys
+from typing import Literal
 
 import anthropic
 from pydantic import BaseModel
 
 
 class City(BaseModel):
-    name: str
     has_harbour: bool
+    name: Literal["Oslo", "Bergen"]  # the package leaves out the largest length of a text
 
 
 TOOL = {
@@ -21,7 +22,7 @@ TOOL = {
 def main(url: str, model: str) -> None:
     client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none")  # the package adds /v1
     question = {"role": "user", "content": "Describe Oslo."}
-    options = {"model": model, "messages": [question], "max_tokens": 80}
+    options = {"model": model, "messages": [question], "max_tokens": 80, "extra_body": {"seed": 1}}
     print(client.messages.count_tokens(model=model, messages=[question]).input_tokens, "tokens")
     with client.messages.stream(**options) as stream:
         text = "".join(stream.text_stream)

@@ -21,7 +21,7 @@ def main(url: str, model: str) -> None:
         assert isinstance(city, City)
         print(f"{mode.value}:", city)
         *_, last = client.chat.completions.create_partial(**options)
-        assert last.model_dump() == city.model_dump()
+        assert None not in last.model_dump().values()  # another city: the model sees the name PartialCity
 
 
 if __name__ == "__main__":

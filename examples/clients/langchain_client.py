@@ -1,4 +1,4 @@
-"""`langchain-openai`: messages, streaming, tools and structured output."""
+"""`langchain-openai`: messages, streaming, log probabilities, penalties, tools and structured output."""
 
 import sys
 
@@ -26,6 +26,9 @@ def main(url: str, model: str) -> None:
     print("answer:", answer.content, answer.usage_metadata["total_tokens"])
     streamed = "".join(chunk.content for chunk in chat.stream([("system", "Be brief."), ("human", "Hello")]))
     assert streamed == answer.content
+    with_scores = chat.bind(logprobs=True, top_logprobs=2, frequency_penalty=0.5, presence_penalty=0.5)
+    metadata = with_scores.invoke("Hello").response_metadata
+    print("log probabilities:", [top["token"] for top in metadata["logprobs"]["content"][0]["top_logprobs"]])
 
     city = chat.with_structured_output(City, method="json_schema").invoke("Describe Oslo.")
     assert isinstance(city, City)

@@ -1,4 +1,4 @@
-"""The `openai` package: synchronous, asynchronous and streaming calls, tools, and structured outputs with pydantic."""
+"""The `openai` package: answers, streams, log probabilities, penalties, tools, and structured outputs with pydantic."""
 
 import asyncio
 import json
@@ -41,6 +41,12 @@ def main(url: str, model: str) -> None:
     stream = client.chat.completions.create(**options, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == answer.choices[0].message.content  # the same seed
+
+    penalties = {"frequency_penalty": 0.5, "presence_penalty": 0.5, "logit_bias": {"5": -100}}
+    answer = client.chat.completions.create(**options, **penalties, logprobs=True, top_logprobs=2)
+    tokens = answer.choices[0].logprobs.content
+    assert "".join(token.token for token in tokens) == answer.choices[0].message.content
+    print("log probabilities:", [(top.token, round(top.logprob, 2)) for top in tokens[0].top_logprobs])
 
     city = client.chat.completions.parse(**options, response_format=City).choices[0].message.parsed
     assert isinstance(city, City)

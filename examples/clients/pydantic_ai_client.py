@@ -19,6 +19,9 @@ def main(url: str, model: str) -> None:
     settings = {"max_tokens": 80, "seed": 1}
     answer = Agent(chat, system_prompt="Be brief.", model_settings=settings).run_sync("Hello")
     print("answer:", answer.output, answer.usage)
+    penalties = {"frequency_penalty": 0.5, "presence_penalty": 0.5, "openai_logprobs": True, "openai_top_logprobs": 2}
+    run = Agent(chat, model_settings=settings | penalties).run_sync("Hello")
+    print("log probabilities:", len(run.response.provider_details["logprobs"]), "tokens")
     for output in (NativeOutput(City), ToolOutput(City)):
         city = Agent(chat, output_type=output, model_settings=settings).run_sync("Describe Oslo.").output
         assert isinstance(city, City)

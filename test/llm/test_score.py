@@ -7,6 +7,7 @@ from executorch_mlx.llm import LLM
 from executorch_mlx.llm.scoring import CancelledError
 
 PROMPT = [5, 300, 12, 7]
+SCORED_AT_ONCE = 64  # the tokens of a call of `verify`
 LONG = list(range(100, 100 + 2 * small_llm.CHUNK + 3))
 
 
@@ -94,3 +95,15 @@ def test_a_score_can_be_cancelled(llm):
         assert llm.stats.running == llm.stats.waiting == 0
     (score,) = llm.score(PROMPT, [[300, 301]])
     assert score.logprobs == pytest.approx(expected_logprobs(PROMPT, [300, 301])[[0, 1], [300, 301]].tolist(), abs=1e-4)
+
+
+def test_a_cancelled_score_ends_within_a_call(llm):
+    """A program with `verify` scores in chunks, and others a token in each call. The row keeps the tokens of a call."""
+    scored, asked = [6, *[9] * 300], iter([False, True])
+    is_cancelled = (lambda: True) if llm.program.has_verify else (lambda: next(asked, True))
+    with pytest.raises(CancelledError):
+        llm.score(scored[:1], [scored[1:]], is_cancelled=is_cancelled)
+    assert llm.stats.running == llm.stats.waiting == 0
+    assert llm.generate(scored, max_new_tokens=1).result().metrics.cached_tokens <= 2 * SCORED_AT_ONCE
+    llm.score(scored[:1], [scored[1:]])
+    assert llm.generate(scored, max_new_tokens=1).result().metrics.cached_tokens >= 299

@@ -14,6 +14,7 @@ import pytest
 from executorch_mlx.serve.grammar import GrammarError, Grammars, grammars
 from executorch_mlx.serve.grammar.json_schema import adapted
 from executorch_mlx.serve.grammar.lark import LarkGrammar
+from executorch_mlx.serve.grammar.quoted import quoted
 from json_schemas import INTEGER, NUMBER, SCHEMAS, STRING, any_of, array_of, enum_of, matching, record
 from random_schemas import random_schema, random_value
 
@@ -380,3 +381,61 @@ def test_hostile_grammars_end_no_process(kind, value):
         threading.stack_size(before)
     thread.join()
     assert len(results) == 1 and results[0]
+
+
+# Grammars of quoted texts: (a grammar in Lark, texts) -------------------------------------------------------------
+
+QUOTED = [
+    ('start: "a\\n" /x+/', ["a\nx", "a\nxx", "a\n", "ax"]),
+    ("start: LINE+\nLINE: /[^\\n]*/ LF\n%import common.LF", ['a\n"b\\\n', "a", "\n", "é\x7f\t\n"]),
+    ("start: L1 | (INT)\nL1: NL\n%import common (WS, INT)\n%import common.NEWLINE -> NL", ["\n\n", "\r\n", "12", " "]),
+    ("start: /.+/", ['a"b\\', "a\nb", "\x1f"]),
+    ("start: /.+/s", ['a"b\\', "a\nb", "\x1f"]),
+    ("start: /(?s:.)+|a(?s)(b.)c./", ['a"b\\', "a\nb", "ab\nc\n"]),
+    ('start: "Sel\\nEct\\""i WS /[a-z\\n]+/i\n%import common.WS', ['SEL\nect" \n Ab\nC', 'SELECT" x', 'Sel\nEct"\ta']),
+    ('start: "!".."~"', ['"', "\\", "a", "\n", "}"]),
+    ('start: "\\x00" .. "\\u001f"', ["\0", "\x1f", " ", "\b"]),
+    (r"start: /\s\S[[:cntrl:]]/", ['\t"\n', 'a"a', "\n\\\x01"]),
+    (r"start: /[^]\]a]+[]\[]/", ['"\\]', "a]", "\n["]),
+    (r"start: /[\w&&[^\d]]\x{22}\u{5c}\U00000009/", ['a"\\\t', '1"\\\t']),
+    (r'start: /a{2,3}?("|\\|\x0a|\/)?/', ['aa"', "aaa\\", "aa\n", "aa/", "a"]),
+    ('// "comment"\n# /x/\nstart: x~2 | "]"\nx[lazy]: /"[^"]*"/', ['"a""b"', "]", '""']),
+    (r'start: /a/ "b" -> c', ["ab"]),
+    ('%llguidance {"no_forcing": true}\n%ignore /[ "]/\nstart: "a" "b"', ['a "b', "ab", "a\nb"]),
+]
+
+
+@pytest.mark.parametrize("grammar, texts", QUOTED)
+def test_quoted_texts_follow_the_grammar_of_the_text(grammar, texts):
+    plain, inside = (matcher("grammar", text) for text in (grammar, quoted(grammar)))
+    results = [admits(plain, text) for text in texts]
+    assert [admits(inside, json.dumps(text, ensure_ascii=False)[1:-1]) for text in texts] == results and any(results)
+    rng = random.Random(0)
+    for _ in range(5):
+        text = drawn(inside, rng)
+        assert text is None or admits(plain, json.loads(f'"{text}"'))
+
+
+def test_characters_have_one_quoted_form():
+    inside = matcher("grammar", quoted("start: /[^b]/"))
+    assert admits(inside, "a") and not admits(inside, "\\u0061") and not admits(inside, "\\/")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<|call|>",
+        "@part0",
+        "%json {}",
+        "%regex {}",
+        "%import other.X",
+        'x[stop="a"]',
+        "~/a/",
+        "/a/x",
+        "/(?x: a)/",
+        "/[a/",
+    ],
+)
+def test_parts_of_grammars_without_a_quoted_form_are_refused(part):
+    with pytest.raises(ValueError):
+        quoted(f"start: {part}")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import re
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from executorch_mlx.cli import serve
 from executorch_mlx.cli.main import main
 from executorch_mlx.serve.middleware import access_log
+from executorch_mlx.serve.server import _logs_on_stderr
 
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
 
@@ -162,3 +164,18 @@ def test_unsafe_and_wrong_options_are_errors(chat_program, arguments, message, c
     monkeypatch.delenv("EXECUTORCH_MLX_API_KEY", raising=False)
     assert main(["serve", str(chat_program), "--port", "0", *arguments]) == 1
     assert message in capfd.readouterr().err
+
+
+def test_each_record_of_the_logs_is_one_line(capsys):
+    """A message, or the text of an error, may have line feeds and escape sequences of terminals."""
+    with _logs_on_stderr():
+        for name in ("executorch_mlx.serve", "uvicorn.error"):
+            try:
+                raise ValueError("a\n{}\x1b[2J\u2028")
+            except ValueError as error:
+                logging.getLogger(name).error("failed: %s", "b\r\nc", exc_info=error)
+        access_log.info('{"a": 1}')
+    first, second, third = capsys.readouterr().err.splitlines()
+    for line in (first, second):
+        assert line.startswith("failed: b\\r\\nc\\nTraceback") and line.endswith("ValueError: a\\n{}\\x1b[2J\\u2028")
+    assert third == '{"a": 1}'

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 import served
+from executorch_mlx.serve.uploads import Files
 from served import NAME
 
 COMPLETIONS = "/v1/completions"
@@ -81,6 +82,41 @@ def test_a_batch_can_be_cancelled(client, server, monkeypatch):
     cancelled = client.batches.cancel(batch.id)
     assert cancelled.status == "cancelled" and cancelled.cancelled_at and cancelled.request_counts.completed < 20
     assert client.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_files_and_batches_survive_a_restart(chat_program, tmp_path):
+    data = lines(*(request(str(i), max_tokens=20, ignore_eos=True) for i in range(30)))
+    with served.serve(chat_program, files_folder=tmp_path / "files") as server:
+        server.delay = 0.005
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            file = client.files.create(file=("a.jsonl", data), purpose="batch")
+            other = client.files.create(file=("b", b"b"), purpose="batch")
+            client.files.delete(other.id)
+            batch = client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h")
+            while client.batches.retrieve(batch.id).request_counts.completed < 3:
+                time.sleep(0.01)
+            with pytest.raises(OSError, match="another server uses the folder"):
+                Files(2**20, tmp_path / "files")
+    (output,) = (path for path in (tmp_path / "files").iterdir() if b'"status_code": 200' in path.read_bytes())
+    known = output.read_bytes()
+    assert 3 <= known.count(b"\n") < 30
+    output.write_bytes(known + b'{"id": "batch_')  # as after a kill
+    with served.serve(chat_program, files_folder=tmp_path / "files") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            assert [entry.id for entry in client.files.list(purpose="batch")] == [file.id]
+            assert client.files.content(file.id).content == data
+            done = finished(client, batch)
+            assert (done.status, done.request_counts.completed, done.request_counts.total) == ("completed", 30, 30)
+            answers = client.files.content(done.output_file_id).content
+            assert (
+                answers.startswith(known)
+                and len({json.loads(line)["custom_id"] for line in answers.splitlines()}) == 30
+            )
+            assert len(server.generations) == 30 - known.count(b"\n")
+    with served.serve(chat_program, files_folder=tmp_path / "files") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            assert client.batches.retrieve(batch.id) == done and not server.generations
+            assert client.files.content(done.output_file_id).content == answers
 
 
 def test_sound_needs_a_speech_model(client):

@@ -1,5 +1,9 @@
 """Several choices, log probabilities, echoes, the tokens of texts, and metrics."""
 
+import asyncio
+import threading
+import time
+
 import numpy
 import openai
 import pytest
@@ -209,6 +213,36 @@ def test_deadline_ends_the_computation_of_an_echo(chat_program):
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 504
         server.app.state.service.models.loaded[NAME].scoring_threads.shutdown()  # waits for it
         assert 0 < server.llm.stats.requests < 16 * 900
+
+
+@pytest.mark.parametrize("program", ["logprob_program", "chat_program"])  # scores in one call; token by token
+def test_a_client_that_leaves_ends_the_scores_of_its_prompt(program, request, monkeypatch):
+    with served.serve(request.getfixturevalue(program)) as server:
+        score, begun, ended = server.llm.score, threading.Event(), threading.Event()
+
+        def held_score(*args, is_cancelled=None, **options):
+            if is_cancelled is None:  # the check of the request
+                return score(*args, **options)
+            begun.set()
+            while not is_cancelled():
+                time.sleep(0.001)
+            try:
+                return score(*args, is_cancelled=is_cancelled, **options)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(server.llm, "score", held_score)
+
+        async def leave():
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+                fields = {"prompt": [5] * 900, "max_tokens": 0, "echo": True, "logprobs": 1}
+                asking = asyncio.create_task(client.completions.create(model=NAME, **fields))
+                assert await asyncio.to_thread(begun.wait, 60)
+                asking.cancel()
+                assert await asyncio.to_thread(ended.wait, 60)
+
+        asyncio.run(leave())
+        assert server.llm.stats.running == server.llm.stats.waiting == 0
 
 
 def test_echo_of_a_model_that_cannot_score_returns_400(mask_program):

@@ -1,6 +1,7 @@
 """Tools and reasoning. A token mask makes the model write a given text."""
 
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -439,6 +440,72 @@ def test_custom_tools_can_be_forced(client):
     choice = {"type": "custom", "custom": {"name": "run"}}
     (call,) = chat(client, tools=[*TOOLS, CUSTOM], tool_choice=choice, max_tokens=200).choices[0].message.tool_calls
     assert call.custom.name == "run"
+
+
+LARK = 'start: LINE "end"\nLINE: ("say " /["\\\\]{1,3}/ LF)+\n%import common.LF'
+
+
+def with_grammar(syntax, definition, name="run"):
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": name, "format": form}}
+
+
+@pytest.mark.parametrize(
+    "syntax, definition, pattern",
+    [("lark", LARK, r'(say ["\\]{1,3}\n){1,9}end'), ("regex", r'[a-c]{2}"\n?', r'[a-c]{2}"\n?')],
+)
+def test_custom_tools_follow_their_grammar(client, server, syntax, definition, pattern):
+    pytest.importorskip("llguidance")
+    definition = definition.replace(")+", "){1,9}")
+    tools = [*TOOLS, with_grammar(syntax, definition)]
+    choice = {"type": "custom", "custom": {"name": "run"}}
+    for seed in range(3):
+        answer = chat(client, tools=tools, tool_choice=choice, max_tokens=400, seed=seed).choices[0]
+        (call,) = answer.message.tool_calls
+        assert re.fullmatch(pattern, call.custom.input), call.custom.input
+    assert json.dumps(definition)[1:-1] in server.prompts[-1]
+    flat = {"type": "custom", "name": "run", "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    choice = {"type": "custom", "name": "run"}
+    response = client.responses.create(model=NAME, input="x", tools=[flat], tool_choice=choice, max_output_tokens=400)
+    (item,) = response.output
+    assert item.type == "custom_tool_call" and re.fullmatch(pattern, item.input)
+
+
+def test_grammars_of_custom_tools_hold_for_calls_that_the_model_begins(server):
+    """As with strict functions, in a format whose calls begin with a tag."""
+    pytest.importorskip("llguidance")
+    from executorch_mlx.serve.chat_request import ChatRequest
+    from executorch_mlx.serve.model import ServedModel
+
+    model = ServedModel(server.llm, NAME)
+    tools = [with_grammar("regex", r"a\nb?")]
+    constraint = model.grammars.for_chat(ChatRequest(model=NAME, messages=MESSAGES, tools=tools), "")
+
+    def admits(input):
+        allowed, answer = constraint.allowed_tokens(), []
+        text = f'<tool_call>\n{{"name": "run", "arguments": {{"input": "{input}"}}}}\n</tool_call>'
+        for token in server.llm.encode(text, special=False):
+            mask = allowed(answer)
+            if not mask[token // 32] >> token % 32 & 1:
+                return False
+            answer.append(token)
+        return True
+
+    assert admits(r"a\n") and admits(r"a\nb") and not admits("b") and not admits(r"a\nc")
+
+
+@pytest.mark.parametrize(
+    "syntax, definition", [("lark", "start: /(/"), ("lark", "x"), ("regex", "("), ("lark", "start: ~/a/")]
+)
+def test_grammar_errors_of_custom_tools_name_the_definition(client, syntax, definition):
+    pytest.importorskip("llguidance")
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, tools=[with_grammar(syntax, definition)], tool_choice="required")
+    assert (caught.value.param, caught.value.code) == ("tools.0.custom.format.grammar.definition", "invalid_value")
+    flat = {"type": "custom", "name": "run", "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=NAME, input="x", tools=[flat], tool_choice="required")
+    assert caught.value.param == "tools.0.format.definition"
 
 
 def test_template_without_tools_gets_instructions(chat_program):

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import memory
@@ -51,6 +52,13 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         default=64,
         metavar="N",
         help="number of requests that may wait, for each model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--files",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for the files of /v1/files and /v1/batches, which then survive a restart (default: a temporary "
+        "folder)",
     )
     _add_limits(parser)
     _add_several_models(parser)
@@ -184,6 +192,7 @@ def run(options: argparse.Namespace) -> int:
         request_seconds=options.request_timeout,
         allow_adapter_updates=options.allow_adapter_updates,
         strict=options.strict,
+        files_folder=options.files,
         stall_seconds=options.stall_timeout,
         grace_seconds=options.grace,
     )

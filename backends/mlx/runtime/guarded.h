@@ -6,25 +6,15 @@
 #include <string>
 
 #include "error.h"
+#include "log_line.h"
 #include "memory/limit.h"
 
 namespace executorch_mlx {
 
-// Replaces characters that are not printable ASCII by question marks. Names in a message come from the program, and a
-// Python process that reads the log may abort at invalid UTF-8.
-inline std::string printable(const char* message) {
-  std::string result = message;
-  for (char& c : result) {
-    c = c >= ' ' && c <= '~' ? c : '?';
-  }
-  return result;
-}
-
 inline Error report(const char* what, Error code, const char* message) {
-  const std::string line = printable(message);
-  ET_LOG(Error, "MLX %s: %s", what, line.c_str());
+  log_error(str("MLX ", what, ": ", message));
   if (code == Error::MemoryAllocationFailed) {
-    set_memory_error(line);
+    set_memory_error(printable(message));
   }
   return code;
 }

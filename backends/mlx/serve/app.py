@@ -60,11 +60,12 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(service.health.watch()), asyncio.create_task(models.unload_idle())]
+        batches.resume()
         yield
         for task in tasks:
             task.cancel()
         service.answers.close()
-        batches.close()
+        await batches.close()
         service.files.close()
 
     app = FastAPI(title="executorch-mlx", lifespan=lifespan, docs_url=None, redoc_url=None)

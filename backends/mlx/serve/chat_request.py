@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -222,20 +222,46 @@ class Function(Cacheable):
 class Tool(Cacheable):
     type: Literal["function"]
     function: Function
+    grammar: ClassVar[None] = None
+
+
+class Grammar(RequestPart):
+    """The grammar of the input of a custom tool: in Lark, or a regular expression."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class GrammarFormat(RequestPart):
+    type: Literal["grammar"]
+    grammar: Grammar
+
+
+class PlainFormat(RequestPart):
+    type: Literal["text"]
 
 
 class Custom(RequestPart):
-    """A tool that takes a text. `format`, such as a grammar, is no more than a part of its description to the model."""
+    """A tool that takes a text, which may have to follow a grammar."""
 
     name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
-    format: dict[str, Any] | None = None
+    format: Annotated[PlainFormat | GrammarFormat, Field(discriminator="type")] | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.format.grammar if isinstance(self.format, GrammarFormat) else None
 
     def as_function(self) -> Function:
         """Return the function that stands for the tool: its only parameter is the text."""
-        form = f"The input has this format: {json.dumps(self.format, ensure_ascii=False)}" if self.format else ""
+        grammar = self.grammar
+        form = "The input is any text." if self.format else ""
+        if grammar:
+            form = f"The input follows this grammar ({grammar.syntax}):\n{grammar.definition}"
         description = "\n\n".join(filter(None, (self.description, form)))
-        return Function(name=self.name, description=description or None, parameters=TEXT_PARAMETER)
+        # The arguments of strict functions follow their schema, and the input of this one its grammar.
+        strict = True if grammar else None
+        return Function(name=self.name, description=description or None, parameters=TEXT_PARAMETER, strict=strict)
 
 
 class CustomTool(Cacheable):
@@ -245,6 +271,11 @@ class CustomTool(Cacheable):
     @cached_property
     def function(self) -> Function:
         return self.custom.as_function()
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar of the input, or None for any text."""
+        return self.custom.grammar
 
 
 class ChosenFunction(RequestPart):

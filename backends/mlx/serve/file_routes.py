@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from .batches import Batches, BatchRequest
 from .errors import ERRORS
 from .route import Route
 from .service import Service
-from .speech import FIELDS, ServedSpeech, transcribe
+from .speech import FIELDS, ServedSpeech, SpeechRequest, transcript, transcript_events
+from .streaming import ServerSentEvents
 from .uploads import Form
 
 
@@ -76,11 +78,16 @@ async def _transcript(service: Service, request: Request, task: str) -> Response
     form = await Form.of(request)
     service.check_names(request, sorted(form.names() - FIELDS))
     form.file("file")
+    given = SpeechRequest.of(form, task)
     model = await service.models.acquire(form.text("model") or None, ServedSpeech)
+    release = partial(service.models.release, model)
+    if given.is_streamed:
+        events = await transcript_events(model, form, given, release)
+        return StreamingResponse(events, media_type=ServerSentEvents.media_type)
     try:
-        content, media_type = await asyncio.to_thread(transcribe, model, form, task)
+        content, media_type = await asyncio.to_thread(transcript, model, form, given)
     finally:
-        service.models.release(model)
+        release()
     if isinstance(content, str):
         return Response(content, media_type=media_type)
     return JSONResponse(content)

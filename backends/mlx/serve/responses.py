@@ -84,7 +84,9 @@ def _field(body: ResponsesRequest, param: str) -> str:
     """Return the path to a field in this API, for its path in a chat request, such as `tools.0.function.parameters`."""
     name, *rest = param.split(".")
     if name == "tools" and rest:
-        return ".".join([body.functions[int(rest[0])].path, *rest[2:]])
+        function = body.functions[int(rest[0])]
+        rest = rest[2:] if not function.is_custom else [part for part in rest[2:] if part != "grammar"]
+        return ".".join([function.path, *rest])
     dropped = "json_schema" if name == "response_format" else None
     return ".".join([FIELDS.get(name, name), *(part for part in rest if part != dropped)])
 

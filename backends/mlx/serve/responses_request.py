@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Custom, ReasoningEffort
+from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Grammar, PlainFormat, ReasoningEffort
 from .errors import ApiError
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
@@ -122,15 +122,27 @@ class ResponseTool(RequestPart):
     output_schema: dict[str, Any] | None = None  # of results that programs of the model would read
 
 
-class CustomResponseTool(Custom):
+class ResponseGrammar(Grammar):
+    """The grammar of a custom tool's input, which here is not in a member of its own."""
+
+    type: Literal["grammar"]
+
+
+class CustomResponseTool(RequestPart):
     """A tool that takes a text."""
 
     type: Literal["custom"]
+    name: str = Field(pattern=NAME_PART)
+    description: str | None = None
+    format: Annotated[PlainFormat | ResponseGrammar, Field(discriminator="type")] | None = None
     defer_loading: Literal[False] | None = None
 
-    def as_response_tool(self) -> ResponseTool:
-        given = self.as_function().model_dump(include={"name", "description", "parameters"})
-        return ResponseTool(type="function", **given)
+    def as_chat_tool(self) -> dict[str, Any]:
+        custom = self.model_dump(exclude_none=True, include={"name", "description"})
+        if isinstance(self.format, ResponseGrammar):
+            grammar = {"syntax": self.format.syntax, "definition": self.format.definition}
+            custom["format"] = {"type": "grammar", "grammar": grammar}
+        return {"type": "custom", "custom": custom}
 
 
 class Namespace(RequestPart):
@@ -164,10 +176,13 @@ class OfferedFunction:
     """A function of a request. `path` is its place there, such as `tools.1.tools.0`."""
 
     path: str
-    tool: ResponseTool
+    tool: ResponseTool | CustomResponseTool
     namespace: str | None = None
     heading: str | None = None  # the description of the namespace, for its first function
-    is_custom: bool = False  # the client knows it as a tool that takes a text
+
+    @property
+    def is_custom(self) -> bool:
+        return isinstance(self.tool, CustomResponseTool)
 
     @property
     def chat_name(self) -> str:
@@ -179,6 +194,8 @@ class OfferedFunction:
         return {"name": self.tool.name} | ({"namespace": self.namespace} if self.namespace else {})
 
     def as_chat_tool(self) -> dict[str, Any]:
+        if isinstance(self.tool, CustomResponseTool):
+            return self.tool.as_chat_tool()
         shown = {"description", "parameters", "strict"}
         function = self.tool.model_dump(exclude_none=True, include=shown) | {"name": self.chat_name}
         if self.heading:
@@ -291,11 +308,8 @@ class ResponsesRequest(ExtendedFields, RequestPart):
         functions = []
         for index, tool in enumerate(self.tools or []):
             path = f"tools.{index}"
-            if isinstance(tool, ResponseTool):
+            if not isinstance(tool, Namespace):
                 functions.append(OfferedFunction(path, tool))
-                continue
-            if isinstance(tool, CustomResponseTool):
-                functions.append(OfferedFunction(path, tool.as_response_tool(), is_custom=True))
                 continue
             for place, member in enumerate(tool.tools):
                 heading = tool.description if place == 0 else None

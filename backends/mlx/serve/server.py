@@ -70,6 +70,7 @@ def configuration(app, settings: Settings, **options) -> uvicorn.Config:
         http="h11",
         ws="none",
         access_log=False,
+        log_config=None,
         server_header=False,
         timeout_graceful_shutdown=timeout,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -109,7 +110,7 @@ def serve(
     url = f"http://{shown}:{bound.getsockname()[1]}"
     names = ", ".join(model["id"] for model in models.descriptions())
     print(f"{names}: chat page at {url}/, OpenAI API at {url}/v1", flush=True)
-    with _sigterm_interrupts(), _access_log_on_stderr():
+    with _sigterm_interrupts(), _logs_on_stderr():
         try:
             _Server(configuration(app, settings)).run(sockets=[bound])
         except KeyboardInterrupt:
@@ -136,16 +137,28 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+class OneLine(logging.Formatter):
+    """Formats a record, with its traceback, as one line: the text of others cannot look like another record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @contextmanager
-def _access_log_on_stderr() -> Iterator[None]:
-    """Write the access log to stderr, one JSON object per line. Afterwards, the logger is as it was before."""
-    previous = access_log.handlers, access_log.propagate, access_log.level
+def _logs_on_stderr() -> Iterator[None]:
+    """Write the access log, one JSON object per line, and the other logs to stderr. Restores the loggers at the end."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    access_log.handlers, access_log.propagate = [handler], False
+    handler.setFormatter(OneLine("%(message)s"))
+    loggers = [logging.getLogger(name) for name in ("executorch_mlx", "uvicorn")]
+    previous = [(logger.handlers, logger.propagate) for logger in loggers]
+    level = access_log.level
     access_log.setLevel(logging.INFO)
+    for logger in loggers:
+        logger.handlers, logger.propagate = [handler], False
     try:
         yield
     finally:
-        access_log.handlers, access_log.propagate = previous[:2]
-        access_log.setLevel(previous[2])
+        access_log.setLevel(level)
+        for logger, before in zip(loggers, previous, strict=True):
+            logger.handlers, logger.propagate = before

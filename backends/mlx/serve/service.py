@@ -55,7 +55,8 @@ class Service:
     def __init__(self, models: Models, settings: Settings):
         self.models, self.settings = models, settings
         self.answers, self.metrics = Answers(), Metrics(models)
-        self.stored, self.files = StoredResponses(settings.stored_bytes), Files(settings.files_bytes)
+        self.stored = StoredResponses(settings.stored_bytes)
+        self.files = Files(settings.files_bytes, settings.files_folder)
         self.health = Health(models, settings.stall_seconds)
         self.is_draining = False  # the server shuts down, and takes no more requests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 MEBIBYTE = 2**20
 
@@ -19,7 +20,9 @@ class Settings:
     - `allow_adapter_updates`: clients may load LoRA adapters from folders of this machine, and unload them.
     - `strict`: a request with an unknown field returns HTTP 400. Otherwise, such fields have no effect, and are logged.
     - `stored_bytes`: the size of the responses that the server keeps in memory for later requests. 0: none.
-    - `files_bytes`: the largest size of the files that clients upload, together. They are in a temporary folder.
+    - `files_bytes`: the largest size of the files that clients upload, together.
+    - `files_folder`: where these files and batches are. They survive a restart of the server. None: a temporary folder,
+      which the server deletes at its end.
     - `allowed_hosts`: the names in Host headers that are accepted as well if `host` is a loopback address, such as that
       of a reverse proxy. `*` stands for all.
     - `max_body_bytes`: the largest size of a request's body. A larger one returns HTTP 413.
@@ -38,6 +41,7 @@ class Settings:
     strict: bool = False
     stored_bytes: int = 64 * MEBIBYTE
     files_bytes: int = 1024 * MEBIBYTE
+    files_folder: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 16 * MEBIBYTE
     body_seconds: float = 30.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import re
 import tempfile
 import time
@@ -78,14 +81,49 @@ class StoredFile:
 
 
 class Files:
-    """The files of `/v1/files`, in a temporary folder that lasts as long as this object.
+    """The files of `/v1/files`, in a folder. The description of the file `ID` is in `ID.json`.
 
-    `limit`: the largest size of all files together, in bytes.
+    - `folder`: lasts longer than this object, which also has the files of earlier ones. By default, a temporary folder,
+      which does not.
+    - `limit`: the largest size of all files together, in bytes.
+
+    Raises OSError if the folder cannot be made, or if another server uses it.
     """
 
-    def __init__(self, limit: int):
-        self._limit, self._files = limit, dict[str, StoredFile]()
-        self._folder: tempfile.TemporaryDirectory | None = None
+    def __init__(self, limit: int, folder: Path | None = None):
+        self._limit, self._folder, self._files = limit, folder, dict[str, StoredFile]()
+        self._temporary: tempfile.TemporaryDirectory | None = None
+        self._lock: int | None = None
+        if folder is not None:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(self._lock)
+                raise OSError(error.errno, f"another server uses the folder {folder}") from error
+            self._files = {
+                object["id"]: StoredFile(folder / object["id"], object) for object in self.kept("file-*.json")
+            }
+
+    def _made_folder(self) -> Path:
+        """Return the folder. Makes a temporary one at the first call if none is given."""
+        if self._folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="executorch-mlx-files-")
+            self._folder = Path(self._temporary.name)
+        return self._folder
+
+    def kept(self, names: str) -> list[dict[str, Any]]:
+        """Return the objects that `keep` has written, the oldest first. `names`: a pattern of the names of files."""
+        paths = [] if self._folder is None else self._folder.glob(names)
+        return sorted((json.loads(path.read_bytes()) for path in paths), key=lambda object: object["created_at"])
+
+    def keep(self, object: Mapping[str, Any]) -> None:
+        """Write an object, so that it survives a restart. The file always has the whole object."""
+        path = self._made_folder() / f"{object['id']}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(object))
+        partial.replace(path)
 
     def add(self, filename: str, purpose: str, data: bytes = b"") -> StoredFile:
         """Write a file. Raises ApiError if there is no room for it."""
@@ -94,14 +132,18 @@ class Files:
             raise ApiError(
                 f"file: got {len(data)} bytes, expected at most {self._limit - used}", param="file", status=413
             )
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="executorch-mlx-files-")
         id = f"file-{uuid.uuid4().hex}"
         object = {"id": id, "object": "file", "created_at": int(time.time()), "filename": filename}
-        file = StoredFile(Path(self._folder.name, id), object | {"purpose": purpose, "status": "processed"})
+        file = StoredFile(self._made_folder() / id, object | {"purpose": purpose, "status": "processed"})
         file.path.write_bytes(data)
+        self.keep(file.object)
         self._files[id] = file
         return file
+
+    def named(self, filename: str, purpose: str) -> StoredFile:
+        """Return the file with this name, which is made if there is none."""
+        found = (file for file in self._files.values() if file.object["filename"] == filename)
+        return next(found, None) or self.add(filename, purpose)
 
     def get(self, id: str, param: str | None = None) -> StoredFile:
         """Return a file. Raises ApiError if there is none."""
@@ -111,7 +153,9 @@ class Files:
 
     def remove(self, id: str) -> None:
         """Delete a file. Raises ApiError if there is none."""
-        self.get(id).path.unlink()
+        file = self.get(id)
+        file.path.with_suffix(".json").unlink()
+        file.path.unlink()
         del self._files[id]
 
     def describe(self, id: str) -> dict[str, Any]:
@@ -126,7 +170,9 @@ class Files:
         return {"object": "list", "data": data, "has_more": False}
 
     def close(self) -> None:
-        """Delete all files."""
-        if self._folder is not None:
-            self._folder.cleanup()
+        """Delete the files if the folder is temporary."""
+        if self._lock is not None:
+            os.close(self._lock)
+        if self._temporary is not None:
+            self._temporary.cleanup()
         self._files.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -63,6 +64,7 @@ class SpeechModel:
         self.sample_rate: int = self.program.get("speech_sample_rate")
         self._max_samples: int = self.program.get("speech_max_samples")
         self.max_seconds = self._max_samples / self.sample_rate
+        self._aligning = threading.Lock()  # the two methods of the aligner belong together
         self.program.start()
 
     def close(self) -> None:
@@ -99,8 +101,8 @@ class SpeechModel:
         - `prompt`: text that the model takes for what was said before each window: names, the spelling of words, or a
           style.
         - `voice_activity`: leave out parts of the sound that are quiet for longer than a second.
-        - `words`: give each segment its words with their times. A window's segments then come together. Needs torch,
-          and runs the encoder a second time.
+        - `words`: give each segment its words with their times. A window's segments then come together. They have no
+          words if their text fills the context. Needs torch, and runs the encoder a second time.
         - `no_speech_threshold`: a window has no segments if the model takes it for one without speech, with a higher
           probability than this. 1 turns this rule off. Moonshine does not have it.
         - `settings`: `max_new_tokens`, the limit for each window, and the fields of `SamplingParameters` that the
@@ -294,7 +296,10 @@ class SpeechModel:
         unit = self._config["seconds_per_timestamp"]
         states = -(-len(samples) // round(unit * self.sample_rate))
         tokens = [*prompt, *text, min(self.program.eos_ids)]
-        begins = self._aligner.token_states(padded, tokens, len(prompt), states) if text else []
+        begins: list[int] = []
+        if text and len(tokens) <= self.program.max_context_len:
+            with self._aligning:
+                begins = self._aligner.token_states(padded, tokens, len(prompt), states)
         times = [seek / self.sample_rate + begin * unit for begin in begins]
         first = 0  # of the tokens of the segment in `text`
         for segment in found:

@@ -1,7 +1,6 @@
 #include "mlx_internals/cuda.h"
 
 #include <dlfcn.h>
-#include <executorch/runtime/platform/log.h>
 
 #include <array>
 #include <functional>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "error.h"
+#include "log_line.h"
 #include "mlx_internals/internals.h"
 
 // CUDA's driver (cuda.h) and its run-time compiler (nvrtc.h), of CUDA 13. This library is built without their headers.
@@ -196,7 +196,7 @@ bool is_cuda(mx::Stream stream) {
     }
     const std::string reason = why_unusable();
     if (!reason.empty()) {
-      ET_LOG(Error, "MLX: the kernels for CUDA of this library are not used: %s", reason.c_str());
+      log_error(str("MLX: the kernels for CUDA of this library are not used: ", reason));
     }
     return reason.empty();
   }();

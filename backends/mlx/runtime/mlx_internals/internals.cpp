@@ -1,6 +1,5 @@
 #include "mlx_internals/internals.h"
 
-#include <executorch/runtime/platform/log.h>
 #include <mlx/mlx.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "device.h"
+#include "log_line.h"
 #include "mlx_internals/arrays.h"
 #include "mlx_internals/cpu_task.h"
 #include "mlx_internals/graph.h"
@@ -114,7 +114,7 @@ bool are_usable() {
   static const bool result = [] {
     const std::string reason = why_unusable();
     if (!reason.empty()) {
-      ET_LOG(Error, "MLX: programs run with MLX's public operations only, which is slower: %s", reason.c_str());
+      log_error(str("MLX: programs run with MLX's public operations only, which is slower: ", reason));
     }
     return reason.empty();
   }();

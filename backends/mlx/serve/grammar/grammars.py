@@ -20,15 +20,20 @@ from ..formats import AnswerFormat
 from ..formats.harmony import MESSAGE, Harmony
 from .json_schema import SchemaError, adapted
 from .lark import MAX_CHARACTERS, LarkGrammar, from_client, one_of
+from .quoted import quoted
 
 if TYPE_CHECKING:
     from ...llm import LLM
-    from ..chat_request import ChatRequest, Function
+    from ..chat_request import ChatRequest, Function, Grammar
     from ..forms import Form
     from ..request import CompletionRequest, GenerationRequest
 
 # The ids of the tokens that open and close reasoning, and whether the prompt opens it; see `Grammars._reasoning`.
 Reasoning = tuple[int | None, int | None, bool]
+INPUT_BEGIN, INPUT_END = '{"input": "', '"}'  # around the text of a call of a custom tool
+# Keywords that say which properties an object has beside its `properties`.
+MORE_PROPERTIES = {"additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"}
+MORE_PROPERTIES |= {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "minProperties"}
 TEXT = r"/(.|\n)*/"
 # llguidance compiles by recursion: a chain of rules in a text of MAX_CHARACTERS needs less than this.
 STACK_BYTES = 256 * 2**20
@@ -165,7 +170,12 @@ class Grammars:
         """Return the expression of a call without the text `trigger` at its beginning."""
         begin, end = self._model.format.call_template(function.name)
         index = [tool.function for tool in body.tools].index(function)
-        arguments = _json(grammar, function.parameters or {"type": "object"}, f"tools.{index}.function.parameters")
+        if given := body.tools[index].grammar:
+            field = f"tools.{index}.custom.format.grammar.definition"
+            begin, end = begin + INPUT_BEGIN, INPUT_END + end
+            arguments = _quoted(grammar, given, field)
+        else:
+            arguments = _json(grammar, arguments_of(function), f"tools.{index}.function.parameters")
         return f"{grammar.literal(begin.removeprefix(trigger))} {arguments} {grammar.literal(end)}"
 
     # Compilation ----------------------------------------------------------------------------
@@ -194,7 +204,8 @@ class Grammars:
             if own_error := _error(self._matcher(text)):
                 param, error = field, own_error
                 break
-        code = "invalid_value" if param.startswith(("structured_outputs", "guided")) else "invalid_json_schema"
+        is_schema = not param.startswith(("structured_outputs", "guided")) and not param.endswith(".definition")
+        code = "invalid_json_schema" if is_schema else "invalid_value"
         raise GrammarError(param, error, code)
 
     def _matcher(self, grammar: str) -> Any:
@@ -301,6 +312,33 @@ def _expression(grammar: LarkGrammar, form: Form) -> str:
     except ValueError as error:
         problem = f'{error}, expected GBNF, such as root ::= "yes" | "no", or Lark'
         raise GrammarError(form.field, problem, "invalid_value") from error
+
+
+def arguments_of(function: Function) -> dict[str, Any]:
+    """Return the schema of the arguments that a function takes: those that it declares, unless it says that others may
+    follow. A small model would otherwise invent one after the other.
+    """
+    schema = function.parameters or {"type": "object"}
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not schema.keys().isdisjoint(MORE_PROPERTIES):
+        return schema
+    if not isinstance(required, list) or any(name not in [*properties] for name in required):
+        return schema
+    return schema | {"additionalProperties": False}
+
+
+def _quoted(grammar: LarkGrammar, given: Grammar, field: str) -> str:
+    """Return the expression of a text that follows a grammar, as it is between quotes in JSON. Raises GrammarError."""
+    from llguidance import regex_to_lark
+
+    if (size := len(given.definition)) > MAX_CHARACTERS:
+        raise GrammarError(field, f"got {size} characters, expected at most {MAX_CHARACTERS}", "invalid_value")
+    is_lark = given.syntax == "lark"
+    try:
+        text = quoted(given.definition if is_lark else f"start: /{regex_to_lark(given.definition, 'dws')}/")
+    except ValueError as error:
+        raise GrammarError(field, str(error), "invalid_value") from error
+    return grammar.lark(text, field)
 
 
 def _json(grammar: LarkGrammar, schema: dict[str, Any], field: str) -> str:

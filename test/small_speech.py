@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
+DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
 VOCABULARY = 1536
 EOS, START = 1, 3
 LANGUAGES = {"<|en|>": 1470, "<|de|>": 1471, "<|fr|>": 1472}
