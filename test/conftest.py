@@ -97,6 +97,25 @@ def chat_program(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def adapter_program(tmp_path_factory) -> Path:
+    """The path of a program with room for adapters, and with four rows."""
+    import small_llm
+    from executorch_mlx.llm.export import HeadConfig
+    from small_adapters import RANK, SLOTS
+
+    options = {"adapters": SLOTS, "lora_rank": RANK, "batch": 4, "speculation": True, "head": HeadConfig(logprobs=2)}
+    return small_llm.shared(tmp_path_factory, "adapters", **options)
+
+
+@pytest.fixture(scope="session")
+def adapter_folders(tmp_path_factory) -> dict[str, Path]:
+    """The folders of adapters for `adapter_program`, by name."""
+    from small_adapters import write_all
+
+    return write_all(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(scope="session")
 def mask_program(tmp_path_factory) -> Path:
     """The path of a program that returns only tokens and takes a logit bias and allowed tokens."""
     import small_llm

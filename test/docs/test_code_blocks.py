@@ -2,7 +2,7 @@
 
 The guide is docs/language-models.md. Blocks and commands run in a folder with the files that the blocks use: the
 programs that the guide's commands export from the demo model (`demo.pte`, `both.pte`), `chat.pte` (a small model with a
-chat template), `answer.etdp` (a profile) and `examples/`.
+chat template), `model.pte` with `adapters/`, `answer.etdp` (a profile) and `examples/`.
 """
 
 import contextlib
@@ -54,10 +54,24 @@ def create_files(folder: Path, chat_program: Path) -> Path:
         (folder / "export.txt").write_text(output.getvalue())
         for block in OTHER_EXPORTS:
             run_command(block.code)
+    create_adapters(folder)
     llm = LLM.load(folder / "demo.pte", profile=True)
     llm.generate("Return the", max_new_tokens=1).result()
     llm.program.write_profile(folder / "answer.etdp")
     return folder
+
+
+def create_adapters(folder: Path) -> None:
+    """Create `model.pte`, with room for adapters, and the adapters of docs/adapters.md."""
+    from executorch_mlx.llm.export import export_llm
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    options = {"adapters": 2, "lora_rank": 4, "speculation": False, "verify": False}
+    export_llm(MODEL, max_context_len=64, **options).save(folder / "model.pte")
+    for name in ("poet", "coder"):
+        model = AutoModelForCausalLM.from_pretrained(MODEL)
+        get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(folder / "adapters" / name)
 
 
 @pytest.fixture

@@ -10,13 +10,15 @@ import engine_rows
 import llm_programs as programs
 import pytest
 import torch
+from executorch.exir import to_edge_transform_and_lower
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from executorch_mlx import MLXPartitioner
 from fuzz_payloads import peak_gigabytes
 from llm_runner import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
 SOURCES = Path(__file__).resolve().parents[2] / "backends" / "mlx"
-C_HEADERS = {"engine": ("executorch_mlx",), "runtime": ("delegate", "memory", "buffers", "deferred")}
+C_HEADERS = {"engine": ("executorch_mlx", "program"), "runtime": ("delegate", "memory", "buffers", "deferred")}
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STRESS = Path(__file__).resolve().parent / "stress"
 
@@ -25,23 +27,29 @@ def build_project(source: Path, folder: Path) -> Path:
     """Build the CMake project `source` in `folder`."""
     # Prefer CMake from PyPI: that of the system may be too old for the wheels.
     cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
-    for command in ([cmake, "-S", source, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}"], [cmake, "--build", folder]):
+    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    configure = [cmake, "-S", source, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}", *launcher]
+    for command in (configure, [cmake, "--build", folder]):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
-@pytest.mark.parametrize("part, name", [(part, name) for part, names in C_HEADERS.items() for name in names])
-def test_headers_of_the_c_api_are_valid_c(part, name, tmp_path):
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_headers_of_the_c_api_are_valid(language, tmp_path):
+    """test/packaging/test_xcframework.py imports them as a module in Objective-C."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         pytest.skip("needs a C compiler")
-    source = tmp_path / "main.c"
-    source.write_text(f"#include <executorch_mlx/{name}.h>\n")
-    include = SOURCES / part / "include"
-    command = [compiler, "-std=c11", "-Wall", "-Wstrict-prototypes", "-Werror", "-fsyntax-only", f"-I{include}", source]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    standard = "c++11" if language == "c++" else "c11"
+    includes = [f"-I{SOURCES / part / 'include'}" for part in C_HEADERS]
+    options = ["-x", language, f"-std={standard}", "-Wall", "-Werror", "-fsyntax-only", *includes]
+    for name in sum(C_HEADERS.values(), ()):  # each by itself
+        source = tmp_path / f"{name}.source"
+        source.write_text(f"#include <executorch_mlx/{name}.h>\n")
+        strict = ["-Wstrict-prototypes"] if standard == "c11" else []
+        done = subprocess.run([compiler, *options, *strict, source], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +136,22 @@ def test_example_in_c(tmp_path):
     done = subprocess.run(list(map(str, [*command, "256"])), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == "CDE\nbcd\n234\n"
     assert "256: prompt: id 256 is outside the vocabulary [0, 256)" in done.stderr
+
+
+def test_example_of_a_module_in_cpp(tmp_path):
+    """examples/cpp_module, which docs/cpp-api.md shows: a program of two nodes, of which one is not delegated."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x * 2, torch.nonzero(x)
+
+    exported = torch.export.export(Model(), (torch.ones(2, 3),))
+    path = tmp_path / "model.pte"
+    path.write_bytes(to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch().buffer)
+    build = build_project(EXAMPLES / "cpp_module", tmp_path / "build")
+    done = subprocess.run([str(build / "run_module"), str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[ 2 3 ] 2 2 2 2 2\n[ 6 2 ]\n"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The import order of the package, from low to high, read from the sources without running them."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,12 +52,26 @@ RULES = {
     },
     "training": {"bindings", "collector", "custom_ops", "llm", "partitioner", "quiet", "random"},
     "speech": {"llm"},  # a public name of llm.speech
+    "encoders": {"collector", "llm", "loader", "partitioner", "quiet", "verification", "workarounds"},
     "batch": set(),
-    "serve": {"batch", "llm", "memory"},
-    "ray": {"batch", "llm", "memory", "serve"},
-    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "training"},
+    "serve": {"batch", "encoders", "llm", "memory"},
+    "ray": {"batch", "encoders", "llm", "memory", "serve"},
+    "cli": {
+        "batch",
+        "encoders",
+        "inspect",
+        "loader",
+        "memory",
+        "partitioner",
+        "llm",
+        "quiet",
+        "ray",
+        "serve",
+        "training",
+    },
     "__main__": {"cli"},
     "__init__": {
+        "encoders",
         "loader",
         "llm",
         "memory",
@@ -134,6 +149,26 @@ def llm_layer(module: tuple[str, ...]) -> int | None:
     """Return the index of the layer that has `module`, or None if no layer lists it."""
     names = {".".join(module[:length]) for length in range(1, len(module) + 1)}
     return next((index for index, layer in enumerate(LLM_LAYERS) if names & layer), None)
+
+
+# The folders of the runtime from low to high. A file includes only files of its own folder and of those before it. The
+# files beside the folders belong to no layer.
+RUNTIME_LAYERS = ("kernels", "mlx_internals", "memory", "program", "gpu", "call", "ops", "fusion")
+
+
+def runtime_includes(file: Path, source: str) -> list[str]:
+    """The includes of a file of the runtime that point to a higher layer."""
+    layer = RUNTIME_LAYERS.index(file.relative_to(PACKAGE / "runtime").parts[0])
+    included = re.findall(r'^#include "(\w+)/', source, re.MULTILINE)
+    return [name for name in included if name in RUNTIME_LAYERS[layer + 1 :]]
+
+
+def test_includes_of_the_runtime_point_one_way():
+    files = [file for file in (PACKAGE / "runtime").rglob("*") if file.suffix in (".h", ".cpp", ".inc")]
+    in_layers = [file for file in files if file.relative_to(PACKAGE / "runtime").parts[0] in RUNTIME_LAYERS]
+    found = {str(file): runtime_includes(file, file.read_text()) for file in in_layers}
+    assert {file: names for file, names in found.items() if names} == {}
+    assert runtime_includes(PACKAGE / "runtime" / "memory" / "x.h", '#include "ops/op.h"\n') == ["ops"]
 
 
 def test_every_part_has_a_rule():

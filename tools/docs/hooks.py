@@ -25,7 +25,16 @@ PAGES = {
     "backends/mlx/engine/README.md": "llm-engine.md",
     "examples/README.md": "examples.md",
 }
-LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "sh", ".fbs": "c", ".toml": "toml", ".json": "json"}
+LANGUAGES = {
+    ".py": "python",
+    ".swift": "swift",
+    ".h": "cpp",
+    ".cpp": "cpp",
+    ".sh": "sh",
+    ".fbs": "c",
+    ".toml": "toml",
+    ".json": "json",
+}
 
 # Matches fenced blocks and inline code, in which links are not links but text.
 _CODE = re.compile(r"^ *(`{3,}).*?^ *\1[^\n]*$|(`+)(?!`).+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)

@@ -39,14 +39,15 @@ def page(text: str) -> str:
 
     def part(match: re.Match) -> str:
         kind, name, members = match["kind"], match["name"], match["members"]
-        body = header(name) if kind == "file" else entry(name, members)
+        body = file_block(name) if kind == "file" else entry(name, members)
         return f"{match[0].splitlines()[0]}\n\n{body}\n\n<!-- end -->"
 
     return _PART.sub(part, text)
 
 
-def header(path: str) -> str:
-    return f"```cpp\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
+def file_block(path: str) -> str:
+    language = {".h": "cpp", ".cpp": "cpp", ".swift": "swift", ".txt": "cmake"}[Path(path).suffix]
+    return f"```{language}\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
 
 
 def entry(name: str, members: str | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..batch import AnswerFile, RequestLines, Totals, Workers, answer_all, count_and_check
 from ..batch.table_file import CSV, PARQUET, Table, TableRequests, open_table, write_table
-from . import model_arguments, store
+from . import adapter_arguments, model_arguments, store
 from .errors import CommandError
 from .extras import check_installed
 
@@ -63,6 +63,9 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     table.add_argument("--system", metavar="TEXT", help="system message of every chat")
     table.add_argument(
+        "--embed", action="store_true", help="MODEL is an encoder: compute the embeddings of the texts in the column"
+    )
+    table.add_argument(
         "--body",
         metavar="JSON",
         type=_parse_json_object,
@@ -96,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
             totals = _answer(options, requests, answers)
             num_requests = len(answers.answered)
             if is_table:
-                write_table(table, path, options.output, options.answer_column)
+                write_table(table, path, options.output, options.answer_column, options.embed)
                 path.unlink()
     print(f"{options.output}: {_summary(totals, num_requests)}", file=sys.stderr)
     return 0
@@ -109,6 +112,8 @@ def _check_installed(options: argparse.Namespace) -> None:
             raise CommandError("batch needs pyarrow for Parquet files: pip install pyarrow")
     if options.ray is not None:
         check_installed("batch", "ray", ("ray",))
+        if adapter_arguments.named(options):
+            raise CommandError("--adapter: got --ray as well, whose engines load no adapters")
         if options.device is not None:
             raise CommandError("--device: got --ray as well, which runs a model on the GPU of a machine that has one")
 
@@ -133,20 +138,24 @@ def _open_requests(options: argparse.Namespace) -> tuple[Table | None, RequestLi
     if suffix not in (JSON_LINES, *TABLES):
         raise CommandError(f"{options.input}: got the suffix {suffix!r}, expected .jsonl, .csv or .parquet")
     given = {"--chat": options.chat, "--column": options.column, "--body": options.body, "--system": options.system}
+    given["--embed"] = options.embed
     if suffix == JSON_LINES:
         if unused := [name for name, value in given.items() if value]:
             raise CommandError(f"{unused[0]}: expected a table (.csv or .parquet), got {options.input}")
         return None, RequestLines(options.input)
     if options.system is not None and not options.chat:
         raise CommandError("--system: expected --chat as well")
+    if options.embed and options.chat:
+        raise CommandError("--embed: got --chat as well, expected one of them")
     table = open_table(options.input)
     if options.column not in table.columns:
         got = "no --column" if options.column is None else f"--column {options.column}"
         raise CommandError(f"{options.input}: got {got}, expected one of {', '.join(table.columns)}")
     if options.body.get("stream"):
         raise CommandError("--body: stream: expected false in a batch")
-    fields = {"model": _name(options)} | options.body
-    return table, TableRequests(table, options.column, options.chat, options.system, fields)
+    adapters = adapter_arguments.named(options)
+    fields = {"model": adapters[0].name if len(adapters) == 1 else _name(options)} | options.body
+    return table, TableRequests(table, options.column, options.chat, options.system, fields, options.embed)
 
 
 def _check_output(options: argparse.Namespace, table: Table | None) -> None:
@@ -207,8 +216,8 @@ async def _workers(options: argparse.Namespace) -> AsyncIterator[Workers]:
         return
     from ..serve.local_worker import local_worker
 
-    with model_arguments.load(options) as llm:
-        async with local_worker(llm, _name(options)) as worker:
+    with model_arguments.load_any(options) as loaded:
+        async with local_worker(loaded, _name(options)) as worker:
             yield worker
 
 

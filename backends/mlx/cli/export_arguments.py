@@ -19,6 +19,9 @@ RUN_OPTIONS = (
     "calibrate",
     "activations",
     "adapter",
+    "adapters",
+    "lora_rank",
+    "adapter_targets",
     "max_context_len",
     "sliding_window",
     "chunk",
@@ -70,7 +73,7 @@ def flag(name: str) -> str:
 def given(options: argparse.Namespace, names: tuple[str, ...] = tuple(OPTIONS)) -> dict[str, Any]:
     """Return the options of the table that the command line has. Paths are absolute."""
     values = {name: getattr(options, name) for name in names if name in options}
-    return values | {name: str(Path(values[name]).resolve()) for name in _FILES if name in values}
+    return values | {n: str(Path(values[n]).resolve()) for n in _FILES if isinstance(values.get(n), Path)}
 
 
 def flags(values: Mapping[str, Any]) -> str:
@@ -87,5 +90,9 @@ def _words(values: Mapping[str, Any]) -> list[str]:
     return [
         word
         for name, value in values.items()
-        for word in ([flag(name)] if OPTIONS[name].flags else [flag(name), str(value)])
+        for word in ([flag(name)] if OPTIONS[name].flags else [flag(name), _text(value)])
     ]
+
+
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, (list, tuple)) else str(value)

@@ -6,7 +6,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import memory
 from ..llm.hub import HubError
-from . import export_arguments, store
+from . import adapter_arguments, export_arguments, store
+from .adapter_arguments import AdapterFolder
 from .errors import CommandError, ReportedError
 from .export_arguments import RUN_OPTIONS
 from .extras import EXPORT, check_installed
 from .files import MODELS, check_checkpoint, check_program, is_program
 
 if TYPE_CHECKING:
+    from ..encoders import Encoder
     from ..llm import LLM
 
 
@@ -48,7 +50,8 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help="limit of the memory for weights, KV caches and results together, such as 2GiB (default: no limit)",
     )
     add_device(parser)
-    add_export_options(parser)
+    adapter_arguments.add_to(parser)
+    add_export_options(parser, tuple(name for name in RUN_OPTIONS if name != "adapter"))
 
 
 def add_model(parser: argparse.ArgumentParser, name: str = "model", nargs: str | None = None) -> None:
@@ -58,8 +61,8 @@ def add_model(parser: argparse.ArgumentParser, name: str = "model", nargs: str |
     )
 
 
-def add_export_options(parser: argparse.ArgumentParser) -> None:
-    export_arguments.add_options(parser, RUN_OPTIONS, "export, if MODEL is a checkpoint")
+def add_export_options(parser: argparse.ArgumentParser, names: tuple[str, ...] = RUN_OPTIONS) -> None:
+    export_arguments.add_options(parser, names, "export, if MODEL is a checkpoint")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +95,11 @@ def find_model(model: str, options: argparse.Namespace) -> Model:
     Raises CommandError, ReportedError or OSError if there is no such model, or if it cannot be exported.
     """
     values = export_arguments.given(options, RUN_OPTIONS)
+    adapters: list[AdapterFolder] = []
+    if isinstance(values.get("adapter"), list):  # not of a command that only merges one
+        del values["adapter"]
+        values |= adapter_arguments.merged(options)
+        adapters = adapter_arguments.named(options)
     path = Path(model)
     if path.is_file() and (is_program(path) or path.suffix == ".pte"):
         check_program(path)
@@ -100,6 +108,7 @@ def find_model(model: str, options: argparse.Namespace) -> Model:
             raise CommandError(f"{name}: {model} is exported already, expected a checkpoint; see executorch-mlx export")
         return Model(path, path.stem)
     check_checkpoint(model)
+    values |= adapter_arguments.room(adapters, values)
     return Model((store.find(model, values) or export_model(model, values)).path, store.name_of(model))
 
 
@@ -148,12 +157,23 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
     """
     from ..llm import LLM
 
+    return _load(LLM.load, options, **settings)
+
+
+def load_any(options: argparse.Namespace) -> LLM | Encoder:
+    """Like `load`, but the model may also be an encoder."""
+    from ..serve.models import load_model
+
+    return _load(load_model, options)
+
+
+def _load(load: Callable[..., Any], options: argparse.Namespace, **settings: Any) -> Any:
     model = find_model(options.model, options)
     draft = find_draft(options)
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
     with loading(model.path):
-        return LLM.load(
+        loaded = load(
             model.path,
             options.tokenizer,
             draft=draft,
@@ -161,6 +181,11 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
             chat_template=options.chat_template,
             **settings,
         )
+    if adapters := adapter_arguments.named(options):
+        if not hasattr(loaded, "load_adapter"):
+            raise CommandError(f"--adapter: got {options.model}, expected a language model")
+        adapter_arguments.load(loaded, adapters)
+    return loaded
 
 
 def find_draft(options: argparse.Namespace) -> Path | None:

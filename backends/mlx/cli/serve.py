@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import memory
 from ..llm.errors import FieldError
-from . import model_arguments
+from . import adapter_arguments, model_arguments
 from .errors import CommandError
 from .extras import check_installed
 from .model_arguments import parse_size
@@ -64,6 +64,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help=f"key that clients must send (default: the environment variable {KEY_VARIABLE}, which other users of this "
         "machine do not see)",
+    )
+    group.add_argument(
+        "--allow-adapter-updates",
+        action="store_true",
+        help="let clients load LoRA adapters from folders of this machine, and unload them",
     )
     group.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
     group.add_argument("--no-auth", action="store_true", help="serve other machines without an API key")
@@ -177,6 +182,7 @@ def run(options: argparse.Namespace) -> int:
         allowed_hosts=options.allowed_hosts,
         max_body_bytes=options.max_body,
         request_seconds=options.request_timeout,
+        allow_adapter_updates=options.allow_adapter_updates,
         strict=options.strict,
         stall_seconds=options.stall_timeout,
         grace_seconds=options.grace,
@@ -201,6 +207,9 @@ def _models(options: argparse.Namespace) -> Models:
         )
     if options.tokenizer is not None and len(options.models) > 1:
         raise CommandError("--tokenizer: got several models, expected one")
+    adapters = adapter_arguments.named(options)
+    if adapters and len(options.models) > 1:
+        raise CommandError("--adapter: got several models, expected one")
     if options.tool_format not in (None, *FORMATS):
         raise CommandError(f"--tool-format: got {options.tool_format!r}, expected one of {', '.join(FORMATS)}")
     if options.memory_limit is not None:
@@ -220,6 +229,12 @@ def _models(options: argparse.Namespace) -> Models:
             models.add(name, load, path.stat().st_size, options.tool_format)
         except FieldError as error:
             raise CommandError(error.about("--name")) from error
+        for adapter in adapters:
+            adapter_arguments.read(adapter)  # for its errors
+            try:
+                models.add_adapter(adapter.name, adapter.path.resolve(), name)
+            except FieldError as error:
+                raise CommandError(error.about("--adapter")) from error
     with model_arguments.loading():
         models.load_all()
     return models

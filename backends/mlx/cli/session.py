@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import model_arguments, sampling_arguments
+from . import adapter_arguments, model_arguments, sampling_arguments
 from .errors import INTERRUPTED, CommandError
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace, prompt: str | None, chat: bool) -> int:
     """Answer `prompt`, or the lines of standard input if it is None. Returns the exit code."""
     settings = sampling_arguments.given(options)  # before the model is loaded
+    adapters = adapter_arguments.named(options)
+    if len(adapters) > 1:
+        raise CommandError(f"--adapter: got {len(adapters)} adapters, expected one")
+    settings["adapter"] = adapters[0].name if adapters else None
     llm = model_arguments.load(options, profile=options.profile is not None)
     session = Session(llm, options, settings, chat)
     if chat and not llm.chats:
@@ -103,7 +107,7 @@ class Session:
         self._report(generation)
         if self._new_cache is not None:
             with command_errors():
-                self.llm.save_prefix(generation.prompt, self._new_cache)
+                self.llm.save_prefix(generation.prompt, self._new_cache, adapter=self.settings["adapter"])
             self._new_cache = None
         return generation.finish
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 
+#include "c_api.h"
 #include "check.h"
 #include "draft_model.h"
 #include "fork_check.h"
@@ -59,33 +60,17 @@ namespace {
 
 thread_local std::string last_error;
 
-executorch_mlx_status report(executorch_mlx_status status, const char* message) {
+} // namespace
+
+executorch_mlx_status executorch_mlx::engine::report(executorch_mlx_status status, const char* message) {
   last_error = message;
   return status;
 }
 
-template <typename Body>
-executorch_mlx_status guarded(Body&& body) {
-  try {
-    body();
-    return EXECUTORCH_MLX_OK;
-  } catch (const EngineError& error) {
-    return report(error.status, error.what());
-  } catch (const std::bad_alloc& error) {
-    return report(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
-  } catch (const std::exception& error) {
-    return report(EXECUTORCH_MLX_FAILED, error.what());
-  } catch (...) {
-    return report(EXECUTORCH_MLX_FAILED, "unknown exception");
-  }
-}
+namespace {
 
 void check_language_model(const LlmProgram& program, const char* function) {
   check_argument(!program.metadata().speech.is_speech(), function, ": the program is a speech model");
-}
-
-void check_not_null(const void* pointer, const char* argument) {
-  check_argument(pointer != nullptr, argument, ": got null");
 }
 
 // Returns `*given` with the default values for the fields that its header does not have.
@@ -121,12 +106,24 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
   return {data, data + count};
 }
 
+std::vector<int64_t> read_prompt(const executorch_mlx_engine& engine, const int64_t* prompt, size_t length) {
+  auto ids = read_array(prompt, length, "prompt");
+  check_prompt(engine.programs->program->metadata(), ids);
+  check_not_forked();
+  return ids;
+}
+
 void wait_for_scores(executorch_mlx_engine& engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
     size_t target_count, const Scores& scores, const char* function) {
   check_argument(!engine.scheduler->is_on_thread(), "engine: a callback must not wait for it");
-  const auto request = submit_score(*engine.programs->program, *engine.scheduler,
-      read_array(prompt, prompt_length, "prompt"), read_array(targets, target_count, "targets"), scores, function);
+  const auto request =
+      submit_score(*engine.programs->program, *engine.scheduler, read_array(prompt, prompt_length, "prompt"),
+          read_array(targets, target_count, "targets"), scores, nullptr, function);
   engine.scheduler->wait(*request);
+}
+
+std::shared_ptr<const Adapter> find_adapter(executorch_mlx_engine& engine, const char* name) {
+  return engine.scheduler->adapters().find(name == nullptr ? "" : name);
 }
 
 RequestOptions read_options(const executorch_mlx_request_options* given) {
@@ -184,7 +181,8 @@ executorch_mlx_status executorch_mlx_model_load(
     check_not_null(model, "model");
     const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
     auto result = std::make_unique<executorch_mlx_model>();
-    result->programs->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
+    result->programs->program = std::make_shared<LlmProgram>(
+        path, o.device ? o.device : "", o.profile, LoadProgress{o.on_progress, o.user_data});
     if (o.draft != nullptr) {
       result->programs->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
       check_draft(*result->programs->program, *result->programs->draft);
@@ -306,6 +304,11 @@ executorch_mlx_status executorch_mlx_engine_get_stats(
 
 executorch_mlx_status executorch_mlx_engine_save_prefix(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path) {
+  return executorch_mlx_engine_save_adapter_prefix(engine, nullptr, prompt, length, path);
+}
+
+executorch_mlx_status executorch_mlx_engine_save_adapter_prefix(
+    executorch_mlx_engine* engine, const char* adapter, const int64_t* prompt, size_t length, const char* path) {
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(path, "path");
@@ -314,8 +317,9 @@ executorch_mlx_status executorch_mlx_engine_save_prefix(
     auto ids = read_array(prompt, length, "prompt");
     check_prompt(program.metadata(), ids);
     check_not_forked();
-    RowWriter writer(program, path); // on this thread, because it may read the whole file of the program
-    engine->scheduler->run(std::move(ids), [&](Row& row) { return writer.write_next(row); });
+    auto found = find_adapter(*engine, adapter);
+    RowWriter writer(program, path, found.get()); // on this thread, because it may read the whole file of the program
+    engine->scheduler->run(std::move(ids), std::move(found), [&](Row& row) { return writer.write_next(row); });
   });
 }
 
@@ -326,9 +330,10 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(path, "path");
     check_language_model(*engine->programs->program, "load_prefix");
     check_not_forked();
-    RowReader reader(*engine->programs->program, path); // before a row is given up for it
+    // Before a row is given up for it.
+    RowReader reader(*engine->programs->program, path, engine->scheduler->adapters());
     std::optional<uint64_t> resets;
-    engine->scheduler->run({}, [&](Row& row) {
+    engine->scheduler->run({}, reader.adapter(), [&](Row& row) {
       const uint64_t now = engine->scheduler->resets();
       check(resets.value_or(now) == now, EXECUTORCH_MLX_FAILED, "prefix: another call has failed and reset the row");
       resets = now;
@@ -338,6 +343,111 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
       }
       return has_more;
     });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_prefill(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_language_model(*engine->programs->program, "prefill");
+    engine->scheduler->run(read_prompt(*engine, prompt, length), nullptr, [](Row&) { return false; });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_clone(executorch_mlx_engine* engine, const int64_t* ids, size_t length) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_language_model(*engine->programs->program, "clone");
+    engine->scheduler->clone(read_prompt(*engine, ids, length));
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_logits(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length, float* logits, size_t count) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(logits, "logits");
+    LlmProgram& program = *engine->programs->program;
+    check_language_model(program, "logits");
+    const auto vocab_size = static_cast<size_t>(program.metadata().vocab_size);
+    check_argument(program.metadata().has_logits, "logits: the program does not return logits");
+    check_argument(
+        count == vocab_size, "count: got ", count, ", expected ", vocab_size, ", the size of the vocabulary");
+    auto ids = read_prompt(*engine, prompt, length);
+    const std::vector<int64_t> last = {ids.back()};
+    ids.pop_back();
+    engine->scheduler->run(std::move(ids), nullptr, [&](Row& row) {
+      const RowTask task = {.tokens = last, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+      row.expect(task);
+      const auto result = program.logits({&task, 1});
+      row.append(last);
+      std::copy(result[0].begin(), result[0].end(), logits);
+      return false;
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_suspend(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_forked();
+    engine->scheduler->suspend();
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_resume(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_forked();
+    engine->scheduler->resume();
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_release_memory(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_forked();
+    engine->scheduler->release_memory();
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_load_adapter(
+    executorch_mlx_engine* engine, const char* name, const executorch_mlx_adapter_weights* layers, size_t count) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_argument(name != nullptr && *name != '\0', "adapter: got no name");
+    check_array(layers, count, "adapter");
+    Adapters& adapters = engine->scheduler->adapters();
+    auto weights = adapters.read({layers, count});
+    engine->scheduler->call_between_steps([&] { adapters.load(name, std::move(weights)); });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_unload_adapter(executorch_mlx_engine* engine, const char* name) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_argument(name != nullptr && *name != '\0', "adapter: got no name");
+    check_not_forked();
+    engine->scheduler->adapters().unload(name);
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_list_adapters(
+    executorch_mlx_engine* engine, char* names, size_t capacity, size_t* size) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(size, "size");
+    check_array(names, capacity, "names");
+    check_not_forked();
+    std::string list;
+    for (const std::string& name : engine->scheduler->adapters().names()) {
+      list.append(name).push_back('\0');
+    }
+    *size = list.size();
+    if (list.size() <= capacity) {
+      list.copy(names, list.size());
+    }
   });
 }
 
@@ -378,7 +488,7 @@ executorch_mlx_status executorch_mlx_engine_submit_score(
     const auto& program = engine->programs->program;
     *request = new executorch_mlx_request{program,
         submit_score(*program, *engine->scheduler, read_array(o.prompt, o.prompt_length, "prompt"),
-            read_array(o.targets, o.target_count, "targets"), scores, "submit_score"),
+            read_array(o.targets, o.target_count, "targets"), scores, find_adapter(*engine, o.adapter), "submit_score"),
         engine->scheduler->thread_id()};
   });
 }
@@ -391,8 +501,11 @@ executorch_mlx_status executorch_mlx_engine_submit(
     const auto& program = engine->programs->program;
     RequestOptions o = read_options(options);
     check_options(*program, o);
+    auto adapter = find_adapter(
+        *engine, read_struct<executorch_mlx_request_options>(options, EXECUTORCH_MLX_REQUEST_OPTIONS).adapter);
     std::unique_ptr<executorch_mlx_request> result(new executorch_mlx_request{
         program, std::make_shared<Request>(*program, std::move(o)), engine->scheduler->thread_id()});
+    result->request->adapter = std::move(adapter);
     // Callbacks may run before this function returns. They can already use the request.
     *request = result.get();
     try {

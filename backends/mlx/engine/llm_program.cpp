@@ -1,7 +1,5 @@
 #include "llm_program.h"
 
-#include <executorch/runtime/backend/options.h>
-#include <executorch/runtime/platform/runtime.h>
 #include <executorch_mlx/delegate.h>
 #include <sys/stat.h>
 
@@ -11,7 +9,7 @@
 #include <fstream>
 
 #include "check.h"
-#include "fork_check.h"
+#include "open_module.h"
 #include "profile.h"
 #include "row_state.h"
 
@@ -26,26 +24,7 @@ using executorch::runtime::Program;
 
 namespace {
 
-// Returned by executorch_mlx_register() if another library registered an MLXBackend first.
-constexpr int kOtherBackend = 1;
-
-std::unique_ptr<Module> open(const std::string& path, const std::string& device) {
-  // A std::ifstream can open a directory, but it cannot read from a directory.
-  check(std::ifstream(path).peek() != std::ifstream::traits_type::eof(), EXECUTORCH_MLX_NOT_FOUND, path,
-      ": the file is unreadable or empty");
-  check_argument(
-      device.empty() || device == "cpu" || device == "gpu", "device: got '", device, "', expected cpu or gpu");
-  auto module = std::make_unique<Module>(path, Module::LoadMode::Mmap);
-
-  executorch::runtime::BackendOptions<1> options;
-  executorch::runtime::LoadBackendOptionsMap map;
-  Error error = device.empty() ? Error::Ok : options.set_option("device", device.c_str());
-  error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
-  check_ok(error, "load options: ");
-  error = module->load(map, Program::Verification::InternalConsistency);
-  check_program(error == Error::Ok, path, ": not an ExecuTorch program (", describe(error), ")");
-  return module;
-}
+constexpr char kLoadAdapter[] = "load_adapter";
 
 // Returns a string that changes if the file is written to, or if another file takes its place.
 std::string version_of(const std::string& path) {
@@ -70,41 +49,31 @@ std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_
 
 } // namespace
 
-LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile) : path_(path) {
-  check_not_forked();
-  executorch::runtime::runtime_init();
-  const int registered = executorch_mlx_register();
-  check(registered <= kOtherBackend, EXECUTORCH_MLX_FAILED,
-      "cannot register the backend MLXBackend: ", describe(static_cast<Error>(registered)));
+LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile, LoadProgress progress)
+    : path_(path) {
   if (profile) {
     profile_ = std::make_unique<Profile>();
   }
-  module_ = open(path, device);
+  module_ = open_module(path, device);
   const char* const chosen = executorch_mlx_device(device.c_str());
   runs_on_cpu_ = chosen == nullptr || std::string_view(chosen) == "cpu";
   version_ = version_of(path);
   reader_.emplace(*module_, path);
+  check_program(!reader_->has_value("encoder_config"), path,
+      ": got an encoder, expected a language or speech model; executorch-mlx embed and serve run it");
   const int64_t rows = reader_->integer("get_max_batch_size", 1);
   check_has_method(*reader_, path, rows > 1 ? "prefill" : "forward");
   metadata_ = read_metadata(*reader_, path);
   token_table_ = read_token_table(*reader_, metadata_.vocab_size, path);
 
-  using Kind = Method::Kind;
-  const bool both = metadata_.has_head && metadata_.has_logits;
-  const char* const first = rows > 1 ? "prefill" : "forward";
-  if (metadata_.has_logits) {
-    logits_ = make_method(both && rows > 1 ? "logits" : first, Kind::kLogits);
-  }
-  if (metadata_.has_head) {
-    draw_ = make_method(both && rows == 1 ? "sample" : first, Kind::kDraw);
-  }
-  if (rows > 1) {
-    make_decode_methods();
-  }
+  plain_ = make_methods(/*is_adapted=*/false);
   if (metadata_.has_verify) {
-    verify_ = make_method("verify", Kind::kVerify);
-    draft_ = reader_->has_method("draft") ? make_method("draft", Kind::kDraft) : nullptr;
-    rewind_ = reader_->has_method("rewind") ? make_method("rewind", Kind::kRewind) : nullptr;
+    draft_ = reader_->has_method("draft") ? make_method("draft", Method::Kind::kDraft) : nullptr;
+    rewind_ = reader_->has_method("rewind") ? make_method("rewind", Method::Kind::kRewind) : nullptr;
+  }
+  if (metadata_.adapter_slots > 0) {
+    adapted_ = make_methods(/*is_adapted=*/true);
+    read_adapted_layers();
   }
   if (metadata_.speech.is_speech()) {
     const MethodChecker checker(*module_, path_, "encode");
@@ -112,52 +81,167 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     checker.check_inputs({{"samples", ScalarType::Float, {1, most}, 1}});
     checker.check_backends();
   }
-  (draw_ ? draw_ : logits_)->load();
-  prompt_buffers_ = open_buffers(); // no other method is loaded yet
+  load(progress);
   const auto map = module_->program()->get_named_data_map();
   if (map.ok() && executorch_mlx_has_ring_buffers(*map) != 0) {
     metadata_.max_rewind = 0; // the program does not know the load option kv_windows
   }
 }
 
-void LlmProgram::make_decode_methods() {
-  check_has_method(*reader_, path_, "decode");
-  const auto kind = metadata_.has_head ? Method::Kind::kDraw : Method::Kind::kLogits;
-  // A program of an earlier version has no narrow methods.
-  for (int64_t width = 2; width < metadata_.rows; width *= 2) {
+void LlmProgram::load(LoadProgress progress) {
+  Method& method = *(plain_.draw ? plain_.draw : plain_.logits);
+  if (module_->is_method_loaded(method.name())) {
+    return;
+  }
+  struct Call {
+    LoadProgress progress;
+    bool is_aborted = false;
+  } call{progress};
+  if (progress.callback != nullptr) {
+    executorch_mlx_set_on_load(
+        [](void* user_data, size_t loaded, size_t total) {
+          auto& call = *static_cast<Call*>(user_data);
+          const double part = total == 0 ? 1 : static_cast<double>(loaded) / static_cast<double>(total);
+          call.is_aborted = !call.progress.callback(call.progress.user_data, part);
+          return !call.is_aborted;
+        },
+        &call);
+  }
+  try {
+    method.load();
+  } catch (const EngineError&) {
+    executorch_mlx_set_on_load(nullptr, nullptr);
+    check(!call.is_aborted, EXECUTORCH_MLX_ABORTED, path_, ": the load was aborted");
+    throw;
+  }
+  executorch_mlx_set_on_load(nullptr, nullptr);
+  prompt_buffers_ = open_buffers(); // no other method is loaded yet
+}
+
+void LlmProgram::unload() {
+  prompt_buffers_ = nullptr;
+  for (Method* method : methods()) {
+    method->unload();
+  }
+  module_->unload_method("encode");
+  is_undefined_ = false;
+}
+
+LlmProgram::Methods LlmProgram::make_methods(bool is_adapted) {
+  using Kind = Method::Kind;
+  const int64_t rows = metadata_.rows;
+  const auto make = [&](const std::string& name, Kind kind, int64_t tasks = 1) {
+    return make_method(name, kind, is_adapted, tasks);
+  };
+  const bool both = metadata_.has_head && metadata_.has_logits;
+  const char* const first = rows > 1 ? "prefill" : "forward";
+  Methods result;
+  if (metadata_.has_logits) {
+    result.logits = make(both && rows > 1 ? "logits" : first, Kind::kLogits);
+  }
+  if (metadata_.has_head) {
+    result.draw = make(both && rows == 1 ? "sample" : first, Kind::kDraw);
+  }
+  const auto kind = metadata_.has_head ? Kind::kDraw : Kind::kLogits;
+  for (int64_t width = 2; width < rows; width *= 2) {
     const auto name = str("decode_", width);
-    if (reader_->has_method(name.c_str())) {
-      decodes_.push_back(make_method(name, kind, width));
+    if (reader_->has_method(name.c_str())) { // a program of an earlier version has no narrow methods
+      result.decodes.push_back(make(name, kind, width));
     }
   }
-  decodes_.push_back(make_method("decode", kind, metadata_.rows));
+  if (rows > 1) {
+    result.decodes.push_back(make("decode", kind, rows));
+  }
+  if (metadata_.has_verify) {
+    result.verify = make("verify", Kind::kVerify);
+  }
+  return result;
+}
+
+// Checks the method load_adapter, and reads the sizes of the layers from its inputs: the slot, and A and B of each.
+void LlmProgram::read_adapted_layers() {
+  check_program(has_only_mlx_state(), path_, ": adapters: expected methods that are one call of MLXBackend each");
+  check_has_method(*reader_, path_, kLoadAdapter);
+  const MethodChecker checker(*module_, path_, kLoadAdapter);
+  const auto rank = static_cast<executorch::aten::SizesType>(metadata_.adapter_rank);
+  std::vector<MethodInput> inputs = {{"slot", ScalarType::Long, {1}}};
+  for (const std::string& path : metadata_.adapter_layers) {
+    const int64_t in = checker.max_size(inputs.size(), 1);
+    const int64_t out = checker.max_size(inputs.size() + 1, 0);
+    inputs.push_back({"a", ScalarType::Float, {rank, static_cast<executorch::aten::SizesType>(in)}});
+    inputs.push_back({"b", ScalarType::Float, {static_cast<executorch::aten::SizesType>(out), rank}});
+    adapted_layers_.push_back({path, static_cast<size_t>(in), static_cast<size_t>(out)});
+  }
+  checker.check_inputs(inputs);
+  checker.check_backends();
+}
+
+void LlmProgram::write_adapter(int64_t slot, std::span<std::vector<float>> weights) {
+  using executorch::extension::make_tensor_ptr;
+  using Size = executorch::aten::SizesType;
+  if (!module_->is_method_loaded(kLoadAdapter)) {
+    check_ok(module_->load_method(kLoadAdapter), path_, ": cannot load the method ", kLoadAdapter, ": ");
+  }
+  const auto rank = static_cast<Size>(metadata_.adapter_rank);
+  std::vector<executorch::extension::TensorPtr> tensors = {make_tensor_ptr({1}, &slot, ScalarType::Long)};
+  for (size_t i = 0; i < adapted_layers_.size(); ++i) {
+    const auto in = static_cast<Size>(adapted_layers_[i].inputs), out = static_cast<Size>(adapted_layers_[i].outputs);
+    tensors.push_back(make_tensor_ptr({rank, in}, weights[2 * i].data(), ScalarType::Float));
+    tensors.push_back(make_tensor_ptr({out, rank}, weights[2 * i + 1].data(), ScalarType::Float));
+  }
+  std::vector<EValue> arguments;
+  for (const auto& tensor : tensors) {
+    arguments.emplace_back(*tensor);
+  }
+  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
+  const Error error = module_->execute(kLoadAdapter, arguments).error();
+  is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
+  check_ok(error, kLoadAdapter, ": slot ", slot, ": ");
 }
 
 std::vector<Method*> LlmProgram::methods() const {
   std::vector<Method*> all;
-  for (const auto* method : {&draw_, &verify_, &draft_, &rewind_, &logits_}) {
-    if (*method != nullptr) {
-      all.push_back(method->get());
+  const auto add = [&](const auto& method) {
+    if (method != nullptr) {
+      all.push_back(method.get());
     }
+  };
+  for (const Methods* set : {&plain_, &adapted_}) {
+    add(set->draw);
+    add(set->verify);
+    add(set->logits);
+    std::for_each(set->decodes.begin(), set->decodes.end(), add);
   }
-  for (const auto& decode : decodes_) {
-    all.push_back(decode.get());
-  }
+  add(draft_);
+  add(rewind_);
   return all;
 }
 
-Method& LlmProgram::method_for(size_t tasks, const std::unique_ptr<Method>& single) const {
+LlmProgram::Methods& LlmProgram::methods_for(std::span<const RowTask> tasks) {
+  const auto has_adapter = [](const RowTask& task) { return task.adapter != 0; };
+  return std::any_of(tasks.begin(), tasks.end(), has_adapter) ? adapted_ : plain_;
+}
+
+size_t LlmProgram::decode_width(size_t rows) const {
+  return method_for(rows, plain_, metadata_.has_head ? plain_.draw : plain_.logits).max_tasks();
+}
+
+Method& LlmProgram::method_for(size_t tasks, const Methods& methods, const std::unique_ptr<Method>& single) const {
   if (tasks == 1) {
     return *single;
   }
   const auto fits = [&](const auto& decode) { return decode->max_tasks() >= tasks; };
-  const auto found = std::find_if(decodes_.begin(), decodes_.end(), fits);
-  check(found != decodes_.end(), EXECUTORCH_MLX_FAILED, path_, ": no method decodes ", tasks, " rows");
+  const auto found = std::find_if(methods.decodes.begin(), methods.decodes.end(), fits);
+  check(found != methods.decodes.end(), EXECUTORCH_MLX_FAILED, path_, ": no method decodes ", tasks, " rows");
   return **found;
 }
 
-std::unique_ptr<Method> LlmProgram::make_method(const std::string& name, Method::Kind kind, int64_t tasks) {
-  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, profile_.get(), is_undefined_);
+std::unique_ptr<Method> LlmProgram::make_method(
+    const std::string& name, Method::Kind kind, bool is_adapted, int64_t tasks) {
+  const std::string full = is_adapted ? name + "_adapted" : name;
+  check_has_method(*reader_, path_, full.c_str());
+  return std::make_unique<Method>(
+      *module_, path_, metadata_, full, kind, tasks, is_adapted, profile_.get(), is_undefined_);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -282,20 +366,23 @@ bool LlmProgram::wants_logprobs(std::span<const RowTask> tasks) const {
 }
 
 std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
-  Method& method = method_for(tasks.size(), draw_);
+  const Methods& methods = methods_for(tasks);
+  Method& method = method_for(tasks.size(), methods, methods.draw);
   const auto outputs = method.run(tasks);
   return read_drawn(method, outputs, method.max_tasks(), tasks.size(), wants_logprobs(tasks));
 }
 
 bool LlmProgram::can_defer() const {
   const auto is_one_mlx_call = [](const auto& method) { return method->is_one_mlx_call(); };
-  return draw_ != nullptr && is_one_mlx_call(draw_) && std::all_of(decodes_.begin(), decodes_.end(), is_one_mlx_call) &&
-      profile_ == nullptr && metadata_.max_rewind > 0;
+  return plain_.draw != nullptr && is_one_mlx_call(plain_.draw) &&
+      std::all_of(plain_.decodes.begin(), plain_.decodes.end(), is_one_mlx_call) && profile_ == nullptr &&
+      metadata_.max_rewind > 0;
 }
 
 PendingDraw LlmProgram::submit_draw(
     std::span<const RowTask> tasks, const PendingDraw* source, std::span<const size_t> sources) {
-  Method& method = method_for(tasks.size(), draw_);
+  const Methods& methods = methods_for(tasks);
+  Method& method = method_for(tasks.size(), methods, methods.draw);
   Outputs outputs = method.submit(tasks, source == nullptr ? nullptr : &source->outputs, sources);
   return {&method, std::move(outputs), tasks.size(), wants_logprobs(tasks)};
 }
@@ -322,17 +409,15 @@ void LlmProgram::reset() {
   if (prompt_buffers_ != nullptr) {
     check_ok(static_cast<Error>(executorch_mlx_buffers_reset(prompt_buffers_.get())), path_, ": reset: ");
   } else { // a method that is loaded again has new buffers
-    for (Method* method : methods()) {
-      method->unload();
-    }
-    module_->unload_method("encode");
+    unload();
+    load();
   }
   is_undefined_ = false;
 }
 
 bool LlmProgram::unload_optional_methods() {
   bool was_loaded = false;
-  for (const auto* method : {&verify_, &draft_, &rewind_}) {
+  for (const auto* method : {&plain_.verify, &adapted_.verify, &draft_, &rewind_}) {
     was_loaded |= *method != nullptr && (*method)->unload();
   }
   return was_loaded;
@@ -343,12 +428,13 @@ int64_t LlmProgram::draft(const RowTask& task) {
 }
 
 std::vector<Drawn> LlmProgram::verify(const RowTask& task, std::vector<float>* target_logprobs) {
-  const auto outputs = verify_->run({&task, 1});
+  Method& method = *methods_for({&task, 1}).verify;
+  const auto outputs = method.run({&task, 1});
   const size_t count = task.tokens.size();
   if (target_logprobs == nullptr && task.wants_logprobs) {
     std::vector<EValue> of_drawn = outputs;
     of_drawn.erase(of_drawn.begin() + 1); // target_logprobs
-    return read_drawn(*verify_, of_drawn, count, count, true);
+    return read_drawn(method, of_drawn, count, count, true);
   }
   if (target_logprobs != nullptr) {
     const bool fits = outputs.size() >= 2 && static_cast<size_t>(outputs[1].toTensor().numel()) == count &&
@@ -357,11 +443,12 @@ std::vector<Drawn> LlmProgram::verify(const RowTask& task, std::vector<float>* t
     const float* values = outputs[1].toTensor().const_data_ptr<float>();
     target_logprobs->assign(values, values + count);
   }
-  return read_drawn(*verify_, outputs, count, count, false);
+  return read_drawn(method, outputs, count, count, false);
 }
 
 std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> tasks) {
-  Method& method = method_for(tasks.size(), logits_);
+  const Methods& methods = methods_for(tasks);
+  Method& method = method_for(tasks.size(), methods, methods.logits);
   const auto outputs = method.run(tasks);
   const auto& tensor = outputs[0].toTensor();
   const auto expected = static_cast<int64_t>(method.max_tasks());

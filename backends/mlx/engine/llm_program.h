@@ -39,10 +39,16 @@ struct PendingDraw {
   bool can_be_source() const { return outputs.pending != nullptr; }
 };
 
+// What is called while a program is loaded, as in executorch_mlx.h.
+struct LoadProgress {
+  executorch_mlx_on_progress callback = nullptr;
+  void* user_data = nullptr;
+};
+
 class LlmProgram {
  public:
   // Loads and validates the file. `device` is "cpu", "gpu" or "" for the default. Throws EngineError.
-  LlmProgram(const std::string& path, const std::string& device, bool profile);
+  LlmProgram(const std::string& path, const std::string& device, bool profile, LoadProgress progress = {});
   LlmProgram(const LlmProgram&) = delete;
   LlmProgram& operator=(const LlmProgram&) = delete;
 
@@ -66,7 +72,7 @@ class LlmProgram {
   const std::shared_ptr<executorch_mlx_buffers>& prompt_buffers() const { return prompt_buffers_; }
 
   // The largest number of tokens that verify() takes; 0 if the program has no such method.
-  int64_t max_verify() const { return verify_ ? verify_->max_tokens() : 0; }
+  int64_t max_verify() const { return plain_.verify ? plain_.verify->max_tokens() : 0; }
 
   // The largest number of draft tokens that verify() can check; 0 if it cannot check any, because a row could not go
   // back behind wrong ones.
@@ -79,7 +85,7 @@ class LlmProgram {
   void rewind(const RowTask& task);
 
   // Whether verify() returns the log probabilities of drawn tokens. Programs of earlier versions do not.
-  bool verifies_logprobs() const { return verify_ && verify_->num_outputs() >= kVerifyOutputs; }
+  bool verifies_logprobs() const { return plain_.verify && plain_.verify->num_outputs() >= kVerifyOutputs; }
 
   // Returns the token ids that end the answer to a request.
   std::vector<int64_t> stop_ids(const RequestOptions& options) const;
@@ -88,7 +94,18 @@ class LlmProgram {
   const char* unsupported_parameter(const RequestOptions& options) const;
 
   // The number of rows of the method that decodes this number of rows at once.
-  size_t decode_width(size_t rows) const { return method_for(rows, metadata_.has_head ? draw_ : logits_).max_tasks(); }
+  size_t decode_width(size_t rows) const;
+
+  // The layers that take adapters, with their sizes; empty if the program takes none.
+  struct AdaptedLayer {
+    std::string path;
+    size_t inputs;
+    size_t outputs;
+  };
+  const std::vector<AdaptedLayer>& adapted_layers() const { return adapted_layers_; }
+  // Writes an adapter to a slot. `weights` has A [rank, inputs] and B [outputs, rank] of each layer, where `rank` is
+  // that of the metadata. Throws EngineError.
+  void write_adapter(int64_t slot, std::span<std::vector<float>> weights);
 
   // Draws the next token of each task. If there are several tasks, each must have exactly one token, and no two the
   // same row.
@@ -116,6 +133,11 @@ class LlmProgram {
   // Resets the mutable buffers: all rows are empty then. Throws EngineError if there is no memory for them.
   void reset();
 
+  // Frees all that a call needs: methods, buffers and weights, until load(). All rows are empty then.
+  void unload();
+  // Loads the method that reads prompts, unless it is loaded. Throws EngineError.
+  void load(LoadProgress progress = {});
+
   // Unloads the methods without which answers and prompts can be computed: verify(), draft() and rewind(). A later call
   // loads them again. What the head for multi-token prediction holds is lost. Returns whether any of them was loaded.
   bool unload_optional_methods();
@@ -132,7 +154,7 @@ class LlmProgram {
   void encode(std::span<const float> samples);
 
   // Whether logits() takes several tasks.
-  bool has_logits_of_rows() const { return !decodes_.empty() && !metadata_.has_head; }
+  bool has_logits_of_rows() const { return !plain_.decodes.empty() && !metadata_.has_head; }
 
   // Returns compute(), a hash of the file; computes it once. Throws EngineError if the file has changed since it was
   // loaded. Thread-safe.
@@ -145,13 +167,24 @@ class LlmProgram {
   // Of `verify`: tokens, target_logprobs, logprob, top_tokens and top_logprobs.
   static constexpr size_t kVerifyOutputs = 5;
 
+  // The methods that run the layers of the model. Null if the program has no such method.
+  struct Methods {
+    std::unique_ptr<Method> draw, verify, logits;
+    // decode_2, decode_4, ... and decode, in this order. They return tokens if metadata_.has_head, else logits.
+    std::vector<std::unique_ptr<Method>> decodes;
+  };
+
   bool wants_logprobs(std::span<const RowTask> tasks) const;
-  std::unique_ptr<Method> make_method(const std::string& name, Method::Kind kind, int64_t tasks = 1);
-  void make_decode_methods();
+  std::unique_ptr<Method> make_method(
+      const std::string& name, Method::Kind kind, bool is_adapted = false, int64_t tasks = 1);
+  Methods make_methods(bool is_adapted);
+  void read_adapted_layers();
+  // The methods for these tasks: those with adapters if a task has one.
+  Methods& methods_for(std::span<const RowTask> tasks);
   // All methods of the program.
   std::vector<Method*> methods() const;
   // The method that decodes this number of tasks: `single` for one task, else the narrowest that takes them all.
-  Method& method_for(size_t tasks, const std::unique_ptr<Method>& single) const;
+  Method& method_for(size_t tasks, const Methods& methods, const std::unique_ptr<Method>& single) const;
   std::vector<Drawn> read_drawn(const Method& method, std::span<const executorch::runtime::EValue> outputs,
       size_t expected, size_t count, bool has_logprobs) const;
   void check_token(const Method& method, int64_t token) const;
@@ -168,10 +201,9 @@ class LlmProgram {
   std::string version_; // of the file that was loaded: which one, and when it was changed
   mutable std::mutex hashing_;
   mutable std::optional<uint64_t> hash_; // guarded by hashing_
-  // Null if the program has no such method.
-  std::unique_ptr<Method> draw_, verify_, draft_, rewind_, logits_;
-  // decode_2, decode_4, ... and decode, in this order. They return tokens if metadata_.has_head, else logits.
-  std::vector<std::unique_ptr<Method>> decodes_;
+  Methods plain_, adapted_;
+  std::unique_ptr<Method> draft_, rewind_; // null if the program has no such method
+  std::vector<AdaptedLayer> adapted_layers_;
   std::shared_ptr<executorch_mlx_buffers> prompt_buffers_;
   bool is_undefined_ = false;
 };

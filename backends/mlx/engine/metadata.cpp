@@ -116,6 +116,14 @@ std::span<const T> MetadataReader::array(const std::string& name, ScalarType typ
 
 namespace {
 
+std::vector<std::string> read_lines(std::span<const uint8_t> text) {
+  std::vector<std::string> lines(1);
+  for (const uint8_t byte : text) {
+    byte == '\n' ? (void)lines.emplace_back() : lines.back().push_back(static_cast<char>(byte));
+  }
+  return lines;
+}
+
 void check_metadata(const LlmMetadata& m, const std::string& path) {
   // The sizes of the tensors of ExecuTorch have 32 bits.
   constexpr int64_t kMost = std::numeric_limits<executorch::aten::SizesType>::max();
@@ -127,6 +135,8 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
   check_size("get_max_batch_size", m.rows, 1);
   check_size("sampling_logit_bias", m.logit_bias, 0);
   check_size("sampling_logprobs", m.logprobs, 0);
+  check_size("adapter_slots", m.adapter_slots, 0);
+  check_size("adapter_rank", m.adapter_rank, m.adapter_slots > 0 ? 1 : 0);
   check_program(!m.speech.is_speech() || (m.rows == 1 && m.has_head && m.takes_allowed_tokens), path,
       ": encode: expected one row and a sampling head with a mask of allowed tokens");
   check_program(0 < m.max_seq_len && m.max_seq_len <= m.max_context_len, path, ": get_max_seq_len: got ", m.max_seq_len,
@@ -162,6 +172,11 @@ LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path)
   m.logit_bias = m.has_head ? reader.integer("sampling_logit_bias", 0) : 0;
   m.logprobs = m.has_head ? reader.integer("sampling_logprobs", 0) : 0;
   m.history = reader.integer("sampling_history", 0);
+  m.adapter_slots = reader.integer("adapter_slots", 0);
+  if (m.adapter_slots > 0) {
+    m.adapter_rank = reader.integer("adapter_rank");
+    m.adapter_layers = read_lines(reader.array<uint8_t>("adapter_layers", ScalarType::Byte));
+  }
   m.speech = read_speech_metadata(reader, m.vocab_size, path);
   check_metadata(m, path);
   return m;

@@ -39,6 +39,11 @@ struct LlmMetadata {
   // the program does not give a number; the host then considers all tokens.
   int64_t history = 0;
 
+  // Adapters that are loaded while the program runs.
+  int64_t adapter_slots = 0; // how many fit at once; 0: the program takes none
+  int64_t adapter_rank = 0; // their largest rank
+  std::vector<std::string> adapter_layers; // the paths of the layers, in the order of the inputs of load_adapter
+
   SpeechMetadata speech;
 };
 
@@ -51,7 +56,10 @@ class MetadataReader {
   // must outlive the reader and the spans that array() returns.
   MetadataReader(executorch::extension::Module& module, std::string path);
 
-  // The names of all methods, sorted, for messages.
+  // The names of all methods, sorted.
+  const std::vector<std::string>& method_names() const { return method_names_; }
+
+  // The same for messages.
   std::string describe_methods() const;
 
   bool has_method(const std::string& name) const;

@@ -39,13 +39,14 @@ MethodInput input_of(
 } // namespace
 
 Method::Method(executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined)
+    const std::string& name, Kind kind, int64_t max_tasks, bool is_adapted, Profile* profile, bool& is_undefined)
     : module_(module),
       path_(path),
       metadata_(metadata),
       name_(name),
       kind_(kind),
       max_tasks_(max_tasks),
+      is_adapted_(is_adapted),
       profile_(profile),
       is_undefined_(is_undefined),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
@@ -83,6 +84,9 @@ std::vector<MethodInput> Method::inputs() {
   }
   if (kind_ == Kind::kDraft) {
     all.push_back(input_of("row_length", ScalarType::Long, {1}, values_.row_length));
+  }
+  if (is_adapted_) {
+    all.push_back(input_of("adapter", ScalarType::Long, {tasks}, values_.adapter));
   }
   if (kind_ != Kind::kLogits && kind_ != Kind::kRewind) {
     add_head_inputs(all);
@@ -163,6 +167,7 @@ void Method::fill(size_t index, const RowTask& task) {
   };
   set(v.row, task.row);
   set(v.row_length, task.row_length);
+  set(v.adapter, task.adapter);
   set(v.temperature, s.temperature);
   set(v.top_p, s.top_p);
   set(v.seed, task.seed);

@@ -23,6 +23,7 @@ struct RowTask {
   std::span<const int64_t> tokens;
   int64_t position = 0; // of the first token
   int64_t row = 0;
+  int64_t adapter = 0; // the slot of the adapter; 0: none
   int64_t row_length = 0; // for the method draft: how many positions of the row the main model has written
   // The fields below say how to draw. They have no effect on a method that returns logits.
   const SamplingParameters* sampling = nullptr; // null: greedy
@@ -54,10 +55,11 @@ class Method {
   };
 
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
-  // several rows, the number of these rows. A call that fails sets `is_undefined` if the mutable buffers of the program
-  // are undefined afterwards. All references must outlive the method. Throws EngineError.
+  // several rows, the number of these rows. `is_adapted`: whether each task has an adapter. A call that fails sets
+  // `is_undefined` if the mutable buffers of the program are undefined afterwards. All references must outlive the
+  // method. Throws EngineError.
   Method(executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, bool& is_undefined);
+      const std::string& name, Kind kind, int64_t max_tasks, bool is_adapted, Profile* profile, bool& is_undefined);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -90,7 +92,7 @@ class Method {
  private:
   // The memory behind the input tensors.
   struct Values {
-    std::vector<int64_t> tokens, position, row, row_length;
+    std::vector<int64_t> tokens, position, row, row_length, adapter;
     std::vector<float> temperature, top_p;
     std::vector<int64_t> seed, top_k;
     std::vector<float> min_p, repetition_penalty, presence_penalty, frequency_penalty;
@@ -113,6 +115,7 @@ class Method {
   std::string name_;
   Kind kind_;
   int64_t max_tasks_;
+  bool is_adapted_;
   Profile* profile_;
   bool& is_undefined_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask

@@ -12,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "adapters.h"
 #include "answer_builder.h"
 #include "llm_program.h"
 #include "options.h"
+#include "rows.h"
 #include "speculation.h"
 
 namespace executorch_mlx::engine {
@@ -24,8 +26,6 @@ using Clock = std::chrono::steady_clock;
 inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-struct Row;
 
 class Request {
  public:
@@ -57,6 +57,9 @@ class Request {
   bool is_stop_id(int64_t token) const { return answer_.is_stop_id(token); }
   // Whether the next draw has a mask of allowed tokens.
   bool needs_mask() const;
+
+  // What the contents of its row depend on besides the tokens.
+  Conditions conditions() const { return {options.samples.get(), adapter == nullptr ? 0 : adapter->id}; }
 
   // Records that the request has a row, which holds `reused` tokens of the prompt already.
   void begin(int64_t reused);
@@ -94,6 +97,7 @@ class Request {
   const std::function<bool(Row&)> work; // empty: the request generates an answer
   const bool yields;
   const bool samples_on_host;
+  std::shared_ptr<const Adapter> adapter; // until the request has ended; null: none
   double turn_seconds = 0; // of the work, since the request has its row
   std::vector<int64_t> ids; // prompt and answer
   Row* row = nullptr;

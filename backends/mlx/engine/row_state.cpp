@@ -38,7 +38,7 @@ struct JoiningThread {
 struct Header {
   char magic[8] = {'E', 'X', 'M', 'L', 'X', 'P', 'F', 'X'};
   uint64_t version = 1;
-  uint64_t program = 0; // hash of the .pte file
+  uint64_t program = 0; // hash of the .pte file, and of the weights of the adapter if there is one
   uint64_t num_ids = 0;
   int64_t written = 0; // Row::written
   uint64_t num_bytes = 0; // of the contents of the buffers
@@ -158,9 +158,14 @@ class RowBuffers {
   RowBuffers(const LlmProgram& program, std::shared_ptr<executorch_mlx_buffers> buffers)
       : program_(program), buffers_(std::move(buffers)) {
     check_argument(buffers_ != nullptr, "prefix: the program keeps its cache outside of MLX");
+    for (size_t i = 0; i < executorch_mlx_buffers_count(buffers_.get()); ++i) {
+      if (!is_of_adapters(i)) {
+        indices_.push_back(i);
+      }
+    }
   }
 
-  size_t count() const { return executorch_mlx_buffers_count(buffers_.get()); }
+  size_t count() const { return indices_.size(); }
 
   struct Range {
     int64_t begin; // index on axis 2 at which the row begins
@@ -187,13 +192,13 @@ class RowBuffers {
   }
 
   void copy(size_t buffer, int64_t from, int64_t to, int64_t count) {
-    check_call(executorch_mlx_buffers_copy(buffers_.get(), buffer, from, to, count), buffer);
+    check_call(executorch_mlx_buffers_copy(buffers_.get(), indices_[buffer], from, to, count), buffer);
   }
   void read(size_t buffer, const Range& range, char* data) {
-    check_call(executorch_mlx_buffers_read(buffers_.get(), buffer, range.begin, range.count, data), buffer);
+    check_call(executorch_mlx_buffers_read(buffers_.get(), indices_[buffer], range.begin, range.count, data), buffer);
   }
   void write(size_t buffer, const Range& range, const char* data) {
-    check_call(executorch_mlx_buffers_write(buffers_.get(), buffer, range.begin, range.count, data), buffer);
+    check_call(executorch_mlx_buffers_write(buffers_.get(), indices_[buffer], range.begin, range.count, data), buffer);
   }
 
  private:
@@ -204,20 +209,31 @@ class RowBuffers {
   Size size_of_row(size_t buffer) const {
     int64_t size = 0;
     size_t index_bytes = 0;
-    executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
+    executorch_mlx_buffers_size(buffers_.get(), indices_[buffer], &size, &index_bytes);
     const int64_t rows = program_.metadata().rows;
-    check(size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
-        executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
+    check(size > 0 && size % rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ", describe(buffer), " has no rows");
     return {size / rows, index_bytes};
   }
 
   void check_call(int error, size_t buffer) const {
-    check_ok(static_cast<executorch::runtime::Error>(error), "prefix: buffer ",
-        executorch_mlx_buffers_describe(buffers_.get(), buffer), ": ");
+    check_ok(static_cast<executorch::runtime::Error>(error), "prefix: buffer ", describe(buffer), ": ");
+  }
+
+  const char* describe(size_t buffer) const {
+    return executorch_mlx_buffers_describe(buffers_.get(), indices_[buffer]);
+  }
+
+  // Whether a buffer has the slots of adapters, and no rows.
+  bool is_of_adapters(size_t index) const {
+    constexpr std::string_view kModule = "adapters.";
+    return program_.metadata().adapter_slots > 0 &&
+        std::string_view(executorch_mlx_buffers_describe(buffers_.get(), index)).find(kModule) !=
+        std::string_view::npos;
   }
 
   const LlmProgram& program_;
   const std::shared_ptr<executorch_mlx_buffers> buffers_;
+  std::vector<size_t> indices_; // of the buffers with rows
 };
 
 namespace {
@@ -238,6 +254,17 @@ uint64_t program_hash(const LlmProgram& program) {
     }
     return result.value();
   });
+}
+
+// Returns 0 for no adapter.
+uint64_t hash_of(const Adapter* adapter) {
+  uint64_t result = 0;
+  if (adapter != nullptr) {
+    for (const auto& matrix : adapter->weights) {
+      result = hash({reinterpret_cast<const char*>(matrix.data()), matrix.size() * sizeof(float)}, result);
+    }
+  }
+  return result;
 }
 
 // Copies what the buffers hold for the first `length` positions of the row `from` to the row `to`. `written` is
@@ -296,8 +323,8 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
   return true;
 }
 
-RowWriter::RowWriter(const LlmProgram& program, const std::string& path)
-    : path_(path), buffers_(checked_buffers(program)), program_hash_(program_hash(program)) {
+RowWriter::RowWriter(const LlmProgram& program, const std::string& path, const Adapter* adapter)
+    : path_(path), buffers_(checked_buffers(program)), program_hash_(program_hash(program) ^ hash_of(adapter)) {
   // The file replaces what has its name. That must not be a device, such as /dev/null.
   std::error_code error;
   const bool is_other = std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error);
@@ -359,7 +386,7 @@ void RowWriter::write(std::span<const char> bytes) {
   file_->write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-RowReader::RowReader(const LlmProgram& program, const std::string& path)
+RowReader::RowReader(const LlmProgram& program, const std::string& path, const Adapters& adapters)
     : path_(path), buffers_(checked_buffers(program)), file_(std::make_unique<InputFile>(path)) {
   Header header;
   const std::span<char> bytes(reinterpret_cast<char*>(&header), sizeof(header));
@@ -368,7 +395,12 @@ RowReader::RowReader(const LlmProgram& program, const std::string& path)
   check_argument(has_header, path, ": not a prompt cache");
   check_argument(header.version == Header().version, path, ": got format version ", header.version, ", expected ",
       Header().version);
-  check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
+  const uint64_t of_adapter = header.program ^ program_hash(program);
+  if (of_adapter != 0) {
+    adapter_ = adapters.find_if([&](const Adapter& adapter) { return hash_of(&adapter) == of_adapter; });
+    check_argument(adapter_ != nullptr, path, ": the prompt cache of another program",
+        program.metadata().adapter_slots > 0 ? ", or of an adapter that is not loaded" : "");
+  }
   rest_ = file_->size() - bytes.size();
   const bool is_complete =
       header.num_ids <= rest_ / sizeof(int64_t) && header.num_bytes == rest_ - header.num_ids * sizeof(int64_t);

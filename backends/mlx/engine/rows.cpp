@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "check.h"
 #include "request.h"
 #include "row_state.h"
 
@@ -57,25 +58,25 @@ bool Rows::has_free() const {
   return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.request == nullptr; });
 }
 
-bool Rows::has_beginning(std::span<const int64_t> prompt, const std::vector<float>* samples) const {
+bool Rows::has_beginning(std::span<const int64_t> prompt, const Conditions& conditions) const {
   return reuse_ && std::any_of(rows_.begin(), rows_.end(), [&](const Row& row) {
     const std::span<const int64_t> ids = row.request != nullptr ? row.request->ids : row.ids;
-    return row.has_same_sound(samples) && common_length(ids, prompt) >= kMinPrefix;
+    return row.has_same(conditions) && common_length(ids, prompt) >= kMinPrefix;
   });
 }
 
 // Returns how many tokens at the beginning of `prompt` the row holds, at most `limit`. Returns 0 if the row cannot
 // rewind to the end of these tokens.
 int64_t Rows::usable_prefix_length(
-    const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const {
-  if (!row.has_same_sound(samples)) {
+    const Row& row, std::span<const int64_t> prompt, int64_t limit, const Conditions& conditions) const {
+  if (!row.has_same(conditions)) {
     return 0;
   }
   const int64_t length = std::min(limit, common_length(prompt, row.ids));
   return reuse_ && row.written - length <= program_.metadata().max_rewind ? length : 0;
 }
 
-Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) {
+Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const Conditions& conditions) {
   Row* oldest = nullptr; // of the free rows
   Row* source = nullptr; // the row with the longest beginning of the prompt; if there are several, a free one
   int64_t longest = 0;
@@ -84,7 +85,7 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
     if (is_free && (oldest == nullptr || row.last_used < oldest->last_used)) {
       oldest = &row;
     }
-    const int64_t length = usable_prefix_length(row, prompt, limit, samples);
+    const int64_t length = usable_prefix_length(row, prompt, limit, conditions);
     if (length > longest || (length == longest && length > 0 && is_free)) {
       source = &row;
       longest = length;
@@ -108,8 +109,24 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
   // behind the prefix are lost. Otherwise the request gets the oldest row: a short prefix, such as a first token that
   // all prompts have, is not worth the tokens of the source.
   Row* row = takes_over || (is_free && longest >= kMinPrefix) ? source : oldest;
-  row->truncate(row == source ? longest : usable_prefix_length(*oldest, prompt, limit, samples));
+  row->truncate(row == source ? longest : usable_prefix_length(*oldest, prompt, limit, conditions));
   return row;
+}
+
+void Rows::clone(const Row& row) {
+  check_argument(rows_.size() > 1, "clone: the program has one row");
+  Row* target = nullptr;
+  for (Row& other : rows_) {
+    if (&other != &row && other.request == nullptr && (target == nullptr || other.last_used < target->last_used)) {
+      target = &other;
+    }
+  }
+  check(target != nullptr, EXECUTORCH_MLX_BUSY, "clone: no other row is free");
+  check_argument(copy_row(program_, row, *target, static_cast<int64_t>(row.ids.size())),
+      "clone: the program keeps state that cannot be copied");
+  target->samples = row.samples;
+  target->adapter = row.adapter;
+  target->last_used = ++clock_;
 }
 
 void Rows::forget_mtp() {

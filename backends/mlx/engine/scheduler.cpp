@@ -31,6 +31,7 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
     : program_(program),
       options_(options),
       rows_(program, options.reuse_prompts),
+      adapters_(program),
       overlaps_((options.overlap < 0 ? !program.runs_on_cpu() : options.overlap > 0) && program.can_defer()),
       max_rows_(1, program.metadata().rows),
       max_chunk_(1, largest_chunk(program, options)) {
@@ -53,6 +54,7 @@ void Scheduler::close() {
     is_closing_ = true;
   }
   changed_.notify_one();
+  parked_.notify_all();
   if (thread_.joinable()) {
     thread_.join();
   }
@@ -76,11 +78,43 @@ void Scheduler::submit(std::shared_ptr<Request> request) {
   changed_.notify_one();
 }
 
-void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work) {
+void Scheduler::run(
+    std::vector<int64_t> prompt, std::shared_ptr<const Adapter> adapter, std::function<bool(Row&)> work) {
   check_argument(!is_on_thread(), "engine: a callback must not wait for it");
   const auto request = std::make_shared<Request>(program_, std::move(prompt), std::move(work));
+  request->adapter = std::move(adapter);
   submit(request);
   wait(*request);
+}
+
+void Scheduler::call_between_steps(std::function<void()> body) {
+  check_argument(!is_on_thread(), "engine: a callback must not wait for it");
+  check_not_forked();
+  std::packaged_task<void()> call(std::move(body));
+  auto result = call.get_future();
+  {
+    std::lock_guard lock(mutex_);
+    check(!is_closing_, EXECUTORCH_MLX_FAILED, "engine: it is closed");
+    calls_.push_back(std::move(call));
+  }
+  changed_.notify_one();
+  result.get();
+}
+
+// Runs the calls of call_between_steps().
+void Scheduler::run_calls() {
+  std::vector<std::packaged_task<void()>> calls;
+  {
+    std::lock_guard lock(mutex_);
+    calls.swap(calls_);
+  }
+  if (!calls.empty()) {
+    finish_pending();
+  }
+  for (auto& call : calls) {
+    call(); // its future takes an exception
+    recover();
+  }
 }
 
 void Scheduler::wait(Request& request) const {
@@ -104,6 +138,7 @@ void Scheduler::loop() {
     guarded(running_, [this] { // the work between calls may lack memory, too
       recover(); // if there was no memory before
       raise_limits();
+      run_calls();
       read_prompts();
       step();
     });
@@ -112,6 +147,7 @@ void Scheduler::loop() {
     end(std::shared_ptr(running_.front()), EXECUTORCH_MLX_CANCELLED);
   }
   finish_pending();
+  run_calls(); // others may wait for them
   std::unique_lock lock(mutex_);
   while (!queue_.empty()) {
     const auto request = std::move(queue_.begin()->second);
@@ -120,13 +156,6 @@ void Scheduler::loop() {
     end(request, EXECUTORCH_MLX_CANCELLED);
     lock.lock();
   }
-}
-
-// Returns false if the engine is closing.
-bool Scheduler::wait_for_work() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return is_closing_ || !queue_.empty() || !running_.empty(); });
-  return !is_closing_;
 }
 
 // Looks at the requests only after a call of cancel(): thousands may be waiting.
@@ -210,21 +239,29 @@ void Scheduler::begin_next() {
     queue_.erase(queue_.begin());
     ++stats_.running;
   }
-  if (rows_.has_beginning(request->ids, request->options.samples.get())) {
+  if (running_.empty()) {
+    guarded({request}, [&] { program_.load(); }); // after release_memory(); the first call reports an error
+  }
+  if (rows_.has_beginning(request->ids, request->conditions())) {
     finish_pending(); // a row may be copied
   }
   // A call needs at least one token, so that the last one of a prompt is never reused for an answer.
   const auto length = static_cast<int64_t>(request->ids.size());
   Row* row = nullptr;
   try {
-    row = rows_.take(request->ids, request->work ? length : length - 1, request->options.samples.get());
+    row = rows_.take(request->ids, request->work ? length : length - 1, request->conditions());
   } catch (const std::bad_alloc&) {
     row = rows_.take({}, 0); // without reuse, which needs memory
   }
   row->request = request;
+  row->adapter = request->conditions().adapter;
+  row->adapter_slot = request->adapter == nullptr ? 0 : request->adapter->slot;
   request->row = row;
   running_.push_back(request);
   request->begin(static_cast<int64_t>(row->ids.size()));
+  if (request->adapter != nullptr && request->adapter->is_lost) {
+    fail(request, EXECUTORCH_MLX_OUT_OF_MEMORY, "adapter: there was no memory for it after a failed call");
+  }
 }
 
 // Takes the row from a request that yields and has had its turn, if another request waits for a row. The request waits
@@ -343,7 +380,10 @@ void Scheduler::encode(Request& request) {
 void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   const auto begin = Clock::now();
   Row& row = *request.row;
-  const RowTask task = {.tokens = tokens, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+  const RowTask task = {.tokens = tokens,
+      .position = static_cast<int64_t>(row.ids.size()),
+      .row = row.index,
+      .adapter = row.adapter_slot};
   row.expect(task);
   if (request.samples_on_host) {
     program_.logits({&task, 1});
@@ -426,6 +466,7 @@ void Scheduler::recover() {
   rows_.forget();
   try {
     program_.reset();
+    adapters_.restore();
   } catch (const EngineError& error) {
     for (const auto& request : Requests(running_)) {
       fail(request, error.status, error.what());
@@ -463,6 +504,7 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
       task.tokens = std::span(request->ids).subspan(request->row->ids.size());
       task.position = static_cast<int64_t>(request->row->ids.size());
       task.row = request->row->index;
+      task.adapter = request->row->adapter_slot;
       request->row->expect(task);
       tasks.push_back(task);
       ready.push_back(request);
@@ -586,6 +628,7 @@ void Scheduler::leave(const std::shared_ptr<Request>& request, bool is_valid) {
     request->row = nullptr;
     std::erase(running_, request);
   }
+  request->adapter.reset();
   {
     std::lock_guard lock(mutex_);
     stats_.running -= had_row;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "adapters.h"
 #include "call_limit.h"
 #include "check.h"
 #include "chunk_times.h"
@@ -50,9 +52,20 @@ class Scheduler {
   // Waits until a request without an answer has ended. Throws EngineError if it fails.
   void wait(Request& request) const;
 
-  // Reads `prompt` into a row, then calls `work` between steps until it returns false. Waits until this is done. Throws
-  // EngineError if it fails.
-  void run(std::vector<int64_t> prompt, std::function<bool(Row&)> work);
+  // Reads `prompt` into a row, then calls `work` between steps until it returns false. Waits until this is done.
+  // `adapter` may be null. Throws EngineError if it fails.
+  void run(std::vector<int64_t> prompt, std::shared_ptr<const Adapter> adapter, std::function<bool(Row&)> work);
+
+  // Calls `body` on the thread, before the next step, and waits for its end. Throws what it throws.
+  void call_between_steps(std::function<void()> body);
+
+  Adapters& adapters() { return adapters_; }
+
+  // As executorch_mlx_engine_clone(), _suspend(), _resume() and _release_memory(). Throw EngineError.
+  void clone(std::vector<int64_t> ids);
+  void suspend();
+  void resume();
+  void release_memory();
 
   executorch_mlx_engine_stats stats() const;
 
@@ -75,7 +88,9 @@ class Scheduler {
   // -- the thread: requests join, their prompts are read, a step is made, requests leave
   void loop();
   bool wait_for_work();
+  void park(std::unique_lock<std::mutex>& lock);
   void end_cancelled();
+  void run_calls();
   void read_prompts();
   void begin_next();
   bool yield_row();
@@ -130,6 +145,7 @@ class Scheduler {
 
   // Used only by the thread.
   Rows rows_;
+  Adapters adapters_; // thread-safe, except where it says otherwise
   Requests running_; // those that have a row, in the order in which they began
   const bool overlaps_;
   std::vector<PendingStep> pending_; // the calls of one step or of a prompt, whose tokens are not read yet
@@ -149,8 +165,12 @@ class Scheduler {
   std::condition_variable changed_;
   // By priority, the highest first. Requests of the same priority are in the order in which they were submitted.
   std::multimap<int32_t, std::shared_ptr<Request>, std::greater<>> queue_;
+  std::vector<std::packaged_task<void()>> calls_; // of call_between_steps()
   executorch_mlx_engine_stats stats_ = {};
   bool is_closing_ = false;
+  bool is_suspended_ = false;
+  bool is_parked_ = false; // the thread waits for resume(), and the device has no work
+  std::condition_variable parked_; // is_parked_ has changed
 
   std::mutex closing_; // held while the thread is joined
   std::thread thread_;

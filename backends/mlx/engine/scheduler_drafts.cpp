@@ -104,6 +104,7 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     task.tokens = tokens;
     task.position = static_cast<int64_t>(row.ids.size());
     task.row = row.index;
+    task.adapter = row.adapter_slot;
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const int64_t end = task.position + static_cast<int64_t>(tokens.size());
     row.expect(task);

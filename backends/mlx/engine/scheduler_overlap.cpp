@@ -118,6 +118,7 @@ Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* s
     task.tokens = is_ahead ? std::span(request->ids).last(1) : std::span(request->ids).subspan(row.ids.size());
     task.position = static_cast<int64_t>(is_ahead ? request->ids.size() : row.ids.size());
     task.row = row.index;
+    task.adapter = row.adapter_slot;
     row.expect(task);
     tasks.push_back(task);
     if (source != nullptr) {

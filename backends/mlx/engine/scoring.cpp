@@ -35,6 +35,7 @@ class Scorer {
     const RowTask task = {.tokens = std::span(inputs_).subspan(done, count),
         .position = static_cast<int64_t>(row.ids.size()),
         .row = row.index,
+        .adapter = row.adapter_slot,
         .wants_logprobs = true};
     row.expect(task);
     try {
@@ -81,7 +82,7 @@ class Scorer {
 } // namespace
 
 std::shared_ptr<Request> submit_score(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt,
-    std::vector<int64_t> targets, const Scores& scores, const char* function) {
+    std::vector<int64_t> targets, const Scores& scores, std::shared_ptr<const Adapter> adapter, const char* function) {
   const auto most = static_cast<size_t>(program.metadata().logprobs);
   check_prompt(program.metadata(), prompt);
   check_prompt(program.metadata(), targets, "targets");
@@ -104,6 +105,7 @@ std::shared_ptr<Request> submit_score(LlmProgram& program, Scheduler& scheduler,
   const auto scorer = std::make_shared<Scorer>(program, std::move(inputs), std::move(targets), prompt_inputs, scores);
   const auto request = std::make_shared<Request>(
       program, std::move(prompt), [scorer](Row& row) { return (*scorer)(row); }, /*yields=*/true);
+  request->adapter = std::move(adapter);
   scheduler.submit(request);
   return request;
 }

@@ -21,9 +21,9 @@ struct Scores {
   float* top_logprobs = nullptr; // [targets, top_count]
 };
 
-// Queues a request that scores `targets`, each after `prompt` and the targets before it. `function` is the name for
-// errors. Throws EngineError.
+// Queues a request that scores `targets`, each after `prompt` and the targets before it. `adapter` may be null.
+// `function` is the name for errors. Throws EngineError.
 std::shared_ptr<Request> submit_score(LlmProgram& program, Scheduler& scheduler, std::vector<int64_t> prompt,
-    std::vector<int64_t> targets, const Scores& scores, const char* function);
+    std::vector<int64_t> targets, const Scores& scores, std::shared_ptr<const Adapter> adapter, const char* function);
 
 } // namespace executorch_mlx::engine

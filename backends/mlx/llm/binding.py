@@ -18,12 +18,14 @@ from ..loader import load_engine
 from ..memory import OutOfMemoryError
 from .errors import SettingError
 
-OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)  # executorch_mlx_status
+OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND, ABORTED = range(
+    8
+)  # executorch_mlx_status
 RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, FINISH_ERROR = range(6)  # executorch_mlx_finish
 
 
 class BusyError(RuntimeError):
-    """Raised for a request if the queue of the engine is full."""
+    """Raised for a request if the queue of the engine is full, and for an adapter if no slot is free."""
 
 
 class _Struct(ctypes.Structure):
@@ -35,8 +37,18 @@ class _Struct(ctypes.Structure):
         super().__init__(**{"size": ctypes.sizeof(self), **self._defaults_, **values})
 
 
+OnProgress = ctypes.CFUNCTYPE(c_bool, c_void_p, c_double)
+
+
 class LoadOptions(_Struct):
-    _fields_ = [("size", c_size_t), ("device", c_char_p), ("profile", c_bool), ("draft", c_char_p)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("device", c_char_p),
+        ("profile", c_bool),
+        ("draft", c_char_p),
+        ("on_progress", OnProgress),
+        ("user_data", c_void_p),
+    ]
 
 
 class EngineOptions(_Struct):
@@ -122,6 +134,7 @@ class RequestOptions(_Struct):
         ("timestamps", c_bool),
         ("allow_suppressed", c_bool),
         ("min_new_tokens", c_int64),
+        ("adapter", c_char_p),
     ]
     _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}
 
@@ -138,6 +151,18 @@ class ScoreOptions(_Struct):
         ("is_greedy", POINTER(c_bool)),
         ("top_tokens", POINTER(c_int64)),
         ("top_logprobs", POINTER(c_float)),
+        ("adapter", c_char_p),
+    ]
+
+
+class AdapterWeights(ctypes.Structure):
+    _fields_ = [
+        ("layer", c_char_p),
+        ("rank", c_size_t),
+        ("inputs", c_size_t),
+        ("outputs", c_size_t),
+        ("a", POINTER(c_float)),
+        ("b", POINTER(c_float)),
     ]
 
 
@@ -165,6 +190,7 @@ STRUCTS = {
     "load_options": LoadOptions,
     "engine_options": EngineOptions,
     "engine_stats": EngineStats,
+    "adapter_weights": AdapterWeights,
     "event": Event,
     "request_options": RequestOptions,
     "score_options": ScoreOptions,
@@ -186,7 +212,17 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "engine_free": (None, [_HANDLE]),
     "engine_get_stats": (c_int32, [_HANDLE, POINTER(EngineStats)]),
     "engine_save_prefix": (c_int32, [_HANDLE, _IDS, c_size_t, c_char_p]),
+    "engine_save_adapter_prefix": (c_int32, [_HANDLE, c_char_p, _IDS, c_size_t, c_char_p]),
     "engine_load_prefix": (c_int32, [_HANDLE, c_char_p, _IDS]),
+    "engine_prefill": (c_int32, [_HANDLE, _IDS, c_size_t]),
+    "engine_clone": (c_int32, [_HANDLE, _IDS, c_size_t]),
+    "engine_logits": (c_int32, [_HANDLE, _IDS, c_size_t, POINTER(c_float), c_size_t]),
+    "engine_suspend": (c_int32, [_HANDLE]),
+    "engine_resume": (c_int32, [_HANDLE]),
+    "engine_release_memory": (c_int32, [_HANDLE]),
+    "engine_load_adapter": (c_int32, [_HANDLE, c_char_p, POINTER(AdapterWeights), c_size_t]),
+    "engine_unload_adapter": (c_int32, [_HANDLE, c_char_p]),
+    "engine_list_adapters": (c_int32, [_HANDLE, c_char_p, c_size_t, POINTER(c_size_t)]),
     "engine_score": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, POINTER(c_float), POINTER(c_bool)]),
     "engine_score_top": (c_int32, [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, c_size_t, _IDS, POINTER(c_float)]),
     "engine_submit": (c_int32, [_HANDLE, POINTER(RequestOptions), POINTER(_HANDLE)]),

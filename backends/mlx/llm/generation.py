@@ -86,8 +86,10 @@ class Options:
     samples: Any = None
     timestamps: bool = False
     allow_suppressed: bool = False
+    adapter: str | None = None
 
     def __post_init__(self):
+        check_adapter_name(self.adapter)
         lowest_values = {"max_new_tokens": 1, "min_new_tokens": 0, "logprobs": 0, "priority": -(2**31), "draft": -1}
         for name, lowest in lowest_values.items():
             value = python_number(getattr(self, name))
@@ -101,6 +103,12 @@ class Options:
             raise SettingError("stop", repr(list(self.stop)), expected)
         for token in self.stop_ids:
             check_integer("stop_ids", token, 0, 2**63, "a token id")
+
+
+def check_adapter_name(name: Any) -> None:
+    """Raise SettingError unless `name` is None or can be the name of an adapter."""
+    if name is not None and not (isinstance(name, str) and name and not NOT_IN_STOPS.search(name)):
+        raise SettingError("adapter", shown(name), "a name without zeros and lone surrogates")
 
 
 class Generation(Iterator[Token], AsyncIterator[Token]):
@@ -423,4 +431,5 @@ def _request_options(prompt: Sequence[int], parameters: SamplingParameters, opti
         sample_count=0 if options.samples is None else len(options.samples),
         timestamps=options.timestamps,
         allow_suppressed=options.allow_suppressed,
+        adapter=None if options.adapter is None else options.adapter.encode(),
     )

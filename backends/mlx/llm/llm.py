@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .adapter_files import read_adapter
 from .binding import BusyError
 from .errors import FieldError, PromptLengthError, SettingError
-from .generation import Generation, Options, Result
+from .generation import Generation, Options, Result, check_adapter_name
 from .program import EngineStats, LLMProgram
 from .sampling_parameters import PARAMETERS, SamplingParameters, check_integer, python_number
 from .scoring import Classification, Classifier, Score, can_score, score
@@ -47,6 +48,7 @@ class LLM:
       probabilities are those of the model itself: temperature 1, no filters and no penalties. None computes none. If
       only the head can compute them, this is at most the number of the export, `program.logprobs`.
     - `priority`: if requests wait, those with a higher priority start first.
+    - `adapter`: the name of an adapter that `load_adapter` has loaded, or None.
     - `draft`: the number of tokens that speculation may guess in each step, which changes the speed and not the tokens.
       0 never guesses. -1 lets the engine choose, or is 0 if `allowed_tokens` is given: this function would get guesses
       as a part of the answer.
@@ -194,6 +196,7 @@ class LLM:
         logprobs: int | None = None,
         priority: int = 0,
         draft: int = -1,
+        adapter: str | None = None,
         **parameters: Any,
     ) -> Generation:
         """Start to answer `prompt`, which is text or token ids. Return an iterator over the tokens of the answer.
@@ -203,7 +206,9 @@ class LLM:
         if a token id is outside the vocabulary; TypeError for an unknown parameter, or a prompt of another type; and
         BusyError if the queue is full.
         """
-        options = self._options(max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
+        options = self._options(
+            max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft, adapter
+        )
         return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
 
     @property
@@ -254,6 +259,7 @@ class LLM:
         logprobs: int | None = None,
         priority: int = 0,
         draft: int = -1,
+        adapter: str | None = None,
         **parameters: Any,
     ) -> list[Result]:
         """Generate the answers to all `prompts`, and return the results in the order of the prompts.
@@ -266,7 +272,9 @@ class LLM:
         """
         _check_list("prompts", prompts)
         sampling = _sampling_parameters(parameters)
-        options = self._options(max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
+        options = self._options(
+            max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft, adapter
+        )
         running: deque[Generation] = deque()
         answers: list[Generation | ValueError] = []
         for prompt in prompts:
@@ -326,14 +334,15 @@ class LLM:
         continuations: Sequence[Prompt],
         *,
         logprobs: int = 0,
+        adapter: str | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> list[Score]:
         """Compute the log probability of each of `continuations` after `prompt`. Both are text or token ids.
 
         The text of a continuation directly follows the prompt, so it usually begins with a space. It is encoded by
         itself, without special tokens. `logprobs` is the number of most likely tokens to return in the place of each
-        token. `is_cancelled` is called several times in a second. Once it returns true, the work ends soon, with a
-        `scoring.CancelledError`.
+        token. `adapter` is the name of an adapter, or None. `is_cancelled` is called several times in a second. Once it
+        returns true, the work ends soon, with a `scoring.CancelledError`.
 
         Raises ValueError if a continuation is empty or does not fit into the context, or if the program returns neither
         logits nor log probabilities; SettingError if it returns fewer than `logprobs` most likely tokens; and the
@@ -350,6 +359,7 @@ class LLM:
         if logprobs > self.program.logprobs and not self.program.has_logits:
             most = f"at most {self.program.logprobs}, the number that the program was exported with"
             raise SettingError("logprobs", logprobs, most)
+        check_adapter_name(adapter)
         prompt_ids = self.prompt_ids(prompt)
         ids = [self._encode("continuations", continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
@@ -357,16 +367,49 @@ class LLM:
             if not 0 < len(continuation) <= room:
                 raise ValueError(f"continuations: got {len(continuation)} tokens, expected 1 to {room}")
             self._check_vocabulary("continuations", continuation)
-        return [score(self.program, prompt_ids, continuation, logprobs, is_cancelled) for continuation in ids]
+        return [score(self.program, prompt_ids, continuation, logprobs, adapter, is_cancelled) for continuation in ids]
+
+    # Adapters ---------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that are loaded, sorted."""
+        return self.program.adapters
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Load the LoRA adapter in `folder`, of peft or mlx-lm, so that requests can name it.
+
+        If there is an adapter of this name, the new one takes its place. Requests that were made before keep the old
+        one until they end. An adapter takes a slot of the program as long as it has a name, or a request that has not
+        ended.
+
+        Raises FileNotFoundError if a file is missing; AdapterError, a ValueError, if the folder has another kind of
+        adapter; SettingError if it does not fit the program, or the program was exported without adapters; and
+        BusyError if no slot is free.
+        """
+        if name is None:
+            raise SettingError("adapter", None, "a name")
+        check_adapter_name(name)
+        self.program.load_adapter(name, read_adapter(folder))
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name away from an adapter. Requests that were made before keep the adapter until they end.
+
+        Raises SettingError if there is no such adapter.
+        """
+        self.program.unload_adapter(name)
 
     # Prefixes ---------------------------------------------------------------------------
 
-    def save_prefix(self, prompt: Prompt, path: str | Path) -> None:
+    def save_prefix(self, prompt: Prompt, path: str | Path, *, adapter: str | None = None) -> None:
         """Write the KV cache of `prompt` to a file, so that `load_prefix` saves the time of the prefill.
+
+        `adapter` is the name of an adapter, or None. It must be loaded when the file is read, under any name.
 
         Raises the errors of `generate` about prompts, and RuntimeError if the file cannot be written.
         """
-        self.program.save_prefix(self.prompt_ids(prompt), path)
+        check_adapter_name(adapter)
+        self.program.save_prefix(self.prompt_ids(prompt), path, adapter)
 
     def load_prefix(self, path: str | Path) -> int:
         """Read the KV cache of a prompt, and return the number of its tokens.
@@ -456,6 +499,7 @@ class LLM:
         logprobs: int | None,
         priority: int,
         draft: int,
+        adapter: str | None,
     ) -> Options:
         try:
             strings = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -466,7 +510,9 @@ class LLM:
         except TypeError as error:
             raise SettingError("stop_ids", reprlib.repr(stop_ids), "token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
-        return Options(max_new_tokens, min_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
+        return Options(
+            max_new_tokens, min_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft, adapter=adapter
+        )
 
 
 def _token_ids(values: Iterable[int]) -> list[int]:

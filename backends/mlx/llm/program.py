@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from . import binding
+from .adapter_files import LayerWeights
 from .sampling_parameters import PARAMETERS, check_integer, python_number
 from .tokens import TokenTable
 
@@ -185,13 +186,36 @@ class LLMProgram:
         self.call("engine_get_stats", ctypes.byref(stats))
         return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__dataclass_fields__})
 
-    def save_prefix(self, prompt: Sequence[int], path: str | Path) -> None:
-        self.call("engine_save_prefix", binding.ids(prompt), len(prompt), os.fsencode(path))
+    def save_prefix(self, prompt: Sequence[int], path: str | Path, adapter: str | None = None) -> None:
+        name = None if adapter is None else adapter.encode()
+        self.call("engine_save_adapter_prefix", name, binding.ids(prompt), len(prompt), os.fsencode(path))
 
     def load_prefix(self, path: str | Path) -> int:
         length = ctypes.c_int64()
         self.call("engine_load_prefix", os.fsencode(path), ctypes.byref(length))
         return length.value
+
+    # Adapters ---------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters, sorted."""
+        names, size = ctypes.create_string_buffer(0), ctypes.c_size_t(1)
+        while size.value > len(names):  # others may load adapters meanwhile
+            names = ctypes.create_string_buffer(size.value)
+            self.call("engine_list_adapters", names, len(names), ctypes.byref(size))
+        return [name.decode() for name in names.raw[: size.value].split(b"\0")[:-1]]
+
+    def load_adapter(self, name: str, layers: Mapping[str, LayerWeights]) -> None:
+        weights = (binding.AdapterWeights * len(layers))()
+        for entry, (path, layer) in zip(weights, layers.items()):
+            entry.layer, entry.rank = path.encode(), layer.a.shape[0]
+            entry.inputs, entry.outputs = layer.a.shape[1], layer.b.shape[0]
+            entry.a, entry.b = (_floats(matrix) for matrix in (layer.a, layer.b))
+        self.call("engine_load_adapter", name.encode(), weights, len(layers))
+
+    def unload_adapter(self, name: str) -> None:
+        self.call("engine_unload_adapter", name.encode())
 
     def write_profile(self, path: str | Path) -> None:
         """Write the times of all calls since the last profile as an ETDump for ExecuTorch's Inspector.
@@ -200,6 +224,10 @@ class LLMProgram:
         """
         open(path, "ab").close()  # raises OSError with the reason
         self.call("model_write_profile", os.fsencode(path))
+
+
+def _floats(matrix: Any) -> Any:
+    return matrix.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
 
 # Callbacks -----------------------------------------------------------------------------

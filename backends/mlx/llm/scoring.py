@@ -62,6 +62,7 @@ def score(
     prompt: Sequence[int],
     continuation: Sequence[int],
     top: int = 0,
+    adapter: str | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Score:
     """Score a continuation of a prompt, both given as token ids. `top` is the number of most likely tokens to return.
@@ -72,16 +73,16 @@ def score(
     """
     top_logprobs: list[tuple]
     if program.has_verify and program.logprobs and (top <= program.logprobs or not program.has_logits):
-        logprobs, is_greedy = ScoreRequest(program, prompt, continuation).result(is_cancelled)
+        logprobs, is_greedy = ScoreRequest(program, prompt, continuation, adapter=adapter).result(is_cancelled)
         top_logprobs = [()] * len(continuation)
         if top:
-            top_logprobs = ScoreRequest(program, prompt, continuation, top).most_likely(is_cancelled)
+            top_logprobs = ScoreRequest(program, prompt, continuation, top, adapter).most_likely(is_cancelled)
     else:
         logprobs, is_greedy, top_logprobs = [], [], []
         for i, token in enumerate(continuation):
             if is_cancelled():
                 raise CancelledError("score: it was cancelled")
-            drawn = _draw_only(program, [*prompt, *continuation[:i]], [token], max(top, 1))
+            drawn = _draw_only(program, [*prompt, *continuation[:i]], [token], max(top, 1), adapter)
             # Another token was drawn if `token` has a probability of 0, or none at all.
             logprobs.append(drawn.logprob if drawn.id == token else -math.inf)
             is_greedy.append(drawn.id == token == drawn.top_logprobs[0][0])
@@ -95,7 +96,14 @@ class ScoreRequest:
     The engine writes to the arrays of this object until the request has ended, which its finalizer waits for.
     """
 
-    def __init__(self, program: LLMProgram, prompt: Sequence[int], targets: Sequence[int], top: int = 0):
+    def __init__(
+        self,
+        program: LLMProgram,
+        prompt: Sequence[int],
+        targets: Sequence[int],
+        top: int = 0,
+        adapter: str | None = None,
+    ):
         count = len(targets)
         self._program, self._library, self._top = program, binding.library(), top
         self._logprobs, self._is_greedy = (ctypes.c_float * (count * max(top, 1)))(), (ctypes.c_bool * count)()
@@ -106,6 +114,7 @@ class ScoreRequest:
             prompt_length=len(prompt),
             targets=binding.ids(targets),
             target_count=count,
+            adapter=None if adapter is None else adapter.encode(),
             **results if top else {"logprobs": self._logprobs, "is_greedy": self._is_greedy},
         )
         self._pointer = ctypes.c_void_p()
@@ -205,14 +214,20 @@ def _impossible_labels() -> ValueError:
     return ValueError("labels: each has a probability of 0 after this prompt")
 
 
-def _draw_only(program: LLMProgram, prompt: Sequence[int], tokens: Sequence[int], top: int | None = None) -> Token:
+def _draw_only(
+    program: LLMProgram,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    top: int | None = None,
+    adapter: str | None = None,
+) -> Token:
     """Return the most likely of `tokens` after `prompt`, or another token if all of them have a probability of 0.
 
     With `top`, the token comes with its log probability and with the `top` most likely of all tokens. Raises
     RuntimeError if the program is closed meanwhile.
     """
     mask = allow_only(program.vocab_size, tokens)
-    options = Options(max_new_tokens=1, ignore_eos=True, logprobs=top)
+    options = Options(max_new_tokens=1, ignore_eos=True, logprobs=top, adapter=adapter)
     for token in Generation(program, prompt, SamplingParameters(allowed_tokens=lambda answer: mask), options):
         return token
     raise RuntimeError(f"{program.path.name} is closed")

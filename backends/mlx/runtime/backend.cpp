@@ -31,9 +31,9 @@
 #include "memory/mapped_files.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "options.h"
-#include "program/constants.h"
+#include "call/constants.h"
 #include "program/program.h"
-#include "program/shared.h"
+#include "call/shared.h"
 
 namespace executorch_mlx {
 
@@ -355,6 +355,8 @@ int executorch_mlx_register() {
 }
 
 int executorch_mlx_is_forked() { return is_forked(); }
+
+void executorch_mlx_set_on_load(executorch_mlx_on_load callback, void* user_data) { set_on_load(callback, user_data); }
 
 int executorch_mlx_set_option(const char* key, const char* value) {
   et::BackendOption option;

@@ -14,7 +14,7 @@
 #include "call/evaluation.h"
 #include "guarded.h"
 #include "memory/host_memory.h"
-#include "program/shared.h"
+#include "call/shared.h"
 
 using namespace executorch_mlx;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -20,16 +21,27 @@ class ServedModel:
 
     - `tool_format`: the name of the format of tool calls, or None to detect it from the chat template.
 
-    Attributes: `llm`, `name` and `format`. Raises KeyError for an unknown format.
+    Attributes: `llm`, `name` and `format`; `adapter`, the name of the adapter with which the model answers, or None;
+    and `base`, its name without an adapter. With one, `name` is that of the adapter.
+
+    Raises KeyError for an unknown format.
     """
 
     def __init__(self, llm: LLM, name: str, tool_format: str | None = None):
-        self.llm, self.name = llm, name
+        self.llm, self.name, self.base = llm, name, name
+        self.adapter: str | None = None
         tool_template = (llm.tokenizer.tool_template if llm.tokenizer is not None else None) or ""
         self._uses_tool_template = tool_format is not None or format_name(tool_template, self._has_token) is not None
         templates = self._template_for(has_tools=False) + self._template_for(has_tools=True)
         self.format: AnswerFormat = detect(templates, self._has_token, tool_format)
         self.grammars = Grammars(self)
+
+    def with_adapter(self, adapter: str) -> ServedModel:
+        """Return this model as it answers with an adapter. The two share everything else."""
+        self.scoring_threads  # noqa: B018  (the copy gets them)
+        adapted = copy(self)
+        adapted.name = adapted.adapter = adapter
+        return adapted
 
     def abilities_for(self, has_tools: bool) -> Abilities:
         """Return the abilities of the chat template for chats with tools or without."""
@@ -95,6 +107,7 @@ class ServedModel:
             "has_chat_template": self.llm.chats,
             "capabilities": self.capabilities,
             "default_sampling": self.llm.defaults,
+            "max_adapters": program.get("adapter_slots", 0),
         } | dict.fromkeys(names, program.max_context_len)
 
     @property

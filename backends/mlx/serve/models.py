@@ -12,19 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from .. import memory
+from ..encoders import Encoder, NotAnEncoder
 from ..llm import LLM, EngineStats
 from ..llm.errors import FieldError
 from ..llm.llm import IsSpeechModel
 from ..llm.speech import SpeechModel
+from .encoders import ServedEncoder
 from .errors import ApiError, server_error
 from .model import ServedModel
 from .speech import ServedSpeech
 
-Loaded = ServedModel | ServedSpeech
+Model = LLM | SpeechModel | Encoder
+Loaded = ServedModel | ServedSpeech | ServedEncoder
+_KINDS = {ServedModel: "a language model", ServedSpeech: "a speech model", ServedEncoder: "an encoder"}
 
 
-def load_model(path: str | Path, tokenizer: str | Path | None = None, **options: Any) -> LLM | SpeechModel:
-    """Load a language model or a speech model. The arguments are those of `LLM.load`. Raises the same errors."""
+def load_model(path: str | Path, tokenizer: str | Path | None = None, **options: Any) -> Model:
+    """Load a language model, a speech model or an encoder.
+
+    The arguments are those of `LLM.load`. Raises the same errors.
+    """
+    try:
+        return Encoder(path, device=options.get("device"))
+    except NotAnEncoder:
+        pass
     try:
         return LLM.load(path, tokenizer, **options)
     except IsSpeechModel:
@@ -37,19 +48,23 @@ class Entry:
 
     - `size`: the memory that the model took when it was last loaded, in bytes. Until then, it is the size of its file.
       Other models that ran at that time can make it too large.
+    - `kind`: the class of `model`, also while it is not loaded. None until it is loaded for the first time.
     - `users`: the number of requests that use the model.
     - `created`: the Unix time in seconds at which the server got the model.
+    - `adapters`: the folders of the adapters that its requests can name, by name, or None if they are unknown.
     """
 
     name: str
-    load: Callable[[], LLM | SpeechModel]
+    load: Callable[[], Model]
     file_size: int
     tool_format: str | None = None
     model: Loaded | None = None
+    kind: type[Loaded] | None = None
     users: int = 0
     last_used: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
     description: dict[str, Any] = field(default_factory=dict)
+    adapters: dict[str, Path | None] = field(default_factory=dict)
     size: int = 0
 
     def __post_init__(self):
@@ -75,18 +90,54 @@ class Models:
         self._mutex = threading.Lock()
 
     @classmethod
-    def of(cls, llm: LLM, name: str, tool_format: str | None = None) -> Models:
-        """Return the models of a server that has only `llm`, which stays loaded."""
+    def of(cls, model: Model, name: str, tool_format: str | None = None) -> Models:
+        """Return the models of a server that has only `model`, with its adapters if it has any; they stay loaded."""
         models = cls()
-        models.add(name, lambda: llm, 0, tool_format)
+        models.add(name, lambda: model, 0, tool_format)
         models._load(models._entries[name])
+        if isinstance(model, LLM):
+            models._entries[name].adapters = dict.fromkeys(model.adapters)
         return models
 
-    def add(self, name: str, load: Callable[[], LLM | SpeechModel], size: int, tool_format: str | None = None) -> None:
+    def add(self, name: str, load: Callable[[], Model], size: int, tool_format: str | None = None) -> None:
         """Add a model. `size` is the size of its file in bytes. Raises ValueError if the name is taken."""
-        if name in self._entries:
+        if name in self.names:
             raise FieldError("name", f"{name!r} twice", "different names")
         self._entries[name] = Entry(name, load, size, tool_format)
+
+    def add_adapter(self, name: str, folder: str | Path, model: str) -> None:
+        """Add an adapter of a model that is not loaded yet. Raises ValueError if the name is taken."""
+        if name in self.names:
+            raise FieldError("adapter", f"{name!r} twice", "different names")
+        self._entries[model].adapters[name] = Path(folder)
+
+    async def load_adapter(self, name: str, folder: str | Path, model: str | None = None) -> None:
+        """Load an adapter, or another one in the place of the adapter `name`.
+
+        `model` may be None if the adapter exists, or if only one model takes adapters. Raises ApiError for an unknown
+        model, and the errors of `LLM.load_adapter`.
+        """
+        if model is None:
+            model = self.adapters.get(name) or self._only_adaptable()
+        served = await self.acquire(model)
+        try:
+            await asyncio.to_thread(served.llm.load_adapter, name, folder)
+            self._entries[served.base].adapters[name] = Path(folder)
+        finally:
+            self.release(served)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter, whose requests keep it until they end. Raises KeyError if there is none."""
+        entry = self._entries[self.adapters[name]]
+        del entry.adapters[name]
+        with self._mutex:
+            if isinstance(entry.model, ServedModel):
+                entry.model.llm.unload_adapter(name)
+
+    def _only_adaptable(self) -> str | None:
+        """Return the name of the only model that takes adapters, or None."""
+        found = [name for name, entry in self._entries.items() if entry.description.get("max_adapters")]
+        return found[0] if len(found) == 1 else None
 
     def load_all(self) -> None:
         """Load each model once, so that errors show up at the start. The last ones that fit stay loaded.
@@ -106,11 +157,21 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        return [*self._entries]
+        """The names of the models, and of their adapters."""
+        return [*self._entries, *self.adapters]
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The name of each adapter → that of its model."""
+        return {adapter: name for name, entry in self._entries.items() for adapter in entry.adapters}
+
+    def has_kind(self, kind: type[Loaded]) -> bool:
+        """Whether a model may be of this kind: that of a model which was never loaded is unknown."""
+        return any(entry.kind in (kind, None) for entry in self._entries.values())
 
     def size(self, name: str) -> int:
         """Return the size of a model in bytes, as in `Entry`."""
-        return self._entry(name).size
+        return self._find(name)[0].size
 
     @property
     def loaded(self) -> Mapping[str, ServedModel]:
@@ -124,15 +185,19 @@ class Models:
 
     def descriptions(self) -> list[dict[str, Any]]:
         """Return the objects of `/v1/models`."""
-        return [self.description(name) for name in self._entries]
+        return [self.description(name) for name in self.names]
 
     def description(self, name: str) -> dict[str, Any]:
         """Return the object of a model in `/v1/models`. Raises ApiError for an unknown name."""
-        entry = self._entry(name)
+        entry, adapter = self._find(name)
         fields = {"id": name, "object": "model", "created": entry.created, "owned_by": "executorch-mlx"}
         created = datetime.fromtimestamp(entry.created, UTC).isoformat()
         fields |= {"type": "model", "display_name": name, "created_at": created}  # as in Anthropic's API
-        return fields | entry.description | {"loaded": entry.model is not None}
+        parent = {}
+        if adapter is not None:
+            folder = entry.adapters[adapter]
+            parent = {"parent": entry.name, "root": None if folder is None else str(folder)}  # as in vLLM
+        return fields | entry.description | {"loaded": entry.model is not None} | parent
 
     async def acquire(self, name: str | None, kind: type[Loaded] = ServedModel) -> Any:
         """Return a model of this kind, loading it if necessary. Call `release` when its answer is complete.
@@ -140,7 +205,7 @@ class Models:
         `name` may be None if there is only one model. Raises ApiError for an unknown name, for a model of another kind,
         or if the model cannot be loaded now.
         """
-        entry = self._entry(name)
+        entry, adapter = self._find(name)
         with self._mutex:
             entry.users += 1  # from now on, the model is not unloaded
         try:
@@ -149,8 +214,9 @@ class Models:
                     if entry.model is None:
                         await asyncio.to_thread(self._load_with_room, entry)
             if not isinstance(entry.model, kind):
-                expected = {ServedModel: "a language model", ServedSpeech: "a speech model"}[kind]
-                raise ApiError(f"model: got {entry.name!r}, expected {expected}", param="model")
+                raise ApiError(f"model: got {entry.name!r}, expected {_KINDS[kind]}", param="model")
+            if adapter is not None and isinstance(entry.model, ServedModel):
+                return entry.model.with_adapter(adapter)
             return entry.model
         except BaseException:
             with self._mutex:
@@ -159,7 +225,7 @@ class Models:
 
     def release(self, model: Loaded) -> None:
         """Give back a model that `acquire` returned."""
-        entry = self._entries[model.name]
+        entry = self._entries[model.base]
         with self._mutex:
             entry.users -= 1
             entry.last_used = time.monotonic()
@@ -181,8 +247,11 @@ class Models:
             if model is not None:
                 model.close()
 
-    def _entry(self, name: str | None) -> Entry:
-        known = ", ".join(map(repr, self._entries))
+    def _find(self, name: str | None) -> tuple[Entry, str | None]:
+        """Return the model of this name and None, or the model of an adapter and the adapter. Raises ApiError."""
+        known = ", ".join(map(repr, self.names))
+        if name in (adapters := self.adapters):
+            return self._entries[adapters[name]], name
         if name is None:
             if len(self._entries) > 1:
                 raise ApiError(f"model: got none, expected one of {known}", param="model")
@@ -190,7 +259,7 @@ class Models:
         if name not in self._entries:
             message = f"the model {name[:100]!r} does not exist; this server has {known}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
-        return self._entries[name]
+        return self._entries[name], None
 
     def _unused(self) -> list[Entry]:
         """Return the loaded models that no request uses, the least recently used model first."""
@@ -225,14 +294,20 @@ class Models:
         before = memory.get_active_memory()
         loaded = entry.load()
         model: Loaded
+        if entry.adapters and not isinstance(loaded, LLM):
+            raise ValueError("adapter: expected a language model, other models take none")
         if isinstance(loaded, SpeechModel):
             model = ServedSpeech(loaded, entry.name)
+        elif isinstance(loaded, Encoder):
+            model = ServedEncoder(loaded, entry.name)
         else:
+            for adapter, folder in entry.adapters.items():
+                loaded.load_adapter(adapter, folder)
             model = ServedModel(loaded, entry.name, entry.tool_format)
         # Less than the file if another model was freed meanwhile.
         entry.size = max(entry.file_size, memory.get_active_memory() - before)
         entry.description, entry.last_used = model.description(), time.monotonic()
-        entry.model = model
+        entry.model, entry.kind = model, type(model)
 
     def _unload_unused(self, entry: Entry) -> None:
         """Unload a model, unless a request uses it by now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from ..llm import BusyError
 from ..llm.scoring import CancelledError
@@ -49,6 +50,7 @@ class PromptScores:
 
     def _compute(self) -> Values:
         llm, ids = self._model.llm, self.ids
+        options: dict[str, Any] = {"logprobs": self.count, "adapter": self._model.adapter}
         values: list[tuple[float | None, Sequence[tuple[int, float]]]] = [(None, ())]
         # With the method `verify`, one request scores the whole prompt. Others need a request for each token.
         step = max(1, len(ids) if llm.program.has_verify else TOKENS_AT_ONCE)
@@ -56,7 +58,7 @@ class PromptScores:
             done = len(values)
             targets = [ids[done : done + step]]
             try:
-                (score,) = llm.score(ids[:done], targets, logprobs=self.count, is_cancelled=lambda: self._is_cancelled)
+                (score,) = llm.score(ids[:done], targets, **options, is_cancelled=lambda: self._is_cancelled)
             except BusyError:
                 time.sleep(RETRY_SECONDS)
             except CancelledError as error:

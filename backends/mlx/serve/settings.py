@@ -16,6 +16,7 @@ class Settings:
       pages.
     - `api_key`: the key that requests must have, or None for no key.
     - `allowed_origins`: the origins whose web pages may use the server, such as `https://chat.example`, or `*` for all.
+    - `allow_adapter_updates`: clients may load LoRA adapters from folders of this machine, and unload them.
     - `strict`: a request with an unknown field returns HTTP 400. Otherwise, such fields have no effect, and are logged.
     - `stored_bytes`: the size of the responses that the server keeps in memory for later requests. 0: none.
     - `files_bytes`: the largest size of the files that clients upload, together. They are in a temporary folder.
@@ -33,6 +34,7 @@ class Settings:
     host: str | None = None
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    allow_adapter_updates: bool = False
     strict: bool = False
     stored_bytes: int = 64 * MEBIBYTE
     files_bytes: int = 1024 * MEBIBYTE

@@ -22,7 +22,7 @@ class ServedSpeech:
     """A speech model with the name that it has in the API."""
 
     def __init__(self, speech: SpeechModel, name: str):
-        self.speech, self.name = speech, name
+        self.speech, self.name, self.base = speech, name, name
 
     def close(self) -> None:
         self.speech.close()

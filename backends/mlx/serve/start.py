@@ -138,7 +138,8 @@ def _starts(
     - `prompts`: the token ids of the prompt of each choice.
     - `field`: the field of the request that has the prompt, for messages.
     """
-    arguments = body.generate_arguments(model.llm.defaults) | {"allowed_tokens": token_rules(model, body)}
+    arguments = body.generate_arguments(model.llm.defaults)
+    arguments |= {"allowed_tokens": token_rules(model, body), "adapter": model.adapter}
 
     def start(index: int, ids: list[int]) -> Generation:
         own = {"seed": body.choice_seed(index % (body.n or 1))}

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from executorch.exir import ExecutorchProgramManager
@@ -19,7 +20,7 @@ from ...verification.rounding import Comparison, agree, compare
 from ..export_options import HeadConfig
 from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
-from .methods import MethodKind, example_inputs
+from .methods import LOAD_ADAPTER, MethodKind, example_inputs
 
 _SEED = 20
 _DECODE_STEPS = 3
@@ -27,14 +28,16 @@ _NOISY_CALL = 1  # the index of the call that also runs with rounding noise: it 
 _MAX_FIRST_CHUNK = 512  # the largest first chunk of the prompt: eager torch takes long for more tokens
 _SECOND_CHUNK = 8  # tokens of the prompt in the second chunk
 _VERIFY_TOKENS = 4  # tokens of a call of the method verify
+_SLOT = 1  # of the adapter in calls with adapters
+_ADAPTER_SIZE = 0.3  # of the random numbers of its weights, about
 # The number of tokens of each call that locates a departure: few, because these calls keep all intermediate values.
 _LOCATE_LENGTHS = (8, 4, 1)
 
 
 class VerificationError(RuntimeError):
-    """The exported program differs from the eager model by more than rounding. `check` has the numbers."""
+    """The exported program differs from the eager model by more than rounding. `check` has the numbers, as text too."""
 
-    def __init__(self, check: ProgramCheck):
+    def __init__(self, check: Any):
         super().__init__(f"verify: the program differs from the eager model beyond rounding: {check}")
         self.check = check
 
@@ -111,10 +114,10 @@ def check_program(
     tokens of `decoder` after a prompt.
     """
     cost = Cost()
-    steps = _first_run(decoder), _second_run(decoder, kinds)
+    steps = _first_run(decoder), _second_run(decoder, kinds), _adapted_run(decoder, kinds)
     calls = _eager_calls(decoder, steps[0], noisy_calls={min(_NOISY_CALL, len(steps[0]) - 1)})
     noise = calls[0].noisy[0] - calls[0].logits
-    others = _eager_calls(decoder, steps[1])
+    others = [*_eager_calls(decoder, steps[1]), *_eager_calls(decoder, steps[2])]
     runtime = _Runtime(path, program, decoder, kinds, head)
     tokens, logits, note = runtime.run(calls)
     other_tokens, other_logits = runtime.run_several_methods(others)
@@ -166,12 +169,13 @@ def _compared(
 class _Step:
     """The tokens of one call: `length` tokens of a single row. If the form is "decode", one token of each of `rows`.
 
-    `MethodKind` explains `form`.
+    `MethodKind` explains `form`. With `is_adapted`, all rows have the adapter in slot `_SLOT`.
     """
 
     form: str
     length: int
     rows: tuple[int, ...]
+    is_adapted: bool = False
 
 
 @dataclass
@@ -186,6 +190,7 @@ class _Call:
     inputs: list[torch.Tensor]  # tokens, input_pos and, if there are several rows, row
     logits: torch.Tensor | None
     noisy: list[torch.Tensor]
+    is_adapted: bool = False
 
     @property
     def width(self) -> int:
@@ -213,7 +218,7 @@ def _second_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_S
     if not any(kind.returns_tokens for kind in kinds.values()) and "decode" not in forms:
         return []
     steps = [_Step("chunk", length, (last,)) for length in (5, 1)]
-    widths = sorted(kind.width for kind in kinds.values() if kind.form == "decode")
+    widths = sorted(kind.width for kind in kinds.values() if kind.form == "decode" and not kind.is_adapted)
     if widths:
         # The last row and the first row. The unused indices repeat the last row.
         row_indices = (last, 0, *[last] * (decoder.rows - 2))
@@ -225,6 +230,15 @@ def _second_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_S
     if "rewind" in forms:
         steps += [_Step("rewind", 1, (last,)), _Step("chunk", 1, (last,))]
     return _fitting(steps, decoder)
+
+
+def _adapted_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_Step]:
+    """Return steps with an adapter, or none if the program takes no adapters."""
+    if decoder.adapters is None:
+        return []
+    steps = _second_run(decoder, kinds) or [_Step("chunk", length, (decoder.rows - 1,)) for length in (5, 1)]
+    end = next((i for i, step in enumerate(steps) if step.form == "rewind"), len(steps))
+    return [replace(step, is_adapted=True) for step in steps[:end]]
 
 
 def _fitting(steps: Sequence[_Step], decoder: CachedDecoder) -> list[_Step]:
@@ -259,6 +273,8 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_calls: Co
     eager = _small_decoder(decoder, steps, len(used))
     vocab_size = decoder.model.config.get_text_config().vocab_size
     held, greedy = dict.fromkeys(range(decoder.rows), 0), {}
+    if any(step.is_adapted for step in steps):
+        eager.adapters.write(torch.tensor([_SLOT]), _adapter_weights(decoder))
     calls: list[_Call] = []
     changes: list[torch.Tensor] = []  # what noise adds to the logits of the last token, for each noisy call
     for number, step in enumerate(steps):
@@ -277,6 +293,9 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_calls: Co
             held[row] = eager.rewind(*inputs[:2], *eager_inputs[2:]).item()
             calls.append(_Call(step.form, inputs, None, []))
             continue
+        if eager.adapters is not None:
+            eager_inputs += [] if eager.rows > 1 else [None]
+            eager_inputs.append(torch.full((len(step.rows),), _SLOT) if step.is_adapted else None)
         noisy = None
         if number in noisy_calls:
             held_state = {name: buffer.clone() for name, buffer in eager.named_buffers(recurse=False)}
@@ -287,10 +306,12 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_calls: Co
         logits = _logits(eager, step.form, eager_inputs)
         if noisy is not None:
             changes.append((noisy - logits)[-1:])
-        calls.append(_Call(step.form, inputs, logits, []))
+        calls.append(_Call(step.form, inputs, logits, [], step.is_adapted))
         held |= {row: held[row] + step.length for row in step.rows}
         best = logits.argmax(-1).tolist()
         greedy |= dict(zip(step.rows, best)) if step.form == "decode" else {step.rows[0]: best[-1]}
+    if any(step.is_adapted for step in steps):
+        eager.adapters.write(torch.tensor([_SLOT]), eager.adapters.example_weights())
     use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches, which are freed
     for call in calls:
         call.noisy = [] if call.logits is None else [call.logits + change for change in changes]
@@ -307,7 +328,15 @@ def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step], rows: int) ->
         chunk=decoder.chunk,
         specs=decoder.specs,
         logs_states=decoder.can_rewind,
+        adapters=decoder.adapters,
     ).eval()
+
+
+def _adapter_weights(decoder: CachedDecoder) -> list[torch.Tensor]:
+    """Return random weights of an adapter, as `AdapterSlots.write` takes them. They change the logits a little."""
+    generator = torch.Generator().manual_seed(_SEED)
+    examples = decoder.adapters.example_weights()
+    return [torch.randn(w.shape, generator=generator) * _ADAPTER_SIZE / w.shape[1] ** 0.5 for w in examples]
 
 
 def _logits(decoder: CachedDecoder, form: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -362,8 +391,11 @@ class _Runtime:
         if not calls:
             return [], []
         returns_tokens = any(kind.returns_tokens for kind in self.kinds.values())
-        names = [self._method(c.form, returns_tokens and c.form != "rewind", c.width) for c in calls]
-        methods = load_methods(self.path, dict.fromkeys(names))
+        names = [self._method(c.form, returns_tokens and c.form != "rewind", c.width, c.is_adapted) for c in calls]
+        has_adapters = self.decoder.adapters is not None
+        methods = load_methods(self.path, dict.fromkeys([*names, *([LOAD_ADAPTER] if has_adapters else [])]))
+        if has_adapters:
+            methods[LOAD_ADAPTER]([torch.tensor([_SLOT]), *_adapter_weights(self.decoder)])
         all_results = [methods[name](self._inputs(call, name))[0] for name, call in zip(names, calls, strict=True)]
         results = [result for result, call in zip(all_results, calls, strict=True) if call.form != "rewind"]
         if returns_tokens:
@@ -371,9 +403,10 @@ class _Runtime:
         logits = [values[:, -1].float() for values in results]
         return [values.argmax(-1) for values in logits], logits
 
-    def _method(self, form: str, returns_tokens: bool, width: int = 1) -> str | None:
+    def _method(self, form: str, returns_tokens: bool, width: int = 1, is_adapted: bool = False) -> str | None:
         """Return the name of the first method of this kind, or None if there is none."""
-        return next((n for n, kind in self.kinds.items() if kind == MethodKind(form, returns_tokens, width)), None)
+        wanted = MethodKind(form, returns_tokens, width, is_adapted)
+        return next((name for name, kind in self.kinds.items() if kind == wanted), None)
 
     def departure(self, form: str, width: int) -> str:
         """Return the first departure in a method of this form and width as text, or the reason why none is named."""
@@ -391,4 +424,6 @@ class _Runtime:
         """Return the inputs of method `name`. Every sampling parameter has its off value, so the draw is greedy."""
         length = call.inputs[0].shape[1]
         inputs = example_inputs(self.kinds[name], self.decoder, self.head, length)
+        if call.is_adapted:
+            inputs["adapter"] = torch.full_like(inputs["adapter"], _SLOT)
         return [*call.inputs, *list(inputs.values())[len(call.inputs) :]]

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from ...workarounds.set_order import sorted_sets
+from .adapters import AdapterSlots
 from .attention.cache import KVCache
 from .attention.cached import use_cached_attention
 from .attention.key_bias import use_key_bias
@@ -58,6 +59,7 @@ class CachedDecoder(torch.nn.Module):
       be verified, because the model has states that cannot be rewound.
     - `logs_states`: whether states are logged, so that a row can be rewound after draft tokens. `can_rewind` says
       whether they are.
+    - `adapters`: the adapters of the layers of `model`, or None.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class CachedDecoder(torch.nn.Module):
         ring_chunk: int | None = None,
         mtp: MtpModel | None = None,
         logs_states: bool = False,
+        adapters: AdapterSlots | None = None,
     ):
         super().__init__()
         self.mtp = None
+        self.adapters = adapters
         self.model = model
         self.rows, self.max_context_len = rows, max_context_len
         self.chunk = min(chunk or max_context_len, max_context_len)
@@ -115,11 +119,15 @@ class CachedDecoder(torch.nn.Module):
         tokens: torch.Tensor,
         input_pos: torch.Tensor,
         row: torch.Tensor | None = None,
+        adapter: torch.Tensor | None = None,
         *,
         all_positions: bool = False,
         keep_log: bool = False,
     ) -> torch.Tensor:
-        """Run the model. With `keep_log`, `rewind` can then return to the states after the first of the tokens."""
+        """Run the model. With `keep_log`, `rewind` can then return to the states after the first of the tokens.
+
+        `adapter` is the slot of the adapter of each row, int64 with the shape of `input_pos`. None stands for none.
+        """
         consecutive = input_pos.shape[0] == 1
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
         cache = self.cache.begin_call(tokens.shape[1], input_pos, row)
@@ -128,7 +136,8 @@ class CachedDecoder(torch.nn.Module):
         is_batch = self.has_state and not consecutive
         if is_batch:
             tokens, positions = tokens.mT, positions.mT
-        logits = self._logits(tokens, positions, cache, all_positions=all_positions)
+        with nullcontext() if self.adapters is None else self.adapters.applied(adapter):
+            logits = self._logits(tokens, positions, cache, all_positions=all_positions)
         if bypassed := sorted({layer.name for layer in cache.kv_layers} - cache.attended):
             names = ", ".join(bypassed)
             raise ValueError(f"export_llm: model: {names}: expected attention over the cache in every call")

@@ -14,6 +14,7 @@ from transformers.modeling_layers import MtpModel
 from ...preprocess import NotPortable
 from ...workarounds.program_caches import forget_programs
 from ..export_options import OPTIONS, TEXT, ExportOptions, HeadConfig
+from .adapters import AdapterSlots
 from .check import check_program
 from .checkpoints.adapter import merge_adapter
 from .checkpoints.checkpoint import Checkpoint
@@ -88,6 +89,10 @@ def export_llm(
     max_context_len = _context_len(model, settings)
     compares = settings.verify and settings.sliding_window == "auto"
     reference = Reference.of(model, max_context_len) if compares else None
+    adapters = None
+    if settings.adapters:
+        targets = settings.adapter_targets or ()
+        adapters = AdapterSlots(model, settings.adapters, settings.lora_rank, targets, compute_dtype(model))
     make_decoder = functools.partial(
         CachedDecoder,
         model,
@@ -98,6 +103,7 @@ def export_llm(
         ring_chunk=None if settings.chunk else WINDOW_CHUNK,
         mtp=mtp,
         logs_states=speculation,
+        adapters=adapters,
     )
     decoder, kv_quantization = _decoder_to_export(make_decoder, reference, settings, tokenizer, progress)
     progress("export")
@@ -106,7 +112,12 @@ def export_llm(
     if mtp is not None and decoder.mtp is None:
         notes.append("left out the head for multi-token prediction: the states of the model cannot be rewound")
     kinds = method_kinds(
-        settings.outputs, settings.batch, has_verify, draft=decoder.mtp is not None, rewind=decoder.can_rewind
+        settings.outputs,
+        settings.batch,
+        has_verify,
+        draft=decoder.mtp is not None,
+        rewind=decoder.can_rewind,
+        adapters=adapters is not None,
     )
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
@@ -118,7 +129,7 @@ def export_llm(
     except NotPortable as error:
         raise ValueError(f"export_llm: portable: {type(model).__name__} cannot be portable:\n{error}") from error
     progress("serialize")
-    program = serialize(lowered, portable=settings.portable)
+    program = serialize(lowered)
     checker = None
     if settings.verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
@@ -150,6 +161,8 @@ def _decoder_to_export(
     model. `reference` is compared with a decoder before activations and caches are rounded to fewer bits.
     """
     decoder = make_decoder()
+    if decoder.adapters is not None:
+        decoder.adapters.settle()
     if reference is not None:
         reference.check(decoder)
     if settings.activations == "int8" and not set_int8_activations(decoder.model, True):

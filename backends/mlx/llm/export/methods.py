@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._dynamo.exc import UserError
@@ -16,11 +16,14 @@ from ...workarounds.repeated_layers import Unrepeatable, expand, trace_repeated
 from ..export_options import HeadConfig
 from ..sampling_head import adjust_logits, sample_logits
 from ..sampling_parameters import INPUTS, PROCESSOR_INPUTS
+from .adapters import AdapterSlots
 from .decoder import CachedDecoder
 from .history import TokenHistory, last_positions
 from .quantization.tuning import decoder_layers
 from .recurrent.rewind import LENGTH
 
+ADAPTED = "adapted"  # the end of the names of methods for calls with adapters
+LOAD_ADAPTER = "load_adapter"  # the method that writes a slot
 # Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.
 OF_TARGETS, OF_DRAWN = 1, 2
 
@@ -35,19 +38,30 @@ class MethodKind:
       prediction. `rewind` takes the tokens of the last call of `verify` that are kept, and returns the next position.
     - `returns_tokens`: whether the method returns tokens. If False, it returns logits.
     - `width`: the number of rows of a call. It is 1 unless the form is `decode`.
+    - `is_adapted`: whether each row has an adapter, which may be none.
     """
 
     form: str
     returns_tokens: bool
     width: int = 1
+    is_adapted: bool = False
 
 
-def method_kinds(outputs: str, rows: int, verify: bool, draft: bool, rewind: bool = False) -> dict[str, MethodKind]:
+def method_kinds(
+    outputs: str, rows: int, verify: bool, draft: bool, rewind: bool = False, adapters: bool = False
+) -> dict[str, MethodKind]:
     """Return the methods of a program by name. `outputs` is that of `ExportOptions`.
 
     `verify`, `draft` and `rewind` say whether a program that returns tokens has the methods of these names. It can have
-    `draft` and `rewind` only if it has `verify`.
+    `draft` and `rewind` only if it has `verify`. With `adapters`, each method that runs the layers of the model has a
+    twin for calls with adapters, so that calls without one cost nothing more.
     """
+    kinds = _plain_kinds(outputs, rows, verify, draft, rewind)
+    adapted = {name: kind for name, kind in kinds.items() if kind.form not in ("draft", "rewind")} if adapters else {}
+    return kinds | {f"{name}_{ADAPTED}": replace(kind, is_adapted=True) for name, kind in adapted.items()}
+
+
+def _plain_kinds(outputs: str, rows: int, verify: bool, draft: bool, rewind: bool) -> dict[str, MethodKind]:
     draws, speculative = outputs != "logits", {}
     if draws and verify:
         speculative["verify"] = MethodKind("verify", True)
@@ -73,7 +87,10 @@ def export_methods(
 ) -> dict[str, torch.export.ExportedProgram]:
     """Export the methods `kinds`. Returns the exported programs by name of the method."""
     history = TokenHistory(decoder.rows, decoder.max_context_len, head.penalties) if head.penalties else None
-    return {name: _export(_Method(decoder, history, kind, head.logprobs), head) for name, kind in kinds.items()}
+    methods = {name: _export(_Method(decoder, history, kind, head.logprobs), head) for name, kind in kinds.items()}
+    if decoder.adapters is not None:
+        methods[LOAD_ADAPTER] = _export_load_adapter(decoder.adapters)
+    return methods
 
 
 def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
@@ -84,6 +101,8 @@ def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, l
         inputs["row"] = torch.arange(rows)
     if kind.form == "draft":
         inputs["row_length"] = torch.zeros(1, dtype=torch.int64)
+    if kind.is_adapted:
+        inputs["adapter"] = torch.zeros(rows, dtype=torch.int64)
     if kind.returns_tokens:
         vocab_size = decoder.model.config.get_text_config().vocab_size
         inputs |= head.inputs(length if kind.form == "verify" else rows, vocab_size, per_row=kind.form == "decode")
@@ -106,7 +125,16 @@ class _Method(torch.nn.Module):
         self.decoder, self.history, self.kind, self.num_logprobs = decoder, history, kind, num_logprobs
 
     def forward(
-        self, tokens, input_pos, row=None, row_length=None, logprobs=None, adjusts=None, targets=None, **parameters
+        self,
+        tokens,
+        input_pos,
+        row=None,
+        row_length=None,
+        adapter=None,
+        logprobs=None,
+        adjusts=None,
+        targets=None,
+        **parameters,
     ):
         form = self.kind.form
         if form == "rewind":
@@ -118,7 +146,7 @@ class _Method(torch.nn.Module):
             input_pos = input_pos + 1  # that of the first token; in a call of `draft`, it was that of its hidden state
         else:
             keep_log = form == "verify" and self.decoder.can_rewind
-            logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk", keep_log=keep_log)
+            logits = self.decoder(tokens, input_pos, row, adapter, all_positions=form != "chunk", keep_log=keep_log)
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
         written = None if self.history is None else self.history.write(tokens, input_pos, row)
@@ -169,9 +197,28 @@ class _Method(torch.nn.Module):
 _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
 _ARGUMENTS += [
     inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
-    for n in ("row", "row_length", *INPUTS, "logprobs", "adjusts", "targets")
+    for n in ("row", "row_length", "adapter", *INPUTS, "logprobs", "adjusts", "targets")
 ]
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)  # type: ignore[attr-defined]
+
+
+class _LoadAdapter(torch.nn.Module):
+    """Writes an adapter to a slot, and returns the slot."""
+
+    def __init__(self, adapters: AdapterSlots):
+        super().__init__()
+        self.adapters = adapters
+
+    def forward(self, slot, *weights):
+        self.adapters.write(slot, weights)
+        return slot + 0
+
+
+def _export_load_adapter(adapters: AdapterSlots) -> torch.export.ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(
+            _LoadAdapter(adapters), (torch.ones(1, dtype=torch.int64), *adapters.example_weights())
+        )
 
 
 def _max_length(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig) -> int:

@@ -137,7 +137,7 @@ void Context::count_iterations(int iterations, int64_t instructions, uint64_t op
   operations_ += operations * iterations;
 }
 
-const mx::array* Context::packed(const mx::array& matrix, int64_t rows) {
+const mx::array* Context::packed(const mx::array& matrix, int64_t rows, Pack pack) {
   const uint32_t number = instruction_->loop_matrix;
   if (number >= loop_matrices_.size() || !loop_matrices_[number]) {
     return nullptr;
@@ -145,7 +145,7 @@ const mx::array* Context::packed(const mx::array& matrix, int64_t rows) {
   auto& [packed_rows, packed] = *loop_matrices_[number];
   if (packed_rows != rows) {
     packed_rows = rows;
-    packed = cpu::pack_matrix(matrix, rows, stream);
+    packed = pack(matrix, rows, stream);
   }
   return packed ? &*packed : nullptr;
 }

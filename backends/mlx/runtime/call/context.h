@@ -14,14 +14,14 @@
 #include "call/evaluation.h"
 #include "call/state.h"
 #include "checks.h"
-#include "ops/cpu/cpu_kernels.h"
+#include "memory/kernel_result.h"
 #include "device.h"
 #include "dtype.h"
 #include "error.h"
 #include "memory/limit.h"
 #include "options.h"
 #include "program/program.h"
-#include "program/shared.h"
+#include "call/shared.h"
 
 namespace executorch_mlx {
 
@@ -233,9 +233,10 @@ class Context {
   class Loop;
   Loop loop(const fb::ScanParams& n, int iterations);
 
-  // The matrix of the product that runs, packed for this number of rows. Null if it is not one that every iteration of
-  // a running loop multiplies by, or if packing would not make the products faster.
-  const mx::array* packed(const mx::array& matrix, int64_t rows);
+  // The matrix of the product that runs, packed for this number of rows by `pack`. Null if it is not one that every
+  // iteration of a running loop multiplies by, or if packing would not make the products faster.
+  using Pack = std::optional<mx::array> (*)(const mx::array& matrix, int64_t rows, mx::Stream);
+  const mx::array* packed(const mx::array& matrix, int64_t rows, Pack pack);
 
   // Whether the limits of the call allow a loop with so many instructions and operations in each iteration, and counts
   // it.

@@ -11,7 +11,7 @@
 #include "call/call_io.h"
 #include "error.h"
 #include "program/program.h"
-#include "program/shared.h"
+#include "call/shared.h"
 
 namespace executorch_mlx {
 

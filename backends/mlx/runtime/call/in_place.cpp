@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "ops/cpu/cpu_kernels.h"
+#include "memory/parallel.h"
 #include "memory/strided_copy.h"
 #include "mlx_internals/internals.h"
 
@@ -62,7 +62,7 @@ bool write_positions_in_place(
   }
   const auto width = static_cast<int64_t>(x.itemsize());
   const size_t vector_bytes = x.shape(3) * width;
-  cpu::parallel(x.shape(0) * x.shape(1), [&](int i) {
+  parallel(x.shape(0) * x.shape(1), [&](int i) {
     const int batch = i / x.shape(1);
     const int head = i % x.shape(1);
     char* const memory = x.data<char>() + (batch * x.strides(0) + head * x.strides(1)) * width;

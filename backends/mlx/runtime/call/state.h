@@ -14,7 +14,7 @@
 #include "call/evaluation.h"
 #include "call/kv_cache.h"
 #include "program/program.h"
-#include "program/shared.h"
+#include "call/shared.h"
 
 namespace executorch_mlx {
 

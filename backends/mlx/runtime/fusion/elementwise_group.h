@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ops/cpu/cpu_kernels.h"
-#include "fusion/fused_instruction.h"
+#include "program/fused_instruction.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {

@@ -14,7 +14,7 @@
 #include "call/state.h"
 #include "memory/mapped_files.h"
 #include "program/program.h"
-#include "program/shared.h"
+#include "call/shared.h"
 
 namespace executorch_mlx {
 

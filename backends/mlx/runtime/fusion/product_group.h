@@ -12,7 +12,7 @@
 
 #include <mlx/mlx.h>
 
-#include "fusion/fused_instruction.h"
+#include "program/fused_instruction.h"
 #include "fusion/row_product.h"
 #include "program/program.h"
 

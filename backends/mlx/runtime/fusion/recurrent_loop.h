@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fusion/fused_instruction.h"
+#include "program/fused_instruction.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "schema_generated.h"
 

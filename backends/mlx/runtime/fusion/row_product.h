@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "fusion/dataflow.h"
-#include "fusion/fused_instruction.h"
+#include "program/fused_instruction.h"
 #include "gpu/fused.h"
 #include "program/program.h"
 

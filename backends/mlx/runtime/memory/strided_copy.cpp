@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/cpu/cpu_kernels.h"
+#include "memory/parallel.h"
 
 namespace executorch_mlx {
 
@@ -49,7 +49,7 @@ class Copy {
     const int count = shape_[axis];
     const int step = static_cast<int>(std::max<size_t>(1, kBytesPerPart / (bytes / count)));
     const auto width = static_cast<int64_t>(width_);
-    cpu::parallel(static_cast<int>((int64_t{count} + step - 1) / step), [&](int part) {
+    parallel(static_cast<int>((int64_t{count} + step - 1) / step), [&](int part) {
       const int64_t first = int64_t{part} * step;
       for (int64_t i = first; i < std::min<int64_t>(count, first + step); ++i) {
         run(axis + 1, from + i * from_strides_[axis] * width, to + i * to_strides_[axis] * width);
@@ -79,16 +79,6 @@ void strided_copy(const mx::Shape& shape, size_t width, const char* from, const 
     bytes *= static_cast<size_t>(size);
   }
   Copy(shape, width, from_strides, to_strides).run_in_parallel(bytes, from, to);
-}
-
-mx::Strides row_major_strides(const mx::Shape& shape) {
-  mx::Strides strides(shape.size());
-  int64_t stride = 1;
-  for (size_t i = shape.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= shape[i];
-  }
-  return strides;
 }
 
 } // namespace executorch_mlx

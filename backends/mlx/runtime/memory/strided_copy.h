@@ -11,7 +11,4 @@ namespace mx = mlx::core;
 void strided_copy(const mx::Shape& shape, size_t width, const char* from, const mx::Strides& from_strides, char* to,
     const mx::Strides& to_strides);
 
-// Strides of an array whose elements lie in memory without gaps, with the last axis innermost.
-mx::Strides row_major_strides(const mx::Shape& shape);
-
 } // namespace executorch_mlx

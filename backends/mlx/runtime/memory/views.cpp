@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "checks.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "memory/strided_copy.h"
 #include "mlx_internals/arrays.h"
 #include "mlx_internals/graph.h"
@@ -15,6 +15,7 @@ namespace executorch_mlx::views {
 
 namespace {
 
+using internals::row_major_strides;
 using internals::view;
 
 // Whether view() can make views of x: x is not empty, it is available, and its strides are positive.

@@ -5,10 +5,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 namespace executorch_mlx::internals {
 
 namespace mx = mlx::core;
+
+// Strides of an array whose elements lie in memory without gaps, with the last axis innermost.
+mx::Strides row_major_strides(const mx::Shape& shape);
 
 // Returns a view of x that begins `offset` elements after the first element of x. x is available, and neither x nor the
 // view is empty.
@@ -24,8 +28,13 @@ mx::array without_memory(mx::Shape shape, mx::Dtype dtype);
 bool uses_cpu_allocator();
 
 // An array in the memory at `address`, which is aligned for the dtype. The array keeps `owner`, which owns the memory.
-// The memory may be read-only, and only MLX's CPU allocator can use it.
+// The memory may be read-only. Only for MLX's CPU allocator.
 mx::array array_in(const void* address, const mx::Shape& shape, mx::Dtype dtype, std::shared_ptr<void> owner);
+
+// Like array_in(), for an allocator that takes whole pages of memory without a copy, as MLX's for Metal does: the
+// buffer spans the pages that the array touches. Returns nullopt if the allocator takes no memory, or not this one.
+std::optional<mx::array> array_in_pages(
+    const void* address, const mx::Shape& shape, mx::Dtype dtype, std::shared_ptr<void> owner);
 
 // A new array of bytes in the memory of `piece`. release(piece) is called when nothing uses the new array any more.
 mx::array lend(mx::array piece, std::function<void(mx::array)> release);

@@ -6,13 +6,13 @@
 #include <numeric>
 
 #include "kernels/cpu/convolution.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "ops/linalg.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {
 
-namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
 
 namespace {
 

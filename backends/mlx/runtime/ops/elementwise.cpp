@@ -6,12 +6,12 @@
 
 #include "kernels/cpu/elementwise.h"
 #include "memory/views.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {
 
-namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
 
 namespace {
 

@@ -1,12 +1,12 @@
 // Normalization and softmax. See op.h.
 #include "gpu/fused.h"
 #include "kernels/cpu/norm.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {
 
-namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
 
 namespace {
 

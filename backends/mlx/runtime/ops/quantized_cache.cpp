@@ -5,7 +5,7 @@
 #include "memory/views.h"
 #include "ops/attention.h"
 #include "ops/cpu/attention_arrays.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {
@@ -49,7 +49,7 @@ struct QuantizedAttention {
 
 } // namespace
 
-namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
 
 namespace {
 

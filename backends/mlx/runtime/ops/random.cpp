@@ -6,13 +6,13 @@
 #include "gpu/sample.h"
 #include "kernels/cpu/sample.h"
 #include "memory/views.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "ops/op.h"
 #include "random_keys.h"
 
 namespace executorch_mlx {
 
-namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
 
 namespace {
 

@@ -3,14 +3,14 @@
 
 #include "kernels/cpu/token_recurrence.h"
 #include "memory/views.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "ops/index.h"
 #include "ops/op.h"
 #include "ops/shape.h"
 
 namespace executorch_mlx {
 
-namespace cpu { // kernels for Linux CPUs: see ops/cpu/kernel_result.h
+namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "memory/strided_copy.h"
 #include "memory/views.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {

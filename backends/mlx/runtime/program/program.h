@@ -11,7 +11,7 @@
 #include <mlx/mlx.h>
 
 #include "error.h"
-#include "fusion/fused_instruction.h"
+#include "program/fused_instruction.h"
 #include "program/reflect.h"
 
 namespace executorch_mlx {

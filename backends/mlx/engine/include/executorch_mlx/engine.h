@@ -163,6 +163,7 @@ struct RequestOptions {
   bool timestamps = false;
   bool allow_suppressed = false;
   int64_t min_new_tokens = 0;
+  std::string adapter; // the name of a LoRA adapter, or ""
 };
 
 // The fields of executorch_mlx_event.
@@ -321,6 +322,7 @@ class Engine {
     o.timestamps = options.timestamps;
     o.allow_suppressed = options.allow_suppressed;
     o.min_new_tokens = options.min_new_tokens;
+    o.adapter = options.adapter.empty() ? nullptr : options.adapter.c_str();
     o.on_event = request.state_->on_event ? Request::call_on_event : nullptr;
     o.user_data = request.state_.get();
     executorch_mlx_request* handle = nullptr;
@@ -332,15 +334,61 @@ class Engine {
   // See executorch_mlx_engine_close().
   void close() { check_status(executorch_mlx_engine_close(handle_.get())); }
 
-  // Writes the cache of a prompt to a file, see executorch_mlx_engine_save_prefix().
-  void save_prefix(std::span<const int64_t> prompt, const std::string& path) {
-    check_status(executorch_mlx_engine_save_prefix(handle_.get(), prompt.data(), prompt.size(), path.c_str()));
+  // Writes the cache of a prompt to a file, see executorch_mlx_engine_save_prefix(). `adapter` is the name of an
+  // adapter, or "".
+  void save_prefix(std::span<const int64_t> prompt, const std::string& path, const std::string& adapter = "") {
+    check_status(executorch_mlx_engine_save_adapter_prefix(
+        handle_.get(), adapter.c_str(), prompt.data(), prompt.size(), path.c_str()));
   }
   // Reads the cache of a prompt from a file. Returns the number of its tokens.
   int64_t load_prefix(const std::string& path) {
     int64_t length = 0;
     check_status(executorch_mlx_engine_load_prefix(handle_.get(), path.c_str(), &length));
     return length;
+  }
+
+  // Reads a prompt into the cache, see executorch_mlx_engine_prefill().
+  void prefill(std::span<const int64_t> prompt) {
+    check_status(executorch_mlx_engine_prefill(handle_.get(), prompt.data(), prompt.size()));
+  }
+  // Copies the cache of a conversation to another row, see executorch_mlx_engine_clone().
+  void clone(std::span<const int64_t> ids) {
+    check_status(executorch_mlx_engine_clone(handle_.get(), ids.data(), ids.size()));
+  }
+  // Returns the logits after the last token of a prompt, see executorch_mlx_engine_logits().
+  std::vector<float> logits(std::span<const int64_t> prompt, size_t vocab_size) {
+    std::vector<float> result(vocab_size);
+    check_status(executorch_mlx_engine_logits(handle_.get(), prompt.data(), prompt.size(), result.data(), vocab_size));
+    return result;
+  }
+
+  // See executorch_mlx_engine_suspend(), _resume() and _release_memory().
+  void suspend() { check_status(executorch_mlx_engine_suspend(handle_.get())); }
+  void resume() { check_status(executorch_mlx_engine_resume(handle_.get())); }
+  void release_memory() { check_status(executorch_mlx_engine_release_memory(handle_.get())); }
+
+  // See executorch_mlx_engine_load_adapter() and executorch_mlx_engine_unload_adapter().
+  void load_adapter(const std::string& name, std::span<const executorch_mlx_adapter_weights> layers) {
+    check_status(executorch_mlx_engine_load_adapter(handle_.get(), name.c_str(), layers.data(), layers.size()));
+  }
+  void unload_adapter(const std::string& name) {
+    check_status(executorch_mlx_engine_unload_adapter(handle_.get(), name.c_str()));
+  }
+  // The names of the adapters, sorted.
+  std::vector<std::string> adapters() const {
+    std::string list;
+    for (size_t size = 0;; list.resize(size)) { // others may load adapters meanwhile
+      check_status(executorch_mlx_engine_list_adapters(handle_.get(), list.data(), list.size(), &size));
+      if (size <= list.size()) {
+        list.resize(size);
+        break;
+      }
+    }
+    std::vector<std::string> names;
+    for (size_t begin = 0; begin < list.size(); begin += names.back().size() + 1) {
+      names.emplace_back(list.c_str() + begin);
+    }
+    return names;
   }
 
   // Returns the log probability of each target, see executorch_mlx_engine_score().

@@ -40,13 +40,18 @@ enum {
   EXECUTORCH_MLX_OUT_OF_MEMORY = 2, // the memory limit, or the machine's memory
   EXECUTORCH_MLX_INVALID_PROGRAM = 3, // the file is not a language model of this project
   EXECUTORCH_MLX_FAILED = 4, // a step of the model failed
-  EXECUTORCH_MLX_BUSY = 5, // the queue of the engine is full
+  EXECUTORCH_MLX_BUSY = 5, // the queue of the engine is full, or no slot is free for an adapter
   EXECUTORCH_MLX_NOT_FOUND = 6, // the file does not exist, or the model has no such value
+  EXECUTORCH_MLX_ABORTED = 7, // a callback has ended the load
 };
 
 // The message of the last failure on this thread, or "". It begins with the name of the argument and a colon if one
 // argument is the cause. Valid until the next failure on this thread.
 const char* executorch_mlx_last_error(void);
+
+// Called while a model is loaded, with the part of its weights that is loaded: more than 0 and up to 1. Returning false
+// ends the load, which then returns ABORTED.
+typedef bool (*executorch_mlx_on_progress)(void* user_data, double part);
 
 // Models --------------------------------------------------------------------------------------------------------
 
@@ -56,8 +61,16 @@ typedef struct {
   bool profile; // time every instruction, for executorch_mlx_model_write_profile(); slower
   const char* draft; // path of a program with the same tokenizer that guesses tokens, or NULL; the tokens of answers
                      // do not depend on it. INVALID_ARGUMENT if it does not fit, or if the model has no method verify
+  executorch_mlx_on_progress on_progress; // or NULL; for the model, not the draft
+  void* user_data; // for on_progress
 } executorch_mlx_load_options;
-#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL}
+#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL, NULL, NULL}
+
+// The initializers as functions, for Swift, which cannot use the macros.
+static inline executorch_mlx_load_options executorch_mlx_default_load_options(void) {
+  executorch_mlx_load_options options = EXECUTORCH_MLX_LOAD_OPTIONS;
+  return options;
+}
 
 // Loads a program that `executorch-mlx export` wrote. `options` may be NULL.
 executorch_mlx_status executorch_mlx_model_load(
@@ -97,6 +110,11 @@ typedef struct {
 } executorch_mlx_engine_options;
 #define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true, -1}
 
+static inline executorch_mlx_engine_options executorch_mlx_default_engine_options(void) {
+  executorch_mlx_engine_options options = EXECUTORCH_MLX_ENGINE_OPTIONS;
+  return options;
+}
+
 // Creates the engine of a model. A model has one engine at a time. `options` may be NULL.
 executorch_mlx_status executorch_mlx_engine_create(
     executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine);
@@ -132,11 +150,68 @@ executorch_mlx_status executorch_mlx_engine_get_stats(
 // Writes the cache of a prompt to a file. Positions that are not in the cache yet are computed first. load_prefix()
 // puts the cache into a row, as if a request with this prompt had just ended. Both do their work between two steps, and
 // wait until it is done. load_prefix() refuses a damaged file, and one of another program or format version:
-// INVALID_ARGUMENT.
+// INVALID_ARGUMENT. save_adapter_prefix() writes the cache of a prompt with the adapter of this name, which has the
+// same weights when the file is loaded, under any name; NULL stands for none.
 executorch_mlx_status executorch_mlx_engine_save_prefix(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path);
+executorch_mlx_status executorch_mlx_engine_save_adapter_prefix(
+    executorch_mlx_engine* engine, const char* adapter, const int64_t* prompt, size_t length, const char* path);
 executorch_mlx_status executorch_mlx_engine_load_prefix(
     executorch_mlx_engine* engine, const char* path, int64_t* length);
+
+// Reads a prompt into the cache, and waits until it is read. A request whose prompt begins with these tokens then
+// begins with the next one, if the engine reuses prompts.
+executorch_mlx_status executorch_mlx_engine_prefill(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length);
+
+// Copies the cache of a conversation, whose tokens so far are `ids`, to another row. Two requests that begin with `ids`
+// and go on differently then both find it, at once or one after the other. Tokens that are not in the cache are
+// computed first. BUSY if no other row is free; INVALID_ARGUMENT if the program has one row, or keeps state that cannot
+// be copied.
+executorch_mlx_status executorch_mlx_engine_clone(executorch_mlx_engine* engine, const int64_t* ids, size_t length);
+
+// Writes the logits after the last token of a prompt: `logits` [count], where `count` is the size of the vocabulary.
+// Needs a program that returns logits, also beside tokens; else INVALID_ARGUMENT.
+executorch_mlx_status executorch_mlx_engine_logits(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length, float* logits, size_t count);
+
+// Waits for the running step, and starts no other one until resume(): the device has no work then, as iOS and macOS
+// require of an app in the background. Requests stay, and can be submitted and cancelled. Both functions may be called
+// repeatedly. Not for callbacks.
+executorch_mlx_status executorch_mlx_engine_suspend(executorch_mlx_engine* engine);
+executorch_mlx_status executorch_mlx_engine_resume(executorch_mlx_engine* engine);
+
+// Frees the memory that the engine can do without, between two steps, also while it is suspended: what only drafts and
+// scores need, and the freed memory that MLX keeps. If no request runs, the program is unloaded, too, with its caches
+// and its packed copies of weights, unless it has slots for adapters; the next request loads it again, and reads its
+// whole prompt. Not for callbacks.
+executorch_mlx_status executorch_mlx_engine_release_memory(executorch_mlx_engine* engine);
+
+// The weights of a LoRA adapter for one layer.
+typedef struct {
+  const char* layer; // its path, one of the lines of the data "adapter_layers" of the model
+  size_t rank; // at most the integer "adapter_rank" of the model
+  size_t inputs;
+  size_t outputs;
+  const float* a; // [rank, inputs]
+  const float* b; // [outputs, rank], multiplied by the scale of the adapter
+} executorch_mlx_adapter_weights;
+
+// Gives an adapter a name, which requests can use from then on. Copies the weights, which the program adds to those of
+// its layers, and waits until they are written, between two steps. Layers without weights stay unchanged. If there is
+// an adapter of this name, the new one takes its place; requests that were submitted before keep the old one until they
+// end. An adapter takes a slot as long as it has a name, or a request that has not ended: BUSY if all of the
+// "adapter_slots" are in use. INVALID_ARGUMENT if the weights do not fit the program. Not for callbacks.
+executorch_mlx_status executorch_mlx_engine_load_adapter(
+    executorch_mlx_engine* engine, const char* name, const executorch_mlx_adapter_weights* layers, size_t count);
+
+// Takes the name away from an adapter. Requests that were submitted before keep the adapter until they end.
+executorch_mlx_status executorch_mlx_engine_unload_adapter(executorch_mlx_engine* engine, const char* name);
+
+// Stores the names of the adapters in `names`, each with a 0 at its end, and their size in `size`. If `capacity` is
+// less than this size, stores only the size.
+executorch_mlx_status executorch_mlx_engine_list_adapters(
+    executorch_mlx_engine* engine, char* names, size_t capacity, size_t* size);
 
 // Computes the log probability of each target, given `prompt` and the earlier targets, under the model's own
 // distribution (temperature 1, no filters). Writes `logprobs` [target_count] and, unless it is NULL, `is_greedy`
@@ -234,10 +309,17 @@ typedef struct {
   // The answer has at least so many tokens. Until then, no stop id is drawn, and stop strings are ordinary text. If
   // there are stop ids, the program must take allowed_tokens or return logits. 0: no minimum.
   int64_t min_new_tokens;
+
+  const char* adapter; // the name of a LoRA adapter, or NULL
 } executorch_mlx_request_options;
 #define EXECUTORCH_MLX_REQUEST_OPTIONS                                                                              \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
-      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0}
+      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0, NULL}
+
+static inline executorch_mlx_request_options executorch_mlx_default_request_options(void) {
+  executorch_mlx_request_options options = EXECUTORCH_MLX_REQUEST_OPTIONS;
+  return options;
+}
 
 // Checks a request and queues it. Copies everything that `options` points to. Free the request with
 // executorch_mlx_request_free().
@@ -258,8 +340,10 @@ typedef struct {
   bool* is_greedy; // [target_count]
   int64_t* top_tokens; // [target_count, top_count]
   float* top_logprobs; // [target_count, top_count]
+  const char* adapter; // the name of a LoRA adapter, or NULL
 } executorch_mlx_score_options;
-#define EXECUTORCH_MLX_SCORE_OPTIONS {sizeof(executorch_mlx_score_options), NULL, 0, NULL, 0, 0, NULL, NULL, NULL, NULL}
+#define EXECUTORCH_MLX_SCORE_OPTIONS \
+  {sizeof(executorch_mlx_score_options), NULL, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 
 // Checks a request for scores and queues it. Between the calls of the program, which score up to 64 tokens each, other
 // requests have their turns, and the request can be cancelled. It ends with LENGTH, and has no events. Copies `prompt`

@@ -22,11 +22,12 @@ from torch.export.exported_program import (
     _split_decomp_table_to_cia_and_python_decomp,
 )
 from torch.export.graph_signature import ExportGraphSignature, OutputKind, OutputSpec, TensorArgument
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+_COND = torch.ops.higher_order.cond
 _COPY = torch.ops.aten.copy_.default
 _ASSERTION = torch.ops.aten._assert_tensor_metadata.default
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -36,8 +37,8 @@ _PLAIN = (bool, int, float, str, NoneType, torch.dtype, torch.device, torch.layo
 def decompose(program: ExportedProgram, table: Mapping[Any, Callable]) -> ExportedProgram:
     """Return what `program.run_decompositions(table)` returns, but without assertions about dtypes.
 
-    Falls back to `run_decompositions` if the program has branches or loops, sizes that depend on data, or an operator
-    that changes a tensor in place, if the memory of this tensor is later read through another tensor.
+    Falls back to `run_decompositions` if the program has loops, sizes that depend on data, or an operator that changes
+    a tensor in place, if the memory of this tensor is later read through another tensor.
     """
     try:
         return _Decomposition(program, table).run()
@@ -54,13 +55,10 @@ class _Unsupported(Exception):
 class _Decomposition:
     def __init__(self, program: ExportedProgram, table: Mapping[Any, Callable]):
         self.program = program
-        self.composites, self.table = _split_decomp_table_to_cia_and_python_decomp(dict(table))
-        self.graph = Graph()
-        # Node of the program → its value: a node of `graph`, a number, or a list if the operator has several results.
-        self.values: dict[Node, Any] = {}
-        self.sizes: dict[Any, Node] = {}  # symbolic expression → the node of `graph` that computes it
+        self.composites, python_table = _split_decomp_table_to_cia_and_python_decomp(dict(table))
         self.traces: dict[Any, Graph] = {}
-        self.memory = _Memory(program)
+        memory = _Memory(program.graph_signature.inputs_to_buffers)
+        self.copy = _Copy(program.graph_module, memory, python_table, self.traces)
 
     def run(self) -> ExportedProgram:
         nodes = self.program.graph.nodes
@@ -69,15 +67,81 @@ class _Decomposition:
             raise _Unsupported
         composites = _override_composite_implicit_decomp(self.composites)
         with fake_mode, torch.no_grad(), composites, enable_python_dispatcher():
-            for node in nodes:
-                self.memory.read(node)
-                if node.op == "placeholder":
-                    self.values[node] = self.graph.node_copy(node)
-                elif node.op == "call_function" and node.target is not _ASSERTION:
-                    self.values[node] = self._call(node)
-                elif node.op not in ("call_function", "output"):
-                    raise _Unsupported  # the graph of a branch or a loop body
+            self.copy.insert_nodes()
         return self._result()
+
+    def _result(self) -> ExportedProgram:
+        """Return the program of the finished graph. New values of buffers come before the outputs."""
+        program, signature, output = self.program, self.program.graph_signature, self.program.graph.output_node()
+        graph, values = self.copy.graph, self.copy.values
+        updated = {fqn: values[buffer] for buffer, fqn in self.copy.memory.updated_buffers().items()}
+        results = [values[x] if isinstance(x, Node) else x for x in output.args[0]]
+        others = [node for node in results if isinstance(node, Node)] + graph.find_nodes(op="placeholder")
+        if len(set(updated.values()) - set(others)) < len(updated):
+            raise _Unsupported  # a new value of a buffer is also an input, an output or the new value of another buffer
+        specs = [OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(n.name), fqn) for fqn, n in updated.items()]
+        for spec, result in zip(signature.output_specs, results, strict=True):
+            if spec.kind != OutputKind.USER_OUTPUT:
+                raise _Unsupported
+            named = dataclasses.replace(spec.arg, name=result.name) if isinstance(result, Node) else spec.arg
+            specs.append(dataclasses.replace(spec, arg=named))
+        decomposed = ExportedProgram(
+            root=self.copy.branches,
+            graph=self.copy.finish((*updated.values(), *results)),
+            graph_signature=ExportGraphSignature(list(signature.input_specs), specs),
+            state_dict=dict(program.state_dict),
+            range_constraints=dict(program.range_constraints),
+            module_call_graph=program.module_call_graph,
+            example_inputs=program.example_inputs,
+            constants=program.constants,
+        )
+        decomposed.graph_module.meta.update(program.graph_module.meta)
+        return decomposed
+
+
+class _Copy:
+    """A copy of a graph, with decomposed calls. Branches of `torch.cond` are copied in the same way.
+
+    - `traces`: the decompositions of all calls so far.
+    """
+
+    def __init__(self, module: GraphModule, memory: _Memory, table: Mapping[Any, Callable], traces: dict[Any, Graph]):
+        self.module, self.memory, self.table, self.traces = module, memory, table, traces
+        self.graph = Graph()
+        # Node of the module → its value: a node of `graph`, a number, or a list if the operator has several results.
+        self.values: dict[Node, Any] = {}
+        self.sizes: dict[Any, Node] = {}  # symbolic expression → the node of `graph` that computes it
+        self.branches: dict[str, GraphModule] = {}
+
+    def insert_nodes(self) -> None:
+        """Insert all nodes but the output. Raises `_Unsupported`."""
+        for node in self.module.graph.nodes:
+            self.memory.read(node)
+            if node.op == "placeholder":
+                self.values[node] = self.graph.node_copy(node)
+            elif node.op == "get_attr":
+                self.values[node] = self._branch(node)
+            elif node.op == "call_function" and node.target is not _ASSERTION:
+                self.values[node] = self._call(node)
+            elif node.op not in ("call_function", "output"):
+                raise _Unsupported
+
+    def finish(self, results: Sequence[Any]) -> Graph:
+        """Insert the output, and return the graph."""
+        self.graph.output(results).meta = dict(self.module.graph.output_node().meta)
+        self.graph.eliminate_dead_code()
+        return self.graph
+
+    def _branch(self, node: Node) -> Node:
+        """Insert a node for the copy of a branch."""
+        branch = getattr(self.module, node.target)
+        if not isinstance(branch, GraphModule):
+            raise _Unsupported
+        copy = _Copy(branch, _Memory({}), self.table, self.traces)
+        copy.insert_nodes()
+        results = map_arg(branch.graph.output_node().args[0], copy.values.__getitem__)
+        self.branches[node.target] = GraphModule(copy.branches, copy.finish(results))
+        return self.graph.node_copy(node)
 
     def _call(self, node: Node) -> Any:
         """Insert the decomposition of `node` and return its value."""
@@ -85,7 +149,11 @@ class _Decomposition:
             return self.values[node.args[0]][node.args[1]]
         if isinstance(node.meta.get("val"), _SYMBOLIC):
             return self._size(node, self.values)
-        if not isinstance(node.target, torch._ops.OpOverload) or "unbacked_bindings" in node.meta:
+        if "unbacked_bindings" in node.meta:
+            raise _Unsupported
+        if node.target is _COND or node.target is operator.getitem and node.args[0].target is _COND:
+            return self.graph.node_copy(node, self.values.__getitem__)
+        if not isinstance(node.target, torch._ops.OpOverload):
             raise _Unsupported
         if not node.target._schema.is_mutable:
             return self._inline(node, node.target)
@@ -153,39 +221,12 @@ class _Decomposition:
             raise _Unsupported  # an operator without a result, such as an assertion about a size
         return graph
 
-    def _result(self) -> ExportedProgram:
-        """Return the program of the finished graph. New values of buffers come before the outputs."""
-        program, signature, output = self.program, self.program.graph_signature, self.program.graph.output_node()
-        updated = {fqn: self.values[buffer] for buffer, fqn in self.memory.updated_buffers().items()}
-        results = [self.values[x] if isinstance(x, Node) else x for x in output.args[0]]
-        others = [node for node in results if isinstance(node, Node)] + self.graph.find_nodes(op="placeholder")
-        if len(set(updated.values()) - set(others)) < len(updated):
-            raise _Unsupported  # a new value of a buffer is also an input, an output or the new value of another buffer
-        specs = [OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(n.name), fqn) for fqn, n in updated.items()]
-        for spec, result in zip(signature.output_specs, results, strict=True):
-            if spec.kind != OutputKind.USER_OUTPUT:
-                raise _Unsupported
-            named = dataclasses.replace(spec.arg, name=result.name) if isinstance(result, Node) else spec.arg
-            specs.append(dataclasses.replace(spec, arg=named))
-        self.graph.output((*updated.values(), *results)).meta = dict(output.meta)
-        self.graph.eliminate_dead_code()
-        return ExportedProgram(
-            root=program.graph_module,
-            graph=self.graph,
-            graph_signature=ExportGraphSignature(list(signature.input_specs), specs),
-            state_dict=dict(program.state_dict),
-            range_constraints=dict(program.range_constraints),
-            module_call_graph=program.module_call_graph,
-            example_inputs=program.example_inputs,
-            constants=program.constants,
-        )
-
 
 class _Memory:
-    """Which nodes of a program may share memory, while the nodes are visited in order."""
+    """Which nodes of a graph may share memory, while the nodes are visited in order."""
 
-    def __init__(self, program: ExportedProgram):
-        self._fqns = program.graph_signature.inputs_to_buffers  # name of a placeholder → name of a buffer
+    def __init__(self, fqns: Mapping[str, str]):
+        self._fqns = fqns  # name of a placeholder → name of a buffer
         self._owners: dict[Node, set[Any]] = {}  # node → what may own its memory: nodes, or results of nodes
         self._originals: dict[Node, Node] = {}  # call that changes a tensor → the node of this tensor
         self._stale: set[Node] = set()  # nodes whose memory may have been changed through another node
@@ -209,7 +250,7 @@ class _Memory:
     def change(self, node: Node, by: Node) -> None:
         """Record that the call `by` changes and returns the tensor of `node`.
 
-        Raises `_Unsupported` if `node` may be an input of the program, unless it is a buffer.
+        Raises `_Unsupported` if `node` may be an input of the graph, unless it is a buffer.
         """
         owners = self._owners[node]
         inputs = {owner for owner in owners if isinstance(owner, Node) and owner.op == "placeholder"}

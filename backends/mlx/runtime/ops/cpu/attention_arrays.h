@@ -3,7 +3,7 @@
 
 #include "memory/views.h"
 #include "kernels/cpu/heads.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 
 namespace executorch_mlx::cpu {
 

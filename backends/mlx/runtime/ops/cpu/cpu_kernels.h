@@ -15,16 +15,13 @@
 
 #include "kernels/cpu/elementwise_step.h"
 #include "kernels/cpu/float_type.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 
 namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
 namespace cpu {
-
-// Calls item(0) ... item(count - 1) on the threads of the kernels, and returns when all items are done.
-void parallel(int count, const std::function<void(int)>& item);
 
 // Throws an error if EXECUTORCH_MLX_CPU_KERNELS, an environment variable, names an instruction set that this processor
 // does not support.
@@ -38,12 +35,6 @@ void check_instruction_set();
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #define KERNEL(...) \
   inline __VA_ARGS__ { return {}; }
-
-inline void parallel(int count, const std::function<void(int)>& item) {
-  for (int i = 0; i < count; ++i) {
-    item(i);
-  }
-}
 
 inline void check_instruction_set() {}
 #endif

@@ -7,7 +7,8 @@
 
 #include "ops/cpu/cpu_kernels.h"
 #include "kernels/cpu/elementwise.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
+#include "memory/parallel.h"
 
 namespace executorch_mlx::cpu {
 

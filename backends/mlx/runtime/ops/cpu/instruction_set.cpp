@@ -4,11 +4,8 @@
 #include "error.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "kernels/cpu/instruction_set.h"
-#include "kernels/cpu/pool.h"
 
 namespace executorch_mlx::cpu {
-
-void parallel(int count, const std::function<void(int)>& item) { executorch_mlx::parallel(count, item); }
 
 void check_instruction_set() {
   const char* const name = std::getenv(EXECUTORCH_MLX_CPU_KERNELS);

@@ -3,7 +3,7 @@
 
 #include "ops/cpu/cpu_kernels.h"
 #include "kernels/cpu/matmul.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 
 namespace executorch_mlx::cpu {
 

@@ -1,4 +1,4 @@
-#include "program/shared.h"
+#include "call/shared.h"
 
 #include <executorch/runtime/platform/log.h>
 

@@ -1,4 +1,4 @@
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 
 #include <algorithm>
 #include <mutex>

@@ -1,0 +1,169 @@
+// The C API of the engine for Swift: a model that answers many requests at once, each as an AsyncSequence.
+import ExecutorchMLX
+import Foundation
+
+/// An error of the C API. The message names the argument that is wrong.
+public struct EngineError: Error, CustomStringConvertible {
+  public let status: Int32  // executorch_mlx_status
+  public let description: String
+}
+
+private func check(_ status: executorch_mlx_status) throws {
+  guard status == 0 else {
+    throw EngineError(status: status, description: String(cString: executorch_mlx_last_error()))
+  }
+}
+
+/// Why an answer ended.
+public enum Finish: Int32, Sendable {
+  case stop = 1  // a stop token or a stop string
+  case length  // `maxTokens`
+  case context  // the context is full
+  case cancelled
+  case error
+}
+
+public struct Sampling: Sendable {
+  public var temperature: Float = 0  // 0: always the most likely token
+  public var topP: Float = 1
+  public var topK: Int64 = 0
+  public var minP: Float = 0
+  public var seed: Int64?  // nil: a random seed
+  public var maxTokens: Int64 = 0  // 0: until the context is full
+  public var stop: [String] = []
+
+  public init() {}
+}
+
+/// A part of an answer. `token` is nil, or `text` empty, where a character or a possible stop string is not complete.
+public struct Piece: Sendable {
+  public let token: Int64?
+  public let text: String
+  public let finish: Finish?  // of the last piece
+}
+
+/// A loaded model and its engine, which runs on a thread of its own. All functions may be called from any thread.
+public final class LanguageModel: @unchecked Sendable {
+  private let model: OpaquePointer
+  private let engine: OpaquePointer
+
+  /// Loads a file that `executorch-mlx export` wrote. Call it in a task: it reads the weights.
+  public init(path: String) throws {
+    var model: OpaquePointer?
+    var engine: OpaquePointer?
+    try check(executorch_mlx_model_load(path, nil, &model))
+    do {
+      try check(executorch_mlx_engine_create(model, nil, &engine))
+    } catch {
+      executorch_mlx_model_free(model)
+      throw error
+    }
+    self.model = model!
+    self.engine = engine!
+  }
+
+  deinit {
+    executorch_mlx_engine_free(engine)
+    executorch_mlx_model_free(model)
+  }
+
+  /// The files of the tokenizer, which the program holds: "tokenizer_json" and "tokenizer_config".
+  public func data(_ name: String) throws -> [UInt8] {
+    var data: UnsafeRawPointer?
+    var size = 0
+    try check(executorch_mlx_model_get_data(model, name, &data, &size))
+    return Array(UnsafeRawBufferPointer(start: data, count: size))
+  }
+
+  /// Streams the answer to a prompt. Ending the loop over it, or cancelling its task, cancels the request.
+  public func answer(to prompt: [Int64], _ sampling: Sampling = Sampling()) -> AsyncThrowingStream<Piece, any Error> {
+    AsyncThrowingStream { continuation in
+      do {
+        let request = Request(model: self, continuation)
+        try request.submit(prompt, sampling)
+        continuation.onTermination = { _ in request.cancel() }
+      } catch {
+        continuation.finish(throwing: error)
+      }
+    }
+  }
+
+  fileprivate func submit(
+    _ options: inout executorch_mlx_request_options, _ request: UnsafeMutablePointer<OpaquePointer?>
+  ) throws {
+    try check(executorch_mlx_engine_submit(engine, &options, request))
+  }
+}
+
+/// One request. The engine holds a reference to it until the last event.
+private final class Request: @unchecked Sendable {
+  private let model: LanguageModel  // the engine lives as long as its requests
+  private let continuation: AsyncThrowingStream<Piece, any Error>.Continuation
+  private let handle = UnsafeMutablePointer<OpaquePointer?>.allocate(capacity: 1)
+
+  init(model: LanguageModel, _ continuation: AsyncThrowingStream<Piece, any Error>.Continuation) {
+    self.model = model
+    self.continuation = continuation
+    handle.initialize(to: nil)
+  }
+
+  deinit {
+    executorch_mlx_request_free(handle.pointee)
+    handle.deallocate()
+  }
+
+  func cancel() { executorch_mlx_request_cancel(handle.pointee) }
+
+  func submit(_ prompt: [Int64], _ sampling: Sampling) throws {
+    var options = executorch_mlx_default_request_options()
+    options.temperature = sampling.temperature
+    options.top_p = sampling.topP
+    options.top_k = sampling.topK
+    options.min_p = sampling.minP
+    options.has_seed = sampling.seed != nil
+    options.seed = sampling.seed ?? 0
+    options.max_new_tokens = sampling.maxTokens
+    options.user_data = Unmanaged.passRetained(self).toOpaque()
+    options.on_event = { user, event in
+      Unmanaged<Request>.fromOpaque(user!).takeUnretainedValue().take(event!.pointee)
+      return true
+    }
+    let stop = sampling.stop.map { UnsafePointer(strdup($0)) }
+    defer { stop.forEach { free(UnsafeMutablePointer(mutating: $0)) } }
+    do {
+      // The library copies what the pointers refer to.
+      try prompt.withUnsafeBufferPointer { prompt in
+        try stop.withUnsafeBufferPointer { stop in
+          options.prompt = prompt.baseAddress
+          options.prompt_length = prompt.count
+          options.stop = stop.baseAddress
+          options.stop_count = stop.count
+          try model.submit(&options, handle)  // events may come before it returns
+        }
+      }
+    } catch {
+      Unmanaged.passUnretained(self).release()
+      throw error
+    }
+  }
+
+  /// Called on the engine's thread.
+  private func take(_ event: executorch_mlx_event) {
+    let text = UnsafeRawBufferPointer(start: event.text, count: event.text_length)
+    let finish = Finish(rawValue: event.finish)
+    let isStop = finish == .stop && event.stop_index < 0  // a stop token is not part of the answer
+    continuation.yield(
+      Piece(
+        token: event.token < 0 || isStop ? nil : event.token,
+        text: String(decoding: text, as: UTF8.self),
+        finish: finish))
+    guard let finish else { return }
+    if finish == .error {
+      let message = String(cString: executorch_mlx_request_error(handle.pointee))
+      continuation.finish(throwing: EngineError(status: 4, description: message))
+    } else {
+      continuation.finish()
+    }
+    Task { Unmanaged.passUnretained(self).release() }  // not here: a request is not freed within its own event
+  }
+}
