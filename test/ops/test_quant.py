@@ -53,6 +53,13 @@ PT2E = torch.ops.quantized_decomposed
 AFFINE = dict(group_size=32, bits=4)
 
 
+class LinearGradient(MLXLinear):
+    """The gradient of the input of a packed linear layer."""
+
+    def forward(self, grad):
+        return torch.ops.mlx.quantized_matmul_backward(grad, *self.packed_arguments())
+
+
 def packed(*shape, bits=4, group_size=32):
     w = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     return quantize(w, bits, group_size)
@@ -261,6 +268,14 @@ ROWS = [
         dtypes=(f32,),
     ),
     *mode_rows("quantized_embedding", MLXEmbedding, indices(3, below=6)),
+    row(
+        "mlx::quantized_matmul_backward",
+        LinearGradient(*packed(6, 64), **AFFINE),
+        floats(2, 3, 6),
+        cases=[(floats(6),)],
+        loose=3,
+        edge_verified=False,
+    ),
     row(
         "mlx::gathered_quantized_matmul",
         MLXExperts(*packed(4, 6, 64), **AFFINE),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch._decomp import decomposition_table
 from torch.nn import functional as F
 
 from ..builder.lowering import Lowering
@@ -135,10 +136,10 @@ def _upsample_backward(rank, mode):
     """Return the gradient of an upsampling with `align_corners`, of which `mode` is the name in torch."""
 
     def function(grad, output_size, input_size, align_corners, *scales):
-        scales = scales or (None,) * rank
+        given = scales or (None,) * rank
         matrices = [
             _resampled(grad, n, out, mode, align_corners, scale)
-            for n, out, scale in zip(input_size[-rank:], output_size, scales)
+            for n, out, scale in zip(input_size[-rank:], output_size, given)
         ]
         return _product(grad, matrices)
 
@@ -147,14 +148,15 @@ def _upsample_backward(rank, mode):
 
 def _resampled(grad, n, out, mode, align_corners, scale):
     if mode == "bicubic":
-        return aten.upsample_bicubic2d(_column(grad, n), [out, 1], align_corners, scale, None)[0, ..., 0]
+        upsample = decomposition_table[aten.upsample_bicubic2d.default]
+        return upsample(_column(grad, n), [out, 1], align_corners, scale, None)[0, ..., 0]
     return aten.upsample_linear1d(_eye(grad, n), [out], align_corners, scale)[0]
 
 
 def _upsample_nearest_backward(rank, operator):
     def function(grad, output_size, input_size, *scales):
-        scales = scales or (None,) * rank
-        sizes = zip(input_size[-rank:], output_size, scales)
+        given = scales or (None,) * rank
+        sizes = zip(input_size[-rank:], output_size, given)
         return _product(grad, [operator(_eye(grad, n), [out], scale)[0] for n, out, scale in sizes])
 
     return function

@@ -33,13 +33,21 @@ def jvp(function: Callable, primals: tuple[torch.Tensor, ...], tangents: tuple[t
         return torch.func.jvp(function, primals, tangents)
     spec = None
 
-    def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    def compute(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # The product with the transposed Jacobian is linear in the cotangents. Its gradient with respect to them is the
+        # product with the Jacobian. torch cannot trace its own forward mode.
         nonlocal spec
-        results = torch.func.jvp(function, tensors[: len(primals)], tensors[len(primals) :])
-        flat, spec = tree_flatten(results)
-        return flat
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in tensors[: len(primals)]]
+            results, spec = tree_flatten(function(*leaves))
+            cotangents = [torch.zeros_like(y).requires_grad_() for y in results]
+            pulled = torch.autograd.grad(results, leaves, cotangents, create_graph=True, materialize_grads=True)
+            pushed = torch.autograd.grad(pulled, cotangents, tensors[len(primals) :], materialize_grads=True)
+        return *(y.detach() for y in results), *pushed
 
-    return tree_unflatten(traced(compute)(*primals, *tangents), spec)
+    flat = traced(compute)(*primals, *tangents)
+    count = len(flat) // 2
+    return tree_unflatten(flat[:count], spec), tree_unflatten(flat[count:], spec)
 
 
 def value_and_grad(

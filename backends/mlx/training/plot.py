@@ -63,9 +63,9 @@ def _axis(picture: np.ndarray, value: np.ndarray, part: float) -> None:
 
 
 def _line(picture: np.ndarray, first: Sequence[float], second: Sequence[float], color: tuple, width: int = 2) -> None:
-    begin, end = np.asarray(first), np.asarray(second)
-    count = int(np.abs(end - begin).max()) + 1
-    x, y = np.linspace(begin, end, count).round().astype(int).T
+    ends = np.array([first, second], float)
+    count = int(np.ptp(ends, axis=0).max()) + 1
+    x, y = np.linspace(*ends, count).round().astype(int).T
     for dx in range(width):
         for dy in range(width):
             picture[y + dy, x + dx] = color
