@@ -41,6 +41,7 @@ SHORT_FORM: dict[str, list[str]] = {
     "custom_kernel_ops/test_sample.py::test_token_equals_the_specification": ["*-32000-*-text", "*-32000-*-ties"],
     "custom_kernel_ops/test_sample_distribution.py::test_frequencies": ["*-50-400-10"],
     "custom_kernel_ops/test_sample_head.py::test_exports_with_a_dynamic_dimension": ["name-*", "*-Dim-False-False"],
+    "encoders/test_embeddings.py::test_embeddings_equal_transformers": ["modernbert", "gemma3", "qwen3"],
     "fuzz/test_fuzz.py::test_broken_fusion_is_found": ["gelu"],
     "fuzz/test_fuzz.py::test_programs_near_a_fusion_equal_eager_torch": ["rms_norm"],
     "inspect/test_hostile_files.py::test_nested_branches": ["500-*"],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import memory
+    from .encoders import Encoder, encode
     from .llm import LLM, SamplingHead
     from .loader import load_delegate
     from .partitioner import MLXPartitioner
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from .workarounds.dynamic_steps import dynamic_steps
 
 __all__ = [
+    "Encoder",
     "LLM",
     "MLXBackend",
     "MLXPartitioner",
     "Runtime",
     "SamplingHead",
     "dynamic_steps",
+    "encode",
     "load_delegate",
     "memory",
     "reset",
@@ -34,11 +37,13 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Encoder": "encoders",
     "LLM": "llm",
     "MLXBackend": "preprocess",
     "MLXPartitioner": "partitioner",
     "SamplingHead": "llm",
     "dynamic_steps": "workarounds.dynamic_steps",
+    "encode": "encoders",
     "load_delegate": "loader",
     "reset": "state",
     "verify": "verification",
@@ -47,7 +52,7 @@ _MODULES = {
 
 # Names that `__getattr__` imports without `quiet_imports`: their modules import no torch or, as for `SamplingHead`,
 # call `quiet_imports` themselves.
-_QUIET = {"LLM", "SamplingHead", "load_delegate", "reset"}
+_QUIET = {"Encoder", "LLM", "SamplingHead", "encode", "load_delegate", "reset"}
 
 
 def __getattr__(name: str) -> Any:

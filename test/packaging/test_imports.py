@@ -50,12 +50,14 @@ RULES = {
         "workarounds",
     },
     "speech": {"llm"},  # a public name of llm.speech
+    "encoders": {"collector", "llm", "loader", "partitioner", "quiet", "verification", "workarounds"},
     "batch": set(),
-    "serve": {"batch", "llm", "memory"},
-    "ray": {"batch", "llm", "memory", "serve"},
-    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "serve": {"batch", "encoders", "llm", "memory"},
+    "ray": {"batch", "encoders", "llm", "memory", "serve"},
+    "cli": {"batch", "encoders", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
     "__main__": {"cli"},
     "__init__": {
+        "encoders",
         "loader",
         "llm",
         "memory",

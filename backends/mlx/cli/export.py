@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..llm.export_options import HEAD_OPTIONS, OPTIONS, SPEECH, TEXT, ExportOptions, HeadConfig, OptionError
+from ..llm.export_options import ENCODER, HEAD_OPTIONS, OPTIONS, SPEECH, TEXT, ExportOptions, HeadConfig, OptionError
 from . import export_defaults
 from .errors import CommandError
 from .export_arguments import add_options, flag, given
@@ -21,15 +21,17 @@ from .extras import EXPORT, check_installed
 from .files import CHECKPOINTS, check_checkpoint
 
 if TYPE_CHECKING:
+    from ..encoders.export import ExportedEncoder
     from ..llm.export import ExportedLLM
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "export",
-        help="export a language model or a speech model to a .pte file",
+        help="export a language model, an encoder or a speech model to a .pte file",
         description="Export a Hugging Face causal language model to a .pte file, with KV caches and a sampling head. A "
-        "speech model (Whisper, Moonshine) becomes a program that takes sound.",
+        "speech model (Whisper, Moonshine) becomes a program that takes sound, and an encoder (sentence-transformers, "
+        "BERT, CLIP) one that returns vectors or scores.",
     )
     parser.add_argument("model", metavar="MODEL", help=CHECKPOINTS)
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".pte file to write")
@@ -46,30 +48,56 @@ def run(options: argparse.Namespace) -> int:
     atexit.register(gc.freeze)  # else Python searches all objects for cycles when it ends, which takes seconds
     progress = _Progress()
     with progress.step("import"):
-        from ..llm.export import VerificationError, export_llm
-        from ..llm.export.checkpoints.open import opened
-        from ..llm.speech.export import export_speech, is_speech
+        from ..encoders.export import find_encoder
+        from ..llm.export import VerificationError
+        from ..llm.export.checkpoints.open import find_checkpoint
 
         _quiet_transformers()
     try:
         with progress:
-            checkpoint = opened(options.model, "export_llm")
-            kind, export = (SPEECH, export_speech) if is_speech(checkpoint) else (TEXT, export_llm)
-            _check_kind(values, kind, options.model)
-            if kind == TEXT:
-                values |= export_defaults.defaults(checkpoint, values)
-                if hint := export_defaults.memory_hint(checkpoint, values):
-                    progress.note(hint)
-            exported = export(checkpoint, **_arguments(values), progress=progress.begin)
+            folder = find_checkpoint(options.model)
+            encoder = find_encoder(folder) if folder.is_dir() else None
+            exported: Any
+            if encoder is not None:
+                exported = _export_encoder(encoder, values, options.model, progress)
+            else:
+                exported = _export_decoder(options.model, values, progress)
             progress.begin("write and verify" if values.get("verify", True) else "write")
             size = exported.save(options.output)
     except (ValueError, VerificationError) as error:
         raise CommandError(error) from error
     if exported.check:
         progress.note(exported.check.cost())
-    _print_summary(exported)
+    _print_common(exported)
+    if encoder is None:
+        _print_decoder(exported)
+    if exported.check:
+        print(f"verified     {exported.check}")
     print(f"{options.output}: {size / 1e6:.1f} MB")
     return 0
+
+
+def _export_decoder(model: str, values: dict[str, Any], progress: _Progress) -> ExportedLLM:
+    """Export a language model or a speech model."""
+    from ..llm.export import export_llm
+    from ..llm.export.checkpoints.open import opened
+    from ..llm.speech.export import export_speech, is_speech
+
+    checkpoint = opened(model, "export_llm")
+    kind, export = (SPEECH, export_speech) if is_speech(checkpoint) else (TEXT, export_llm)
+    _check_kind(values, kind, model)
+    if kind == TEXT:
+        values |= export_defaults.defaults(checkpoint, values)
+        if hint := export_defaults.memory_hint(checkpoint, values):
+            progress.note(hint)
+    return export(checkpoint, **_arguments(values), progress=progress.begin)
+
+
+def _export_encoder(encoder: Any, values: dict[str, Any], model: str, progress: _Progress) -> ExportedEncoder:
+    from ..encoders.export import export_encoder
+
+    _check_kind(values, ENCODER, model)
+    return export_encoder(encoder, **_arguments(values), progress=progress.begin)
 
 
 def _quiet_transformers() -> None:
@@ -113,25 +141,26 @@ def _check_kind(values: Mapping[str, Any], kind: str, model: str) -> None:
             raise CommandError(f"{flag(name)}: expected a {spec.models[0]} model, got {model}, a {kind} model")
 
 
-def _print_summary(exported: ExportedLLM) -> None:
+def _print_common(exported: ExportedLLM | ExportedEncoder) -> None:
     print(exported.report)
     print(f"methods      {', '.join(exported.methods)}")
-    values = {k: v for k, v in exported.metadata.items() if isinstance(v, (bool, int, list))}
+    values = {k: v for k, v in exported.metadata.items() if isinstance(v, (bool, int, str, list))}
     print(f"metadata     {', '.join(f'{k}={v}' for k, v in values.items())}")
     if exported.unquantized:
         names = ", ".join(exported.unquantized)
         print(f"unquantized  {names}: the length of their weights' rows is not a multiple of any group size")
-    if exported.perplexity:
-        print(f"perplexity   {exported.perplexity}")
     for note in exported.notes:
         print(f"note         {note}")
+
+
+def _print_decoder(exported: ExportedLLM) -> None:
+    if exported.perplexity:
+        print(f"perplexity   {exported.perplexity}")
     counts = collections.Counter(exported.cache_values_per_token)
     layers = ", ".join(f"{count} layers of {values}" for values, count in counts.items())
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; values per token: {layers or 'none'}")
     if exported.kv_quantization:
         print(f"quantized    {exported.kv_quantization}")
-    if exported.check:
-        print(f"verified     {exported.check}")
 
 
 class _Progress:

@@ -71,7 +71,9 @@ def check_checkpoint(model: str, expected: str = MODELS) -> None:
     if not path.exists():
         if path.suffix in (".pte", *_SUFFIXES) or not hub.is_id(model):
             raise CommandError(f"{model}: No such file or folder, expected {expected}")
-    elif not (path / "config.json").is_file() and not (path.is_file() and _beginning(path).startswith(b"GGUF")):
+    elif not any((path / name).is_file() for name in ("config.json", "modules.json")) and not (
+        path.is_file() and _beginning(path).startswith(b"GGUF")
+    ):
         raise CommandError(f"{model}: got {describe(path)}, expected {expected}")
 
 

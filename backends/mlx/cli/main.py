@@ -10,7 +10,21 @@ from importlib import import_module
 from .errors import INTERRUPTED, CommandError, ReportedError
 
 # One module for each command. Its function `add_to` adds the command to the parser.
-COMMANDS = ("run", "chat", "serve", "batch", "transcribe", "pull", "list", "rm", "export", "finetune", "inspect", "doctor")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "batch",
+    "embed",
+    "transcribe",
+    "pull",
+    "list",
+    "rm",
+    "export",
+    "finetune",
+    "inspect",
+    "doctor",
+)
 
 
 class _PrintVersion(argparse.Action):

@@ -107,7 +107,7 @@ class Session:
         self._report(generation)
         if self._new_cache is not None:
             with command_errors():
-                self.llm.save_prefix(generation.prompt, self._new_cache)
+                self.llm.save_prefix(generation.prompt, self._new_cache, adapter=self.settings["adapter"])
             self._new_cache = None
         return generation.finish
 

@@ -31,6 +31,16 @@ std::shared_ptr<const Adapter> Adapters::find(const std::string& name) const {
   return found->second;
 }
 
+std::shared_ptr<const Adapter> Adapters::find_if(const std::function<bool(const Adapter&)>& matches) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [name, adapter] : by_name_) {
+    if (matches(*adapter)) {
+      return adapter;
+    }
+  }
+  return nullptr;
+}
+
 std::vector<std::string> Adapters::names() const {
   std::lock_guard lock(mutex_);
   std::vector<std::string> result;

@@ -7,6 +7,7 @@
 #include <executorch_mlx/executorch_mlx.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,8 @@ class Adapters {
   // Returns the adapter of this name; null for "". Throws EngineError if there is none.
   std::shared_ptr<const Adapter> find(const std::string& name) const;
   std::vector<std::string> names() const;
+  // Returns an adapter with a name for which `matches(adapter)` is true, or null.
+  std::shared_ptr<const Adapter> find_if(const std::function<bool(const Adapter&)>& matches) const;
   // Takes the name away from an adapter. Throws EngineError if there is no such adapter.
   void unload(const std::string& name);
   // Returns the weights of an adapter as Adapter::weights. Layers without weights get zeros, and so do the ranks that

@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 
+#include "c_api.h"
 #include "check.h"
 #include "draft_model.h"
 #include "fork_check.h"
@@ -59,33 +60,17 @@ namespace {
 
 thread_local std::string last_error;
 
-executorch_mlx_status report(executorch_mlx_status status, const char* message) {
+} // namespace
+
+executorch_mlx_status executorch_mlx::engine::report(executorch_mlx_status status, const char* message) {
   last_error = message;
   return status;
 }
 
-template <typename Body>
-executorch_mlx_status guarded(Body&& body) {
-  try {
-    body();
-    return EXECUTORCH_MLX_OK;
-  } catch (const EngineError& error) {
-    return report(error.status, error.what());
-  } catch (const std::bad_alloc& error) {
-    return report(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
-  } catch (const std::exception& error) {
-    return report(EXECUTORCH_MLX_FAILED, error.what());
-  } catch (...) {
-    return report(EXECUTORCH_MLX_FAILED, "unknown exception");
-  }
-}
+namespace {
 
 void check_language_model(const LlmProgram& program, const char* function) {
   check_argument(!program.metadata().speech.is_speech(), function, ": the program is a speech model");
-}
-
-void check_not_null(const void* pointer, const char* argument) {
-  check_argument(pointer != nullptr, argument, ": got null");
 }
 
 // Returns `*given` with the default values for the fields that its header does not have.
@@ -311,6 +296,11 @@ executorch_mlx_status executorch_mlx_engine_get_stats(
 
 executorch_mlx_status executorch_mlx_engine_save_prefix(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path) {
+  return executorch_mlx_engine_save_adapter_prefix(engine, nullptr, prompt, length, path);
+}
+
+executorch_mlx_status executorch_mlx_engine_save_adapter_prefix(
+    executorch_mlx_engine* engine, const char* adapter, const int64_t* prompt, size_t length, const char* path) {
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(path, "path");
@@ -319,8 +309,9 @@ executorch_mlx_status executorch_mlx_engine_save_prefix(
     auto ids = read_array(prompt, length, "prompt");
     check_prompt(program.metadata(), ids);
     check_not_forked();
-    RowWriter writer(program, path); // on this thread, because it may read the whole file of the program
-    engine->scheduler->run(std::move(ids), [&](Row& row) { return writer.write_next(row); });
+    auto found = find_adapter(*engine, adapter);
+    RowWriter writer(program, path, found.get()); // on this thread, because it may read the whole file of the program
+    engine->scheduler->run(std::move(ids), std::move(found), [&](Row& row) { return writer.write_next(row); });
   });
 }
 
@@ -331,9 +322,10 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
     check_not_null(path, "path");
     check_language_model(*engine->programs->program, "load_prefix");
     check_not_forked();
-    RowReader reader(*engine->programs->program, path); // before a row is given up for it
+    // Before a row is given up for it.
+    RowReader reader(*engine->programs->program, path, engine->scheduler->adapters());
     std::optional<uint64_t> resets;
-    engine->scheduler->run({}, [&](Row& row) {
+    engine->scheduler->run({}, reader.adapter(), [&](Row& row) {
       const uint64_t now = engine->scheduler->resets();
       check(resets.value_or(now) == now, EXECUTORCH_MLX_FAILED, "prefix: another call has failed and reset the row");
       resets = now;

@@ -1,7 +1,5 @@
 #include "llm_program.h"
 
-#include <executorch/runtime/backend/options.h>
-#include <executorch/runtime/platform/runtime.h>
 #include <executorch_mlx/delegate.h>
 #include <sys/stat.h>
 
@@ -11,7 +9,7 @@
 #include <fstream>
 
 #include "check.h"
-#include "fork_check.h"
+#include "open_module.h"
 #include "profile.h"
 #include "row_state.h"
 
@@ -26,27 +24,7 @@ using executorch::runtime::Program;
 
 namespace {
 
-// Returned by executorch_mlx_register() if another library registered an MLXBackend first.
-constexpr int kOtherBackend = 1;
 constexpr char kLoadAdapter[] = "load_adapter";
-
-std::unique_ptr<Module> open(const std::string& path, const std::string& device) {
-  // A std::ifstream can open a directory, but it cannot read from a directory.
-  check(std::ifstream(path).peek() != std::ifstream::traits_type::eof(), EXECUTORCH_MLX_NOT_FOUND, path,
-      ": the file is unreadable or empty");
-  check_argument(
-      device.empty() || device == "cpu" || device == "gpu", "device: got '", device, "', expected cpu or gpu");
-  auto module = std::make_unique<Module>(path, Module::LoadMode::Mmap);
-
-  executorch::runtime::BackendOptions<1> options;
-  executorch::runtime::LoadBackendOptionsMap map;
-  Error error = device.empty() ? Error::Ok : options.set_option("device", device.c_str());
-  error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
-  check_ok(error, "load options: ");
-  error = module->load(map, Program::Verification::InternalConsistency);
-  check_program(error == Error::Ok, path, ": not an ExecuTorch program (", describe(error), ")");
-  return module;
-}
 
 // Returns a string that changes if the file is written to, or if another file takes its place.
 std::string version_of(const std::string& path) {
@@ -72,15 +50,10 @@ std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_
 } // namespace
 
 LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile) : path_(path) {
-  check_not_forked();
-  executorch::runtime::runtime_init();
-  const int registered = executorch_mlx_register();
-  check(registered <= kOtherBackend, EXECUTORCH_MLX_FAILED,
-      "cannot register the backend MLXBackend: ", describe(static_cast<Error>(registered)));
   if (profile) {
     profile_ = std::make_unique<Profile>();
   }
-  module_ = open(path, device);
+  module_ = open_module(path, device);
   const char* const chosen = executorch_mlx_device(device.c_str());
   runs_on_cpu_ = chosen == nullptr || std::string_view(chosen) == "cpu";
   version_ = version_of(path);

@@ -56,7 +56,10 @@ class MetadataReader {
   // must outlive the reader and the spans that array() returns.
   MetadataReader(executorch::extension::Module& module, std::string path);
 
-  // The names of all methods, sorted, for messages.
+  // The names of all methods, sorted.
+  const std::vector<std::string>& method_names() const { return method_names_; }
+
+  // The same for messages.
   std::string describe_methods() const;
 
   bool has_method(const std::string& name) const;

@@ -38,7 +38,7 @@ struct JoiningThread {
 struct Header {
   char magic[8] = {'E', 'X', 'M', 'L', 'X', 'P', 'F', 'X'};
   uint64_t version = 1;
-  uint64_t program = 0; // hash of the .pte file
+  uint64_t program = 0; // hash of the .pte file, and of the weights of the adapter if there is one
   uint64_t num_ids = 0;
   int64_t written = 0; // Row::written
   uint64_t num_bytes = 0; // of the contents of the buffers
@@ -256,6 +256,17 @@ uint64_t program_hash(const LlmProgram& program) {
   });
 }
 
+// Returns 0 for no adapter.
+uint64_t hash_of(const Adapter* adapter) {
+  uint64_t result = 0;
+  if (adapter != nullptr) {
+    for (const auto& matrix : adapter->weights) {
+      result = hash({reinterpret_cast<const char*>(matrix.data()), matrix.size() * sizeof(float)}, result);
+    }
+  }
+  return result;
+}
+
 // Copies what the buffers hold for the first `length` positions of the row `from` to the row `to`. `written` is
 // Row::written of the row `from`. Returns false if that is not possible.
 bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t length, int64_t written) {
@@ -312,8 +323,8 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
   return true;
 }
 
-RowWriter::RowWriter(const LlmProgram& program, const std::string& path)
-    : path_(path), buffers_(checked_buffers(program)), program_hash_(program_hash(program)) {
+RowWriter::RowWriter(const LlmProgram& program, const std::string& path, const Adapter* adapter)
+    : path_(path), buffers_(checked_buffers(program)), program_hash_(program_hash(program) ^ hash_of(adapter)) {
   // The file replaces what has its name. That must not be a device, such as /dev/null.
   std::error_code error;
   const bool is_other = std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error);
@@ -375,7 +386,7 @@ void RowWriter::write(std::span<const char> bytes) {
   file_->write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-RowReader::RowReader(const LlmProgram& program, const std::string& path)
+RowReader::RowReader(const LlmProgram& program, const std::string& path, const Adapters& adapters)
     : path_(path), buffers_(checked_buffers(program)), file_(std::make_unique<InputFile>(path)) {
   Header header;
   const std::span<char> bytes(reinterpret_cast<char*>(&header), sizeof(header));
@@ -384,7 +395,12 @@ RowReader::RowReader(const LlmProgram& program, const std::string& path)
   check_argument(has_header, path, ": not a prompt cache");
   check_argument(header.version == Header().version, path, ": got format version ", header.version, ", expected ",
       Header().version);
-  check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
+  const uint64_t of_adapter = header.program ^ program_hash(program);
+  if (of_adapter != 0) {
+    adapter_ = adapters.find_if([&](const Adapter& adapter) { return hash_of(&adapter) == of_adapter; });
+    check_argument(adapter_ != nullptr, path, ": the prompt cache of another program",
+        program.metadata().adapter_slots > 0 ? ", or of an adapter that is not loaded" : "");
+  }
   rest_ = file_->size() - bytes.size();
   const bool is_complete =
       header.num_ids <= rest_ / sizeof(int64_t) && header.num_bytes == rest_ - header.num_ids * sizeof(int64_t);

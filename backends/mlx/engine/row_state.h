@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters.h"
 #include "llm_program.h"
 #include "rows.h"
 
@@ -44,8 +45,9 @@ class RowBuffers;
 // outlive the object.
 class RowWriter {
  public:
-  // Reads the file of the program, unless a RowWriter or RowReader has done so before. Throws EngineError.
-  RowWriter(const LlmProgram& program, const std::string& path);
+  // Reads the file of the program, unless a RowWriter or RowReader has done so before. `adapter` is that of the row, or
+  // null. Throws EngineError.
+  RowWriter(const LlmProgram& program, const std::string& path, const Adapter* adapter);
   RowWriter(const RowWriter&) = delete;
   ~RowWriter(); // an incomplete file is removed
 
@@ -70,10 +72,14 @@ class RowWriter {
 // Reads a row from a file that RowWriter wrote, one buffer at a time. The program must outlive the object.
 class RowReader {
  public:
-  // Throws EngineError: with INVALID_ARGUMENT for a file that is damaged, or of another program or format version.
-  RowReader(const LlmProgram& program, const std::string& path);
+  // `adapters` are those that the row of the file may have been computed with. Throws EngineError: with
+  // INVALID_ARGUMENT for a file that is damaged, or of another program, adapter or format version.
+  RowReader(const LlmProgram& program, const std::string& path, const Adapters& adapters);
   RowReader(const RowReader&) = delete;
   ~RowReader();
+
+  // The adapter that the row must have, or null.
+  const std::shared_ptr<const Adapter>& adapter() const { return adapter_; }
 
   // Reads the next buffer into a row. Returns whether more buffers follow; if not, the row holds the tokens of the
   // file. Until then, and after an error, it holds nothing. Throws EngineError if the contents of the buffers are
@@ -86,6 +92,7 @@ class RowReader {
   const std::string path_;
   const std::unique_ptr<RowBuffers> buffers_;
   const std::unique_ptr<InputFile> file_;
+  std::shared_ptr<const Adapter> adapter_;
   size_t rest_ = 0; // bytes of the file that are not read yet
   std::vector<int64_t> ids_;
   int64_t written_ = 0; // Row::written

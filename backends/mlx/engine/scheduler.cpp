@@ -77,9 +77,11 @@ void Scheduler::submit(std::shared_ptr<Request> request) {
   changed_.notify_one();
 }
 
-void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work) {
+void Scheduler::run(
+    std::vector<int64_t> prompt, std::shared_ptr<const Adapter> adapter, std::function<bool(Row&)> work) {
   check_argument(!is_on_thread(), "engine: a callback must not wait for it");
   const auto request = std::make_shared<Request>(program_, std::move(prompt), std::move(work));
+  request->adapter = std::move(adapter);
   submit(request);
   wait(*request);
 }

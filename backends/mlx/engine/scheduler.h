@@ -52,9 +52,9 @@ class Scheduler {
   // Waits until a request without an answer has ended. Throws EngineError if it fails.
   void wait(Request& request) const;
 
-  // Reads `prompt` into a row, then calls `work` between steps until it returns false. Waits until this is done. Throws
-  // EngineError if it fails.
-  void run(std::vector<int64_t> prompt, std::function<bool(Row&)> work);
+  // Reads `prompt` into a row, then calls `work` between steps until it returns false. Waits until this is done.
+  // `adapter` may be null. Throws EngineError if it fails.
+  void run(std::vector<int64_t> prompt, std::shared_ptr<const Adapter> adapter, std::function<bool(Row&)> work);
 
   // Calls `body` on the thread, before the next step, and waits for its end. Throws what it throws.
   void call_between_steps(std::function<void()> body);

@@ -200,6 +200,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "engine_free": (None, [_HANDLE]),
     "engine_get_stats": (c_int32, [_HANDLE, POINTER(EngineStats)]),
     "engine_save_prefix": (c_int32, [_HANDLE, _IDS, c_size_t, c_char_p]),
+    "engine_save_adapter_prefix": (c_int32, [_HANDLE, c_char_p, _IDS, c_size_t, c_char_p]),
     "engine_load_prefix": (c_int32, [_HANDLE, c_char_p, _IDS]),
     "engine_load_adapter": (c_int32, [_HANDLE, c_char_p, POINTER(AdapterWeights), c_size_t]),
     "engine_unload_adapter": (c_int32, [_HANDLE, c_char_p]),

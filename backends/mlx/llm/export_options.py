@@ -20,7 +20,8 @@ from .sampling_parameters import SCALARS, mask_word_count
 if TYPE_CHECKING:
     import torch
 
-TEXT, SPEECH = "language", "speech"  # the kinds of models
+TEXT, SPEECH, ENCODER = "language", "speech", "encoder"  # the kinds of models
+_ALL = (TEXT, SPEECH, ENCODER)
 QUANTIZED = ("int4", "int8", "mixed", "nvfp4", "mxfp4", "mxfp8")
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
 DEFAULT_SECONDS = 30.0
@@ -36,7 +37,7 @@ class OptionSpec:
     - `type`: reads an argument of the command line.
     - `choices`, `low`, `above`: the permitted values: these, those of at least `low`, or those of more than `above`.
     - `models`: the kinds of models that take the option.
-    - `speech_lacks`: those of the `choices` that a speech model does not take.
+    - `text_only`: those of the `choices` that only a language model takes.
     - `needs`: another option, and the values of it that permit this option.
     - `metavar`: the name of the argument on the command line.
     - `flags`: of an option without an argument on the command line, its flags there → their values.
@@ -51,7 +52,7 @@ class OptionSpec:
     low: float | None = None
     above: float | None = None
     models: tuple[str, ...] = (TEXT, SPEECH)
-    speech_lacks: tuple = ()
+    text_only: tuple = ()
     needs: tuple[str, tuple] | None = None
     metavar: str | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -205,7 +206,7 @@ _PORTABLE = {
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The options of an export, with their defaults. A speech model takes those that say so.
+    """The options of an export, with their defaults. A speech model and an encoder take those that say so.
 
     - `adapter`: a folder of `peft` or mlx-lm with a LoRA adapter to merge into the weights.
     - `adapters`: room for this number of LoRA adapters, which are loaded while the program runs, and of which each
@@ -226,7 +227,7 @@ class ExportOptions:
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model, as far as all rows
       of the caches fit into half of the memory of this machine, and at most 4096 with `portable`. If attention chooses
       keys with an index, the limit is the number of keys that it chooses. Of a speech model, it is the capacity of the
-      cache of tokens.
+      cache of tokens. Of an encoder, it is the largest number of tokens of a text; longer texts are cut.
     - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
       Runners split longer prompts. The engine feeds at most 512 tokens in a call on a CPU.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
@@ -255,6 +256,7 @@ class ExportOptions:
         "dtype of weights and computation",
         group="weights",
         choices=("float32", "float16", "bfloat16"),
+        models=_ALL,
         default_text="float32",
     )
     quantize: str = _option(
@@ -262,7 +264,8 @@ class ExportOptions:
         "quantize linear layers and embeddings; mixed has 4 bits and keeps sensitive layers wider",
         group="weights",
         choices=("none", *QUANTIZED),
-        speech_lacks=("mixed",),
+        text_only=("mixed",),
+        models=_ALL,
     )
     group_size: int | None = _option(
         None,
@@ -270,6 +273,7 @@ class ExportOptions:
         group="weights",
         type=int,
         choices=(32, 64, 128),
+        models=_ALL,
         needs=("quantize", GROUPED),
         default_text="32",
     )
@@ -323,9 +327,10 @@ class ExportOptions:
     )
     max_context_len: int | None = _option(
         None,
-        "capacity of the KV caches in positions",
+        "capacity of the KV caches in positions; of an encoder, the largest number of tokens of a text",
         group="sizes",
         type=int,
+        models=_ALL,
         metavar="N",
         default_text="the model's limit, as far as all rows fit into half of the memory; at most 4096 with --portable",
     )
@@ -391,17 +396,18 @@ class ExportOptions:
     allow_extensions: bool = _option(
         False,
         "use IR nodes that ExecuTorch's own MLX delegate lacks; that delegate then cannot run the file",
+        models=_ALL,
         flags={"--allow-extensions": True},
     )
     portable: bool = _option(
         False,
         "write a file that gives the same values on ExecuTorch's own MLX delegate, which phones have: one method, "
         "one row, no speculation; what would differ there is an error",
-        models=(TEXT,),
+        models=(TEXT, ENCODER),
         flags={"--portable": True},
     )
     verify: bool = _option(
-        True, "write the file without comparing it with the eager model", flags={"--no-verify": False}
+        True, "write the file without comparing it with the eager model", models=_ALL, flags={"--no-verify": False}
     )
 
     def __post_init__(self):
@@ -444,7 +450,7 @@ class ExportOptions:
 
     @classmethod
     def of(cls, function: str, model: str, values: Mapping[str, Any]) -> ExportOptions:
-        """Return the options of a call of `function`, which exports a `model` of the kind `TEXT` or `SPEECH`.
+        """Return the options of a call of `function`, which exports a model of the kind `model`, such as `TEXT`.
 
         Raises ValueError for an invalid option, and for one that this kind of model does not take.
         """
@@ -454,8 +460,8 @@ class ExportOptions:
                 got, path = options.value(name), f"head.{name}" if name in HEAD_OPTIONS else name
                 if model not in spec.models and got != spec.default:
                     raise OptionError(path, got, f"{spec.default} for a {model} model")
-                if model == SPEECH and got in spec.speech_lacks:
-                    choices = (str(choice) for choice in spec.choices if choice not in spec.speech_lacks)
+                if model != TEXT and got in spec.text_only:
+                    choices = (str(choice) for choice in spec.choices if choice not in spec.text_only)
                     raise OptionError(path, got, ", ".join(choices))
         except OptionError as error:
             raise ValueError(f"{function}: {error}") from error

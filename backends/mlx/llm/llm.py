@@ -390,12 +390,15 @@ class LLM:
 
     # Prefixes ---------------------------------------------------------------------------
 
-    def save_prefix(self, prompt: Prompt, path: str | Path) -> None:
+    def save_prefix(self, prompt: Prompt, path: str | Path, *, adapter: str | None = None) -> None:
         """Write the KV cache of `prompt` to a file, so that `load_prefix` saves the time of the prefill.
+
+        `adapter` is the name of an adapter, or None. It must be loaded when the file is read, under any name.
 
         Raises the errors of `generate` about prompts, and RuntimeError if the file cannot be written.
         """
-        self.program.save_prefix(self.prompt_ids(prompt), path)
+        check_adapter_name(adapter)
+        self.program.save_prefix(self.prompt_ids(prompt), path, adapter)
 
     def load_prefix(self, path: str | Path) -> int:
         """Read the KV cache of a prompt, and return the number of its tokens.

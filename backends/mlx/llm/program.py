@@ -186,8 +186,9 @@ class LLMProgram:
         self.call("engine_get_stats", ctypes.byref(stats))
         return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__dataclass_fields__})
 
-    def save_prefix(self, prompt: Sequence[int], path: str | Path) -> None:
-        self.call("engine_save_prefix", binding.ids(prompt), len(prompt), os.fsencode(path))
+    def save_prefix(self, prompt: Sequence[int], path: str | Path, adapter: str | None = None) -> None:
+        name = None if adapter is None else adapter.encode()
+        self.call("engine_save_adapter_prefix", name, binding.ids(prompt), len(prompt), os.fsencode(path))
 
     def load_prefix(self, path: str | Path) -> int:
         length = ctypes.c_int64()

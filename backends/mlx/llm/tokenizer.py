@@ -110,11 +110,12 @@ class Tokenizer:
 
     def _encode_inside(self, text: str) -> list[int]:
         """Return the token ids of `text` within a longer text: without a space before it, which some tokenizers add."""
-        self._check_unicode(text)
+        self.check_unicode(text)
         encoding = self.backend.encode(MARK + text, add_special_tokens=False)
         return [id for id, (_, end) in zip(encoding.ids, encoding.offsets) if end > len(MARK)]
 
-    def _check_unicode(self, text: str) -> None:
+    def check_unicode(self, text: str) -> None:
+        """Raise ValueError if `text` has lone surrogates."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -125,7 +126,7 @@ class Tokenizer:
 
         Raises ValueError if `text` has lone surrogates.
         """
-        self._check_unicode(text)
+        self.check_unicode(text)
         if len(text) < LONG_TEXT:
             return self.backend.encode(text, add_special_tokens=special).ids
         # The method for one text holds Python's lock, so that no other thread runs meanwhile.

@@ -13,17 +13,17 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from ..llm import LLM
 from . import ollama
 from .adapters import adapter_routes
 from .batches import Batches
 from .chat_request import ChatRequest
-from .errors import ANTHROPIC_ERRORS, ERRORS, OLLAMA_ERRORS, Responses, add_error_handlers, no_embeddings
+from .encoder_routes import encoder_routes, ollama_encoder_routes
+from .errors import ANTHROPIC_ERRORS, ERRORS, OLLAMA_ERRORS, Responses, add_error_handlers
 from .file_routes import file_routes
 from .messages import MessagesFormat, count_tokens, start_message
 from .messages_request import CountRequest, MessagesRequest
 from .middleware import add_middleware
-from .models import Models
+from .models import Model, Models
 from .ollama_request import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from .request import CompletionRequest
 from .response import ChatFormat, CompletionFormat
@@ -42,9 +42,9 @@ LINES: Responses = {200: {"content": {"application/x-ndjson": {}}}}  # the same 
 
 
 def create_app(
-    models: LLM | Models, *, name: str | None = None, host: str | None = None, settings: Settings | None = None
+    models: Model | Models, *, name: str | None = None, host: str | None = None, settings: Settings | None = None
 ) -> FastAPI:
-    """Return an ASGI app that serves language models with the OpenAI API.
+    """Return an ASGI app that serves language models, speech models and encoders with the OpenAI API.
 
     As many requests run at once as a program has rows. Other requests wait. If `queue_limit` requests of a model wait
     already, a further request returns HTTP 503; see `LLM.load`.
@@ -53,7 +53,7 @@ def create_app(
     - `name`: the name in the API if `models` is one model, by default `model`.
     - `settings`: by default `Settings(host=host)`. If it is given, `host` has no effect.
     """
-    if isinstance(models, LLM):
+    if not isinstance(models, Models):
         models = Models.of(models, name or "model")
     service = Service(models, settings or Settings(host=host))
 
@@ -77,6 +77,8 @@ def create_app(
     add_error_handlers(app)
     app.include_router(_generation_routes(service))
     app.include_router(_ollama_routes(service))
+    app.include_router(encoder_routes(service))
+    app.include_router(ollama_encoder_routes(service))
     app.include_router(file_routes(service, batches))
     app.include_router(_information_routes(service))
     if service.settings.allow_adapter_updates:
@@ -150,11 +152,6 @@ def _ollama_routes(service: Service) -> APIRouter:
     async def show(body: ShowRequest) -> dict[str, Any]:
         return await service.with_model(ollama.own_name(body.model or body.name or "", models), ollama.show)
 
-    @router.post("/embed")
-    @router.post("/embeddings")
-    async def embed() -> Response:
-        raise no_embeddings()
-
     @router.get("/version")
     async def get_version() -> dict[str, Any]:
         return {"version": ollama.VERSION}
@@ -196,10 +193,6 @@ def _information_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
     async def count_message_tokens(body: CountRequest, request: Request) -> dict[str, Any]:
         return await service.apply(request, body, count_tokens)
-
-    @router.post("/v1/embeddings")
-    async def embed() -> Response:
-        raise no_embeddings()
 
     @router.post("/tokenize")
     async def tokenize_text(body: TokenizeRequest, request: Request) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def server_error(message: str, status: int = 500, code: str | None = None) -> Ap
 
 
 def no_embeddings() -> ApiError:
-    message = "embeddings: no model of this server computes embeddings: executorch-mlx exports no embedding models yet"
+    message = "embeddings: no model of this server computes embeddings or scores: serve an encoder, also beside others"
     return ApiError(message, code="unsupported_endpoint")
 
 

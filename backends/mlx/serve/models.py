@@ -12,19 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from .. import memory
+from ..encoders import Encoder, NotAnEncoder
 from ..llm import LLM, EngineStats
 from ..llm.errors import FieldError
 from ..llm.llm import IsSpeechModel
 from ..llm.speech import SpeechModel
+from .encoders import ServedEncoder
 from .errors import ApiError, server_error
 from .model import ServedModel
 from .speech import ServedSpeech
 
-Loaded = ServedModel | ServedSpeech
+Model = LLM | SpeechModel | Encoder
+Loaded = ServedModel | ServedSpeech | ServedEncoder
+_KINDS = {ServedModel: "a language model", ServedSpeech: "a speech model", ServedEncoder: "an encoder"}
 
 
-def load_model(path: str | Path, tokenizer: str | Path | None = None, **options: Any) -> LLM | SpeechModel:
-    """Load a language model or a speech model. The arguments are those of `LLM.load`. Raises the same errors."""
+def load_model(path: str | Path, tokenizer: str | Path | None = None, **options: Any) -> Model:
+    """Load a language model, a speech model or an encoder.
+
+    The arguments are those of `LLM.load`. Raises the same errors.
+    """
+    try:
+        return Encoder(path, device=options.get("device"))
+    except NotAnEncoder:
+        pass
     try:
         return LLM.load(path, tokenizer, **options)
     except IsSpeechModel:
@@ -37,16 +48,18 @@ class Entry:
 
     - `size`: the memory that the model took when it was last loaded, in bytes. Until then, it is the size of its file.
       Other models that ran at that time can make it too large.
+    - `kind`: the class of `model`, also while it is not loaded. None until it is loaded for the first time.
     - `users`: the number of requests that use the model.
     - `created`: the Unix time in seconds at which the server got the model.
     - `adapters`: the folders of the adapters that its requests can name, by name, or None if they are unknown.
     """
 
     name: str
-    load: Callable[[], LLM | SpeechModel]
+    load: Callable[[], Model]
     file_size: int
     tool_format: str | None = None
     model: Loaded | None = None
+    kind: type[Loaded] | None = None
     users: int = 0
     last_used: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -77,15 +90,16 @@ class Models:
         self._mutex = threading.Lock()
 
     @classmethod
-    def of(cls, llm: LLM, name: str, tool_format: str | None = None) -> Models:
-        """Return the models of a server that has only `llm` with its adapters, which stay loaded."""
+    def of(cls, model: Model, name: str, tool_format: str | None = None) -> Models:
+        """Return the models of a server that has only `model`, with its adapters if it has any; they stay loaded."""
         models = cls()
-        models.add(name, lambda: llm, 0, tool_format)
+        models.add(name, lambda: model, 0, tool_format)
         models._load(models._entries[name])
-        models._entries[name].adapters = dict.fromkeys(llm.adapters)
+        if isinstance(model, LLM):
+            models._entries[name].adapters = dict.fromkeys(model.adapters)
         return models
 
-    def add(self, name: str, load: Callable[[], LLM | SpeechModel], size: int, tool_format: str | None = None) -> None:
+    def add(self, name: str, load: Callable[[], Model], size: int, tool_format: str | None = None) -> None:
         """Add a model. `size` is the size of its file in bytes. Raises ValueError if the name is taken."""
         if name in self.names:
             raise FieldError("name", f"{name!r} twice", "different names")
@@ -151,6 +165,10 @@ class Models:
         """The name of each adapter → that of its model."""
         return {adapter: name for name, entry in self._entries.items() for adapter in entry.adapters}
 
+    def has_kind(self, kind: type[Loaded]) -> bool:
+        """Whether a model may be of this kind: that of a model which was never loaded is unknown."""
+        return any(entry.kind in (kind, None) for entry in self._entries.values())
+
     def size(self, name: str) -> int:
         """Return the size of a model in bytes, as in `Entry`."""
         return self._find(name)[0].size
@@ -196,9 +214,10 @@ class Models:
                     if entry.model is None:
                         await asyncio.to_thread(self._load_with_room, entry)
             if not isinstance(entry.model, kind):
-                expected = {ServedModel: "a language model", ServedSpeech: "a speech model"}[kind]
-                raise ApiError(f"model: got {entry.name!r}, expected {expected}", param="model")
-            return entry.model if adapter is None else entry.model.with_adapter(adapter)
+                raise ApiError(f"model: got {entry.name!r}, expected {_KINDS[kind]}", param="model")
+            if adapter is not None and isinstance(entry.model, ServedModel):
+                return entry.model.with_adapter(adapter)
+            return entry.model
         except BaseException:
             with self._mutex:
                 entry.users -= 1
@@ -279,6 +298,8 @@ class Models:
             if entry.adapters:
                 raise ValueError("adapter: a speech model takes none")
             model = ServedSpeech(loaded, entry.name)
+        elif isinstance(loaded, Encoder):
+            model = ServedEncoder(loaded, entry.name)
         else:
             for adapter, folder in entry.adapters.items():
                 loaded.load_adapter(adapter, folder)
@@ -286,7 +307,7 @@ class Models:
         # Less than the file if another model was freed meanwhile.
         entry.size = max(entry.file_size, memory.get_active_memory() - before)
         entry.description, entry.last_used = model.description(), time.monotonic()
-        entry.model = model
+        entry.model, entry.kind = model, type(model)
 
     def _unload_unused(self, entry: Entry) -> None:
         """Unload a model, unless a request uses it by now."""

@@ -49,7 +49,7 @@ class PromptScores:
 
     def _compute(self) -> Values:
         llm, ids = self._model.llm, self.ids
-        options = {"logprobs": self.count, "adapter": self._model.adapter}
+        options: dict[str, Any] = {"logprobs": self.count, "adapter": self._model.adapter}
         values: list[tuple[float | None, Sequence[tuple[int, float]]]] = [(None, ())]
         # With the method `verify`, one request scores the whole prompt. Others need a request for each token.
         step = max(1, len(ids) if llm.program.has_verify else TOKENS_AT_ONCE)

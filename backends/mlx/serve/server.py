@@ -14,11 +14,10 @@ from types import FrameType
 
 import uvicorn
 
-from ..llm import LLM
 from ..llm.errors import FieldError
 from .app import create_app
 from .middleware import access_log, is_loopback
-from .models import Models
+from .models import Model, Models
 from .settings import Settings
 
 CLOSE_SECONDS = 5  # after the grace time: the time to send the last events of the streams
@@ -80,7 +79,7 @@ def configuration(app, settings: Settings, **options) -> uvicorn.Config:
 
 
 def serve(
-    models: LLM | Models,
+    models: Model | Models,
     *,
     name: str | None = None,
     host: str = "127.0.0.1",
@@ -102,7 +101,7 @@ def serve(
     if settings.api_key is None and not no_auth and not is_loopback(host):
         problem = f"other machines can reach {host}: set an API key, or no_auth to serve without one"
         raise FieldError("host", problem=problem)
-    if isinstance(models, LLM):
+    if not isinstance(models, Models):
         models = Models.of(models, name or "model")
     app = create_app(models, settings=settings)
     bound = _bind(host, port)

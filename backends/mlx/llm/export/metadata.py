@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,29 @@ def eos_ids(model: PreTrainedModel) -> list[int]:
     return sorted(ids)
 
 
+def tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
+    """Return the metadata methods with the files of a tokenizer of transformers."""
+    with _saved(tokenizer) as folder:
+        return _contents(folder)
+
+
 def tokenizer_methods(tokenizer: Any, vocab_size: int, silent: Collection[int] = ()) -> dict[str, torch.Tensor]:
     """Return the metadata methods about a tokenizer of transformers: its files, and the bytes of the tokens.
 
     `silent` is as in `token_table`.
     """
+    with _saved(tokenizer) as folder:
+        table = token_table(Tokenizer.from_folder(folder), vocab_size, silent)
+        return _contents(folder) | dict(zip(("token_bytes", "token_offsets"), table))
+
+
+@contextmanager
+def _saved(tokenizer: Any) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)
-        files = {name: Path(folder) / file for name, file in TOKENIZER_FILES.items()}
-        contents = {name: _bytes(file.read_bytes()) for name, file in files.items() if file.is_file()}
-        table = token_table(Tokenizer.from_folder(folder), vocab_size, silent)
-    return contents | dict(zip(("token_bytes", "token_offsets"), table))
+        yield Path(folder)
+
+
+def _contents(folder: Path) -> dict[str, torch.Tensor]:
+    files = {name: folder / file for name, file in TOKENIZER_FILES.items()}
+    return {name: _bytes(file.read_bytes()) for name, file in files.items() if file.is_file()}

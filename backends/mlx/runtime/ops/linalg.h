@@ -64,7 +64,12 @@ inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::arra
     return std::nullopt;
   }
   const auto indices = bounded_indices(c.in(tid), batch_size(operand), c, /*from_end=*/false);
-  return mx::astype(indices, mx::uint32, c.stream);
+  if (!is_on_host(indices)) {
+    return mx::astype(indices, mx::uint32, c.stream);
+  }
+  std::vector<uint32_t> values; // at once: a cast would be lazy, and so would be the product
+  for_each_integer(indices, [&](int64_t index) { values.push_back(static_cast<uint32_t>(index)); });
+  return mx::array(values.begin(), indices.shape());
 }
 
 // The shape of the products of matrices that the indices choose, with `columns` columns. Without indices, all matrices

@@ -334,9 +334,11 @@ class Engine {
   // See executorch_mlx_engine_close().
   void close() { check_status(executorch_mlx_engine_close(handle_.get())); }
 
-  // Writes the cache of a prompt to a file, see executorch_mlx_engine_save_prefix().
-  void save_prefix(std::span<const int64_t> prompt, const std::string& path) {
-    check_status(executorch_mlx_engine_save_prefix(handle_.get(), prompt.data(), prompt.size(), path.c_str()));
+  // Writes the cache of a prompt to a file, see executorch_mlx_engine_save_prefix(). `adapter` is the name of an
+  // adapter, or "".
+  void save_prefix(std::span<const int64_t> prompt, const std::string& path, const std::string& adapter = "") {
+    check_status(executorch_mlx_engine_save_adapter_prefix(
+        handle_.get(), adapter.c_str(), prompt.data(), prompt.size(), path.c_str()));
   }
   // Reads the cache of a prompt from a file. Returns the number of its tokens.
   int64_t load_prefix(const std::string& path) {

@@ -143,9 +143,12 @@ executorch_mlx_status executorch_mlx_engine_get_stats(
 // Writes the cache of a prompt to a file. Positions that are not in the cache yet are computed first. load_prefix()
 // puts the cache into a row, as if a request with this prompt had just ended. Both do their work between two steps, and
 // wait until it is done. load_prefix() refuses a damaged file, and one of another program or format version:
-// INVALID_ARGUMENT.
+// INVALID_ARGUMENT. save_adapter_prefix() writes the cache of a prompt with the adapter of this name, which has the
+// same weights when the file is loaded, under any name; NULL stands for none.
 executorch_mlx_status executorch_mlx_engine_save_prefix(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path);
+executorch_mlx_status executorch_mlx_engine_save_adapter_prefix(
+    executorch_mlx_engine* engine, const char* adapter, const int64_t* prompt, size_t length, const char* path);
 executorch_mlx_status executorch_mlx_engine_load_prefix(
     executorch_mlx_engine* engine, const char* path, int64_t* length);
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from ...adapter_files import mlx_kind, mlx_scale
 from ..packed import is_embedding, is_linear
 from ..precision import cast_parameters
 from .checks import shortened
@@ -112,15 +113,10 @@ def _untie_adapted_layers(adapted: torch.nn.Module) -> None:
 
 
 def _merge_mlx(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrainedModel:
-    """Merge an adapter of mlx-lm: matrices `lora_a` and `lora_b`, and for DoRA the norms `m` of the rows.
-
-    Early versions of mlx-lm scale by `scale * alpha / rank`, and name DoRA `use_dora`. Later ones have no `alpha`.
-    """
-    kind = settings.get("fine_tune_type", "dora" if settings.get("use_dora") else "lora")
+    """Merge an adapter of mlx-lm: matrices `lora_a` and `lora_b`, and for DoRA the norms `m` of the rows."""
+    kind, scale = mlx_kind(settings), mlx_scale(settings)
     if kind not in ("lora", "dora"):
         raise ValueError(f"fine_tune_type: got {kind}, expected lora or dora")
-    parameters = settings["lora_parameters"]
-    scale, alpha = parameters["scale"], parameters.get("alpha")
     tensors = language_tensors(model, load_file(folder / "adapters.safetensors"))
     modules = dict(model.named_modules())
     for path in sorted({name.rpartition(".")[0] for name in tensors}):
@@ -129,7 +125,7 @@ def _merge_mlx(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrain
             found = "no layer" if module is None else type(module).__name__
             raise ValueError(f"{path}: got {found}, expected a linear layer or an embedding in full precision")
         a, b = tensors.pop(f"{path}.lora_a").float(), tensors.pop(f"{path}.lora_b").float()
-        change = scale * (1 if alpha is None else alpha / len(b)) * (a @ b)
+        change = scale(len(b)) * (a @ b)
         weight = module.weight.float() + (change.T if is_linear(module) else change)
         if kind == "dora":
             weight *= (tensors.pop(f"{path}.m").float() / weight.norm(dim=1)).unsqueeze(1)

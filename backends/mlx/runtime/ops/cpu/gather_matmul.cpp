@@ -130,11 +130,14 @@ MultiplyOne quantized_multiplier(
 mx::array gather(const mx::array& x, const std::vector<mx::array>& matrices, int n, const std::optional<mx::array>& lhs,
     const mx::array& rhs, int group_size, int bits, mx::Stream stream) {
   const auto all_indices = [&] { // 0, 1, 2, ... for the matrices of x, used if there is no lhs
-    const mx::Shape batch(x.shape().begin(), x.shape().end() - 2);
-    const int count = static_cast<int>(x.size() / (int64_t{x.shape(-1)} * x.shape(-2)));
-    return mx::reshape(mx::arange(0, count, mx::uint32, stream), batch, stream);
+    std::vector<uint32_t> indices(x.size() / (int64_t{x.shape(-1)} * x.shape(-2)));
+    std::iota(indices.begin(), indices.end(), 0u);
+    return mx::array(indices.begin(), mx::Shape(x.shape().begin(), x.shape().end() - 2));
   };
-  const auto indices = mx::broadcast_arrays({lhs ? *lhs : all_indices(), rhs}, stream);
+  std::vector<mx::array> indices = {lhs ? *lhs : all_indices(), rhs};
+  if (indices[0].shape() != indices[1].shape()) {
+    indices = mx::broadcast_arrays(indices, stream);
+  }
   auto shape = indices[0].shape();
   shape.push_back(x.shape(-2));
   shape.push_back(n);
