@@ -21,7 +21,7 @@ help:
 	@echo "make test-ray   install Ray and run the tests on a local Ray cluster, about five minutes [ARGS='-k serve']"
 	@echo "make cuda-kernels"
 	@echo "                compile all CUDA kernels with NVIDIA's run-time compiler, without a GPU; part of make test"
-	@echo "make test-arm64 compile for Linux on arm64, and run op rows, engine and sampler under QEMU, an hour [N=processes]"
+	@echo "make test-arm64 compile for Linux on arm64, and run op rows, engine and sampler under QEMU [N=processes]"
 	@echo "make wheels     build the wheels for Linux on this processor and on arm64, and for macOS, in dist/"
 	@echo "make sanitize   run the payload fuzzer, the runtime's and engine's tests and the op rows under ASan and UBSan,"
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
@@ -91,7 +91,7 @@ test-arm64: build
 	@$(PY) tools/linux_arm64/emulate.py
 	@$(PY) -m pytest $(ARGS) test/arm64
 	@EXECUTORCH_MLX_TEST_PROGRAMS=build/linux_arm64/emulated $(PY) -m pytest -n $(N) --dist worksteal $(ARGS) \
-		$(addprefix test/engine/test_,engine_arguments.py engine_demo.py engine_sampling.py engine_stop.py engine_text.py op_test_runner.py)
+		$(addprefix test/engine/test_,engine_arguments.py engine_demo.py engine_generate.py engine_sampling.py engine_stop.py engine_text.py op_test_runner.py)
 	@EXECUTORCH_MLX_TEST_PROGRAMS=build/linux_arm64/emulated $(PY) test/run_all_tests.py -j $(N)
 
 # The engines are optional: the benchmark leaves out those that are not installed.

@@ -11,8 +11,7 @@ void qemu_plugin_register_vcpu_tb_trans_cb(
     qemu_plugin_id_t id, void (*callback)(qemu_plugin_id_t id, struct qemu_plugin_tb* block));
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb* block);
 void qemu_plugin_register_vcpu_tb_exec_inline(struct qemu_plugin_tb* block, int operation, void* counter, uint64_t n);
-void qemu_plugin_register_atexit_cb(
-    qemu_plugin_id_t id, void (*callback)(qemu_plugin_id_t id, void* data), void* data);
+void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, void (*callback)(qemu_plugin_id_t id, void* data), void* data);
 
 #define EXPORT __attribute__((visibility("default")))
 EXPORT int qemu_plugin_version = 1;

@@ -51,9 +51,9 @@ def demo(tmp_path_factory) -> Path:
 
 def test_wheel_contains_the_libraries_for_arm64(tmp_path):
     wheel = build_arm64_wheel.build_wheel(tmp_path)
-    assert re.fullmatch(r"executorch_mlx-[\d.]+-py3-none-manylinux_2_(\d+)_aarch64\.whl", wheel.name), wheel.name
+    assert re.fullmatch(r"executorch_mlx-[\d.]+-py3-none-manylinux_2_\d+_aarch64\.whl", wheel.name), wheel.name
     with zipfile.ZipFile(wheel) as archive:
-        binaries = {n for n in archive.namelist() if n.endswith(".so") or "/bin/" in n}
+        binaries = {n for n in archive.namelist() if n.endswith((".so", "/mlx_llm_runner"))}
         assert binaries == {f"executorch_mlx/{name}" for name in FILES}
         for name in binaries:
             assert archive.read(name)[:20].startswith(b"\x7fELF") and archive.read(name)[18] == 183  # EM_AARCH64
