@@ -34,6 +34,7 @@ from small_adapters import write_peft
 
 ROWS, RANK, VOCABULARY = 8, 16, 2048
 SAMPLINGS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 11}}
+DTYPES = ("float32", "bfloat16", "float16")
 MOST_ROUNDING = 2e-3  # of a log probability, in float32
 
 
@@ -72,9 +73,9 @@ def prompt_of(number: int) -> list[int]:
 
 
 def export(path: Path, format: str, **options: Any) -> Path:
-    head = HeadConfig(logprobs=1)
-    quantize = "none" if format == "float32" else format
-    export_llm(model(), batch=ROWS, head=head, quantize=quantize, speculation=False, verify=False, **options).save(path)
+    options |= {"dtype": format} if format in DTYPES else {"quantize": format}
+    options |= {"head": HeadConfig(logprobs=1), "speculation": False, "verify": False}
+    export_llm(model(), batch=ROWS, **options).save(path)
     return path
 
 
@@ -172,7 +173,7 @@ def step_seconds(llms: dict[str, LLM], tokens: int = 200, rounds: int = 9) -> di
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", choices=("float32", "int4", "int8"), default="float32")
+    parser.add_argument("--format", choices=(*DTYPES, "int4", "int8"), default="float32")
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--loads", type=int, default=1000)
     parser.add_argument("--times", action="store_true", help="only measure steps")

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from executorch_mlx.llm.binding import (  # noqa: F401  (tests use the names that are not used here)
+    ABORTED,
     BUSY,
     CANCELLED,
     CONTEXT,
@@ -25,6 +26,7 @@ from executorch_mlx.llm.binding import (  # noqa: F401  (tests use the names tha
     EngineOptions,
     LoadOptions,
     OnEvent,
+    OnProgress,
     RequestInfo,
     RequestOptions,
     library,
@@ -98,6 +100,26 @@ class Engine:
         length = c.c_int64()
         call("engine_load_prefix", self.handle, str(path).encode(), c.byref(length))
         return length.value
+
+    def prefill(self, prompt: Sequence[int]) -> None:
+        call("engine_prefill", self.handle, array(c.c_int64, prompt), c.c_size_t(len(prompt)))
+
+    def clone(self, ids: Sequence[int]) -> None:
+        call("engine_clone", self.handle, array(c.c_int64, ids), c.c_size_t(len(ids)))
+
+    def logits(self, prompt: Sequence[int], count: int) -> list[float]:
+        logits = (c.c_float * count)()
+        call("engine_logits", self.handle, array(c.c_int64, prompt), c.c_size_t(len(prompt)), logits, c.c_size_t(count))
+        return list(logits)
+
+    def suspend(self) -> None:
+        call("engine_suspend", self.handle)
+
+    def resume(self) -> None:
+        call("engine_resume", self.handle)
+
+    def release_memory(self) -> None:
+        call("engine_release_memory", self.handle)
 
     def score(self, prompt: Sequence[int], targets: Sequence[int]) -> tuple[list[float], list[bool]]:
         logprobs, greedy = (c.c_float * len(targets))(), (c.c_bool * len(targets))()

@@ -18,7 +18,7 @@ from fuzz_payloads import peak_gigabytes
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
 SOURCES = Path(__file__).resolve().parents[2] / "backends" / "mlx"
-C_HEADERS = {"engine": ("executorch_mlx",), "runtime": ("delegate", "memory", "buffers", "deferred")}
+C_HEADERS = {"engine": ("executorch_mlx", "program"), "runtime": ("delegate", "memory", "buffers", "deferred")}
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STRESS = Path(__file__).resolve().parent / "stress"
 

@@ -24,6 +24,7 @@ SCALARS = {
     "int64_t": ctypes.c_int64,
     "executorch_mlx_status": ctypes.c_int32,
     "executorch_mlx_on_event": binding.OnEvent,
+    "executorch_mlx_on_progress": binding.OnProgress,
     "executorch_mlx_allowed_tokens": binding.AllowedTokens,
 }
 HANDLES = {"executorch_mlx_model", "executorch_mlx_engine", "executorch_mlx_request"}
@@ -101,13 +102,13 @@ def test_functions_are_those_of_the_header():
 def test_callbacks_are_those_of_the_header():
     found = re.findall(r"typedef bool \(\*executorch_mlx_(\w+)\)\(([^)]*)\);", SOURCE)
     declared = {name: [ctypes.c_bool, *arguments(rest)] for name, rest in found}
-    types = {"on_event": binding.OnEvent, "allowed_tokens": binding.AllowedTokens}
+    types = {"on_event": binding.OnEvent, "allowed_tokens": binding.AllowedTokens, "on_progress": binding.OnProgress}
     assert declared == {name: [type_._restype_, *type_._argtypes_] for name, type_ in types.items()}
 
 
 def test_constants_are_those_of_the_header():
     constants = dict(re.findall(r"EXECUTORCH_MLX_(\w+) = (\d+)", SOURCE))
-    assert len(constants) == 13
+    assert len(constants) == 14
     assert {name: getattr(binding, name) for name in constants} == {name: int(n) for name, n in constants.items()}
     names = [name.lower() if name else None for name in [None, "STOP", "LENGTH", "CONTEXT", "CANCELLED", "ERROR"]]
     assert [*generation.FINISH_REASONS] == names

@@ -46,15 +46,17 @@ RULES = {
         "partitioner",
         "preprocess",
         "quiet",
+        "training",
         "verification",
         "workarounds",
     },
+    "training": {"bindings", "collector", "custom_ops", "llm", "partitioner", "quiet", "random"},
     "speech": {"llm"},  # a public name of llm.speech
     "encoders": {"collector", "llm", "loader", "partitioner", "quiet", "verification", "workarounds"},
     "batch": set(),
     "serve": {"batch", "encoders", "llm", "memory"},
     "ray": {"batch", "encoders", "llm", "memory", "serve"},
-    "cli": {"batch", "encoders", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "cli": {"batch", "encoders", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "training"},
     "__main__": {"cli"},
     "__init__": {
         "encoders",

@@ -206,8 +206,9 @@ def test_command_prints_a_line_for_each_finding(tmp_path, capsys):
     assert capsys.readouterr().out == f"{file} is portable\n"
 
 
-def test_constants_of_a_portable_file_begin_at_pages():
-    manager, _ = lower(exported(torch.nn.Linear(8, 8), (torch.rand(2, 8),)), portable=True)
-    contents = read_payloads(bytes(serialize(manager, portable=True).buffer))
+@pytest.mark.parametrize("portable", [False, True])
+def test_constants_of_a_file_begin_at_pages(portable):
+    manager, _ = lower(exported(torch.nn.Linear(8, 8), (torch.rand(2, 8),)), portable=portable)
+    contents = read_payloads(bytes(serialize(manager).buffer))
     assert len(contents.named_data_offsets) == 2
     assert all(offset % PAGE == 0 for offset in contents.named_data_offsets.values())

@@ -54,6 +54,7 @@ def test_syntax_of_the_page(parse):
 def swiftc(folder: Path, *arguments: str | Path) -> None:
     """Compile in `folder`, where modules and libraries are found."""
     paths = ["-I", folder, "-L", folder, "-L", BUILD]
+    paths += [part for include in {path.parents[1] for path in HEADERS} for part in ("-Xcc", f"-I{include}")]
     rpaths = [part for path in (folder, BUILD) for part in ("-Xlinker", "-rpath", "-Xlinker", path)]
     linker = ["-Xlinker", "--unresolved-symbols=ignore-in-shared-libs"]  # the libraries of CUDA that libmlx may need
     command = ["swiftc", *arguments, *paths, *rpaths, *linker]

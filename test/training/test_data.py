@@ -103,7 +103,9 @@ def test_every_epoch_has_all_rows_in_another_order():
     batches = Batches([example(10 * i, 3) for i in range(8)], 2, 2, seed=1)
     epochs = [[row[0] for i in range(4) for row in batches.at(4 * e + i).tokens.tolist()] for e in range(2)]
     assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1]) == [10 * i for i in range(8)]
-    assert torch.equal(batches.at(5).tokens, Batches(*[[example(10 * i, 3) for i in range(8)], 2, 2], seed=1).at(5).tokens)
+    assert torch.equal(
+        batches.at(5).tokens, Batches(*[[example(10 * i, 3) for i in range(8)], 2, 2], seed=1).at(5).tokens
+    )
 
 
 def test_schedules():

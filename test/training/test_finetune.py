@@ -1,16 +1,23 @@
 """A training program against peft and torch's AdamW, its state, and fine-tuning that is interrupted."""
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
+import executorch
 import pytest
 import small_llm
 import torch
+from compile_cpp import compile_cpp
 from executorch_mlx.cli.main import main
 from executorch_mlx.training import AdamW, LoRA, TrainingProgram, export_training, finetune
 from executorch_mlx.training.adapter import write_adapter
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+ROOT = Path(__file__).parents[2]
+BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD", ROOT / "build"))
 BATCH, LENGTH, STEPS = 2, 12, 6
 LR = 1e-2
 TARGETS = ("q_proj", "v_proj", "down_proj")
@@ -181,3 +188,21 @@ def test_command_reports_errors(folder, tmp_path, capsys):
     data = str(folder / "data.jsonl")
     assert main(["finetune", str(folder), data, "-o", str(tmp_path), "--schedule", "linear"]) == 1
     assert "schedule: got 'linear', expected one of constant, cosine" in capsys.readouterr().err
+
+
+def test_the_example_in_cpp(pte, tmp_path):
+    site = Path(executorch.__path__[0])
+    libraries = [BUILD / "libmlx_delegate.so", BUILD / "libmlx_cpu_kernels.so"]
+    libraries += [site / "lib" / f"lib{n}.so" for n in ("executorch", "executorch_kernels_optimized")]
+    libraries += [site / "lib" / "libexecutorch_threadpool.so"]
+    train = compile_cpp(
+        tmp_path / "train",
+        *("-DC10_USING_CUSTOM_GENERATED_MACROS", ROOT / "examples" / "cpp" / "train.cpp"),
+        *(f"-I{path}" for path in (ROOT / "backends/mlx/runtime/include", site / "include")),
+        f"-I{site / 'include/executorch/runtime/core/portable_type/c10'}",
+        *("-Wl,--no-as-needed,--unresolved-symbols=ignore-in-shared-libs", *libraries),
+        *(f"-Wl,-rpath,{path}" for path in (BUILD, site / "lib", site.parent / "mlx" / "lib")),
+    )
+    done = subprocess.run([train, pte, str(BATCH), str(LENGTH), "3"], capture_output=True, text=True, check=True)
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True)

@@ -61,8 +61,9 @@ def write_framework(site: Path, framework: Path) -> None:
         shutil.copy2(library, version / "Libraries")
     shutil.copy2(site / "mlx" / "lib" / "mlx.metallib", version / "Libraries")
     headers = sorted((site / "executorch_mlx" / "include" / "executorch_mlx").glob("*.h"))
-    for header in headers:
-        shutil.copy2(header, version / "Headers")
+    for header in headers:  # in a framework, a header is included by the name of the framework
+        text = header.read_text().replace("#include <executorch_mlx/", f"#include <{NAME}/")
+        (version / "Headers" / header.name).write_text(text)
     (version / "Modules" / "module.modulemap").write_text(module_map([header.name for header in headers]))
     link_binary(version)
     (version / "Resources" / "Info.plist").write_bytes(plistlib.dumps(properties()))

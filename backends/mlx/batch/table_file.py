@@ -97,6 +97,7 @@ class TableRequests:
     - `chat`: whether the prompts are chat messages.
     - `system`: the system message of every chat, or None.
     - `fields`: the fields of every request body besides the prompt, among them `model`.
+    - `embed`: whether the requests ask for embeddings of the prompts.
     """
 
     table: Table
@@ -104,6 +105,7 @@ class TableRequests:
     chat: bool
     system: str | None
     fields: dict[str, Any]
+    embed: bool = False
 
     @property
     def path(self) -> Path:
@@ -113,7 +115,7 @@ class TableRequests:
         return (request.id for request in self)
 
     def __iter__(self) -> Iterator[Request]:
-        url = "/v1/chat/completions" if self.chat else "/v1/completions"
+        url = "/v1/embeddings" if self.embed else "/v1/chat/completions" if self.chat else "/v1/completions"
         for number, row in enumerate(self.table.rows([self.column]), 1):
             value, error = row[self.column], None
             try:
@@ -124,6 +126,8 @@ class TableRequests:
             yield Request(request_id(number, body), f"row-{number}", url, body, error)
 
     def _prompt(self, value: Any) -> dict[str, Any]:
+        if self.embed:
+            return {"input": value}
         if not self.chat:
             return {"prompt": value}
         messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
@@ -134,28 +138,32 @@ class TableRequests:
 # The answers as columns ----------------------------------------------------------------
 
 
-def write_table(table: Table, answers: Path, output: Path, column: str) -> None:
+def write_table(table: Table, answers: Path, output: Path, column: str, embed: bool = False) -> None:
     """Write the rows of `table` to `output`, with the answers of the file `answers` as further columns.
 
-    The column `column` has the text of the answer. If a request has no answer, the column `column` + `_error` has the
-    error message. `output` appears when it is complete. Raises OSError if it cannot be written.
+    The column `column` has the text of the answer, or if `embed` its embedding, a list of numbers. If a request has no
+    answer, the column `column` + `_error` has the error message. `output` appears when it is complete. Raises OSError
+    if it cannot be written.
     """
     offsets = {request_number(answer["id"]): offset for offset, answer in read_answers(answers)}
     with open(answers, "rb") as file:
 
-        def texts_and_errors() -> Iterator[tuple[str | None, str | None]]:
+        def results_and_errors() -> Iterator[tuple[Any, str | None]]:
             for number in range(1, len(offsets) + 1):
                 file.seek(offsets[number])
-                yield text_and_error(json.loads(file.readline()))
+                yield result_and_error(json.loads(file.readline()))
 
         unfinished = output.with_name(f"{output.name}.unfinished")
         names = (column, f"{column}_error")
-        (_write_csv if output.suffix == CSV else _write_parquet)(table, texts_and_errors(), names, unfinished)
+        if output.suffix == CSV:
+            _write_csv(table, results_and_errors(), names, unfinished)
+        else:
+            _write_parquet(table, results_and_errors(), names, unfinished, embed)
     unfinished.replace(output)
 
 
-def text_and_error(answer: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return the text of an answer and None, or None and the error message.
+def result_and_error(answer: dict[str, Any]) -> tuple[Any, str | None]:
+    """Return the text or the embedding of an answer and None, or None and the error message.
 
     If the answer has several choices, or a choice without text, its text is the JSON of the choices.
     """
@@ -164,6 +172,8 @@ def text_and_error(answer: dict[str, Any]) -> tuple[str | None, str | None]:
     body = answer["response"]["body"]
     if answer["response"]["status_code"] != 200:
         return None, body["error"]["message"]
+    if "data" in body:
+        return body["data"][0]["embedding"], None
     choices = body["choices"]
     text = choices[0]["text"] if "text" in choices[0] else choices[0]["message"].get("content")
     return (text if len(choices) == 1 and text is not None else json.dumps(choices)), None
@@ -183,19 +193,20 @@ def _cell(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _write_parquet(table: Table, answers: Iterable[tuple], names: tuple[str, str], path: Path) -> None:
+def _write_parquet(table: Table, answers: Iterable[tuple], names: tuple[str, str], path: Path, embed: bool) -> None:
     import pyarrow
     import pyarrow.parquet
 
     answers = iter(answers)
-    answer_fields = [pyarrow.field(name, pyarrow.string()) for name in names]
+    result = pyarrow.list_(pyarrow.float32()) if embed else pyarrow.string()
+    answer_fields = [pyarrow.field(name, kind) for name, kind in zip(names, (result, pyarrow.string()))]
     text_fields = [pyarrow.field(name, pyarrow.string()) for name in table.columns]
     table_fields = table.schema if isinstance(table, _ParquetTable) else text_fields
     schema = pyarrow.schema([*table_fields, *answer_fields])
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for columns in _column_chunks(table):
-            texts, errors = zip(*islice(answers, len(columns[0])), strict=True)
-            added = [pyarrow.array(values, pyarrow.string()) for values in (texts, errors)]
+            results, errors = zip(*islice(answers, len(columns[0])), strict=True)
+            added = [pyarrow.array(results, result), pyarrow.array(errors, pyarrow.string())]
             writer.write_batch(pyarrow.record_batch([*columns, *added], schema=schema))
 
 

@@ -63,6 +63,9 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     table.add_argument("--system", metavar="TEXT", help="system message of every chat")
     table.add_argument(
+        "--embed", action="store_true", help="MODEL is an encoder: compute the embeddings of the texts in the column"
+    )
+    table.add_argument(
         "--body",
         metavar="JSON",
         type=_parse_json_object,
@@ -96,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
             totals = _answer(options, requests, answers)
             num_requests = len(answers.answered)
             if is_table:
-                write_table(table, path, options.output, options.answer_column)
+                write_table(table, path, options.output, options.answer_column, options.embed)
                 path.unlink()
     print(f"{options.output}: {_summary(totals, num_requests)}", file=sys.stderr)
     return 0
@@ -135,12 +138,15 @@ def _open_requests(options: argparse.Namespace) -> tuple[Table | None, RequestLi
     if suffix not in (JSON_LINES, *TABLES):
         raise CommandError(f"{options.input}: got the suffix {suffix!r}, expected .jsonl, .csv or .parquet")
     given = {"--chat": options.chat, "--column": options.column, "--body": options.body, "--system": options.system}
+    given["--embed"] = options.embed
     if suffix == JSON_LINES:
         if unused := [name for name, value in given.items() if value]:
             raise CommandError(f"{unused[0]}: expected a table (.csv or .parquet), got {options.input}")
         return None, RequestLines(options.input)
     if options.system is not None and not options.chat:
         raise CommandError("--system: expected --chat as well")
+    if options.embed and options.chat:
+        raise CommandError("--embed: got --chat as well, expected one of them")
     table = open_table(options.input)
     if options.column not in table.columns:
         got = "no --column" if options.column is None else f"--column {options.column}"
@@ -149,7 +155,7 @@ def _open_requests(options: argparse.Namespace) -> tuple[Table | None, RequestLi
         raise CommandError("--body: stream: expected false in a batch")
     adapters = adapter_arguments.named(options)
     fields = {"model": adapters[0].name if len(adapters) == 1 else _name(options)} | options.body
-    return table, TableRequests(table, options.column, options.chat, options.system, fields)
+    return table, TableRequests(table, options.column, options.chat, options.system, fields, options.embed)
 
 
 def _check_output(options: argparse.Namespace, table: Table | None) -> None:
@@ -210,8 +216,8 @@ async def _workers(options: argparse.Namespace) -> AsyncIterator[Workers]:
         return
     from ..serve.local_worker import local_worker
 
-    with model_arguments.load(options) as llm:
-        async with local_worker(llm, _name(options)) as worker:
+    with model_arguments.load_any(options) as loaded:
+        async with local_worker(loaded, _name(options)) as worker:
             yield worker
 
 

@@ -6,7 +6,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from .extras import EXPORT, check_installed
 from .files import MODELS, check_checkpoint, check_program, is_program
 
 if TYPE_CHECKING:
+    from ..encoders import Encoder
     from ..llm import LLM
 
 
@@ -156,12 +157,23 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
     """
     from ..llm import LLM
 
+    return _load(LLM.load, options, **settings)
+
+
+def load_any(options: argparse.Namespace) -> LLM | Encoder:
+    """Like `load`, but the model may also be an encoder."""
+    from ..serve.models import load_model
+
+    return _load(load_model, options)
+
+
+def _load(load: Callable[..., Any], options: argparse.Namespace, **settings: Any) -> Any:
     model = find_model(options.model, options)
     draft = find_draft(options)
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
     with loading(model.path):
-        llm = LLM.load(
+        loaded = load(
             model.path,
             options.tokenizer,
             draft=draft,
@@ -169,8 +181,11 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
             chat_template=options.chat_template,
             **settings,
         )
-    adapter_arguments.load(llm, adapter_arguments.named(options))
-    return llm
+    if adapters := adapter_arguments.named(options):
+        if not hasattr(loaded, "load_adapter"):
+            raise CommandError(f"--adapter: got {options.model}, expected a language model")
+        adapter_arguments.load(loaded, adapters)
+    return loaded
 
 
 def find_draft(options: argparse.Namespace) -> Path | None:

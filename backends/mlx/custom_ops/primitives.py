@@ -263,7 +263,7 @@ def _after_fake(x, other):
     return torch.empty_like(x)
 
 
-# Returns `x`. A program computes what reads the result once more, although it has computed the same from `x` itself, and
-# not before `other` is computed. `training.recompute` uses the operator for gradient checkpointing.
+# Returns `x`. A program computes what reads the result once more, although it has computed the same from `x` itself,
+# and not before `other` is computed. `training.recompute` uses the operator for gradient checkpointing.
 after = define("after(Tensor x, Tensor other) -> Tensor", _after, _after_fake)
 differentiate(after, lambda context, grad: (grad, None), lambda context, inputs: None)

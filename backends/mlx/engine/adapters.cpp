@@ -128,13 +128,13 @@ void Adapters::restore() {
     for (const auto& adapter : all) {
       program_.write_adapter(adapter->slot, adapter->weights);
     }
-  } catch (...) {
+  } catch (const std::exception& error) {
     for (const auto& adapter : all) {
       adapter->is_lost = true;
     }
     std::lock_guard lock(mutex_);
     by_name_.clear();
-    throw;
+    check(false, EXECUTORCH_MLX_OUT_OF_MEMORY, "adapters: they cannot be written again: ", error.what());
   }
 }
 

@@ -106,6 +106,13 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
   return {data, data + count};
 }
 
+std::vector<int64_t> read_prompt(const executorch_mlx_engine& engine, const int64_t* prompt, size_t length) {
+  auto ids = read_array(prompt, length, "prompt");
+  check_prompt(engine.programs->program->metadata(), ids);
+  check_not_forked();
+  return ids;
+}
+
 void wait_for_scores(executorch_mlx_engine& engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
     size_t target_count, const Scores& scores, const char* function) {
   check_argument(!engine.scheduler->is_on_thread(), "engine: a callback must not wait for it");
@@ -174,7 +181,8 @@ executorch_mlx_status executorch_mlx_model_load(
     check_not_null(model, "model");
     const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
     auto result = std::make_unique<executorch_mlx_model>();
-    result->programs->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
+    result->programs->program = std::make_shared<LlmProgram>(
+        path, o.device ? o.device : "", o.profile, LoadProgress{o.on_progress, o.user_data});
     if (o.draft != nullptr) {
       result->programs->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
       check_draft(*result->programs->program, *result->programs->draft);
@@ -335,6 +343,72 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
       }
       return has_more;
     });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_prefill(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_language_model(*engine->programs->program, "prefill");
+    engine->scheduler->run(read_prompt(*engine, prompt, length), nullptr, [](Row&) { return false; });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_clone(executorch_mlx_engine* engine, const int64_t* ids, size_t length) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_language_model(*engine->programs->program, "clone");
+    engine->scheduler->clone(read_prompt(*engine, ids, length));
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_logits(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length, float* logits, size_t count) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(logits, "logits");
+    LlmProgram& program = *engine->programs->program;
+    check_language_model(program, "logits");
+    const auto vocab_size = static_cast<size_t>(program.metadata().vocab_size);
+    check_argument(program.metadata().has_logits, "logits: the program does not return logits");
+    check_argument(
+        count == vocab_size, "count: got ", count, ", expected ", vocab_size, ", the size of the vocabulary");
+    auto ids = read_prompt(*engine, prompt, length);
+    const std::vector<int64_t> last = {ids.back()};
+    ids.pop_back();
+    engine->scheduler->run(std::move(ids), nullptr, [&](Row& row) {
+      const RowTask task = {.tokens = last, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+      row.expect(task);
+      const auto result = program.logits({&task, 1});
+      row.append(last);
+      std::copy(result[0].begin(), result[0].end(), logits);
+      return false;
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_suspend(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_forked();
+    engine->scheduler->suspend();
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_resume(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_forked();
+    engine->scheduler->resume();
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_release_memory(executorch_mlx_engine* engine) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_forked();
+    engine->scheduler->release_memory();
   });
 }
 

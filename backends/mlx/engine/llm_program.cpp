@@ -49,7 +49,8 @@ std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_
 
 } // namespace
 
-LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile) : path_(path) {
+LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile, LoadProgress progress)
+    : path_(path) {
   if (profile) {
     profile_ = std::make_unique<Profile>();
   }
@@ -58,6 +59,8 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   runs_on_cpu_ = chosen == nullptr || std::string_view(chosen) == "cpu";
   version_ = version_of(path);
   reader_.emplace(*module_, path);
+  check_program(!reader_->has_value("encoder_config"), path,
+      ": got an encoder, expected a language or speech model; executorch-mlx embed and serve run it");
   const int64_t rows = reader_->integer("get_max_batch_size", 1);
   check_has_method(*reader_, path, rows > 1 ? "prefill" : "forward");
   metadata_ = read_metadata(*reader_, path);
@@ -78,12 +81,50 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     checker.check_inputs({{"samples", ScalarType::Float, {1, most}, 1}});
     checker.check_backends();
   }
-  (plain_.draw ? plain_.draw : plain_.logits)->load();
-  prompt_buffers_ = open_buffers(); // no other method is loaded yet
+  load(progress);
   const auto map = module_->program()->get_named_data_map();
   if (map.ok() && executorch_mlx_has_ring_buffers(*map) != 0) {
     metadata_.max_rewind = 0; // the program does not know the load option kv_windows
   }
+}
+
+void LlmProgram::load(LoadProgress progress) {
+  Method& method = *(plain_.draw ? plain_.draw : plain_.logits);
+  if (module_->is_method_loaded(method.name())) {
+    return;
+  }
+  struct Call {
+    LoadProgress progress;
+    bool is_aborted = false;
+  } call{progress};
+  if (progress.callback != nullptr) {
+    executorch_mlx_set_on_load(
+        [](void* user_data, size_t loaded, size_t total) {
+          auto& call = *static_cast<Call*>(user_data);
+          const double part = total == 0 ? 1 : static_cast<double>(loaded) / static_cast<double>(total);
+          call.is_aborted = !call.progress.callback(call.progress.user_data, part);
+          return !call.is_aborted;
+        },
+        &call);
+  }
+  try {
+    method.load();
+  } catch (const EngineError&) {
+    executorch_mlx_set_on_load(nullptr, nullptr);
+    check(!call.is_aborted, EXECUTORCH_MLX_ABORTED, path_, ": the load was aborted");
+    throw;
+  }
+  executorch_mlx_set_on_load(nullptr, nullptr);
+  prompt_buffers_ = open_buffers(); // no other method is loaded yet
+}
+
+void LlmProgram::unload() {
+  prompt_buffers_ = nullptr;
+  for (Method* method : methods()) {
+    method->unload();
+  }
+  module_->unload_method("encode");
+  is_undefined_ = false;
 }
 
 LlmProgram::Methods LlmProgram::make_methods(bool is_adapted) {
@@ -368,10 +409,8 @@ void LlmProgram::reset() {
   if (prompt_buffers_ != nullptr) {
     check_ok(static_cast<Error>(executorch_mlx_buffers_reset(prompt_buffers_.get())), path_, ": reset: ");
   } else { // a method that is loaded again has new buffers
-    for (Method* method : methods()) {
-      method->unload();
-    }
-    module_->unload_method("encode");
+    unload();
+    load();
   }
   is_undefined_ = false;
 }

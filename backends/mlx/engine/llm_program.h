@@ -39,10 +39,16 @@ struct PendingDraw {
   bool can_be_source() const { return outputs.pending != nullptr; }
 };
 
+// What is called while a program is loaded, as in executorch_mlx.h.
+struct LoadProgress {
+  executorch_mlx_on_progress callback = nullptr;
+  void* user_data = nullptr;
+};
+
 class LlmProgram {
  public:
   // Loads and validates the file. `device` is "cpu", "gpu" or "" for the default. Throws EngineError.
-  LlmProgram(const std::string& path, const std::string& device, bool profile);
+  LlmProgram(const std::string& path, const std::string& device, bool profile, LoadProgress progress = {});
   LlmProgram(const LlmProgram&) = delete;
   LlmProgram& operator=(const LlmProgram&) = delete;
 
@@ -126,6 +132,11 @@ class LlmProgram {
   bool is_undefined() const { return is_undefined_; }
   // Resets the mutable buffers: all rows are empty then. Throws EngineError if there is no memory for them.
   void reset();
+
+  // Frees all that a call needs: methods, buffers and weights, until load(). All rows are empty then.
+  void unload();
+  // Loads the method that reads prompts, unless it is loaded. Throws EngineError.
+  void load(LoadProgress progress = {});
 
   // Unloads the methods without which answers and prompts can be computed: verify(), draft() and rewind(). A later call
   // loads them again. What the head for multi-token prediction holds is lost. Returns whether any of them was loaded.

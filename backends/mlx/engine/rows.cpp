@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "check.h"
 #include "request.h"
 #include "row_state.h"
 
@@ -110,6 +111,22 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const Conditions
   Row* row = takes_over || (is_free && longest >= kMinPrefix) ? source : oldest;
   row->truncate(row == source ? longest : usable_prefix_length(*oldest, prompt, limit, conditions));
   return row;
+}
+
+void Rows::clone(const Row& row) {
+  check_argument(rows_.size() > 1, "clone: the program has one row");
+  Row* target = nullptr;
+  for (Row& other : rows_) {
+    if (&other != &row && other.request == nullptr && (target == nullptr || other.last_used < target->last_used)) {
+      target = &other;
+    }
+  }
+  check(target != nullptr, EXECUTORCH_MLX_BUSY, "clone: no other row is free");
+  check_argument(copy_row(program_, row, *target, static_cast<int64_t>(row.ids.size())),
+      "clone: the program keeps state that cannot be copied");
+  target->samples = row.samples;
+  target->adapter = row.adapter;
+  target->last_used = ++clock_;
 }
 
 void Rows::forget_mtp() {

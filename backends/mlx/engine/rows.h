@@ -61,6 +61,9 @@ class Rows {
   // beginning.
   Row* take(std::span<const int64_t> prompt, int64_t limit, const Conditions& conditions = {});
 
+  // Copies what a row holds to the least recently used free row. Throws EngineError: with BUSY if none is free.
+  void clone(const Row& row);
+
   // Records that the head for multi-token prediction holds nothing any more.
   void forget_mtp();
 

@@ -54,6 +54,7 @@ void Scheduler::close() {
     is_closing_ = true;
   }
   changed_.notify_one();
+  parked_.notify_all();
   if (thread_.joinable()) {
     thread_.join();
   }
@@ -157,13 +158,6 @@ void Scheduler::loop() {
   }
 }
 
-// Returns false if the engine is closing.
-bool Scheduler::wait_for_work() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return is_closing_ || !queue_.empty() || !running_.empty() || !calls_.empty(); });
-  return !is_closing_;
-}
-
 // Looks at the requests only after a call of cancel(): thousands may be waiting.
 void Scheduler::end_cancelled() {
   const uint64_t calls = Request::cancel_calls();
@@ -244,6 +238,9 @@ void Scheduler::begin_next() {
     request = std::move(queue_.begin()->second);
     queue_.erase(queue_.begin());
     ++stats_.running;
+  }
+  if (running_.empty()) {
+    guarded({request}, [&] { program_.load(); }); // after release_memory(); the first call reports an error
   }
   if (rows_.has_beginning(request->ids, request->conditions())) {
     finish_pending(); // a row may be copied

@@ -61,6 +61,12 @@ class Scheduler {
 
   Adapters& adapters() { return adapters_; }
 
+  // As executorch_mlx_engine_clone(), _suspend(), _resume() and _release_memory(). Throw EngineError.
+  void clone(std::vector<int64_t> ids);
+  void suspend();
+  void resume();
+  void release_memory();
+
   executorch_mlx_engine_stats stats() const;
 
   std::thread::id thread_id() const { return thread_id_; }
@@ -82,6 +88,7 @@ class Scheduler {
   // -- the thread: requests join, their prompts are read, a step is made, requests leave
   void loop();
   bool wait_for_work();
+  void park(std::unique_lock<std::mutex>& lock);
   void end_cancelled();
   void run_calls();
   void read_prompts();
@@ -161,6 +168,9 @@ class Scheduler {
   std::vector<std::packaged_task<void()>> calls_; // of call_between_steps()
   executorch_mlx_engine_stats stats_ = {};
   bool is_closing_ = false;
+  bool is_suspended_ = false;
+  bool is_parked_ = false; // the thread waits for resume(), and the device has no work
+  std::condition_variable parked_; // is_parked_ has changed
 
   std::mutex closing_; // held while the thread is joined
   std::thread thread_;

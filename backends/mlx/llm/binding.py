@@ -18,12 +18,14 @@ from ..loader import load_engine
 from ..memory import OutOfMemoryError
 from .errors import SettingError
 
-OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)  # executorch_mlx_status
+OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND, ABORTED = range(
+    8
+)  # executorch_mlx_status
 RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, FINISH_ERROR = range(6)  # executorch_mlx_finish
 
 
 class BusyError(RuntimeError):
-    """Raised for a request if the queue of the engine is full."""
+    """Raised for a request if the queue of the engine is full, and for an adapter if no slot is free."""
 
 
 class _Struct(ctypes.Structure):
@@ -35,8 +37,18 @@ class _Struct(ctypes.Structure):
         super().__init__(**{"size": ctypes.sizeof(self), **self._defaults_, **values})
 
 
+OnProgress = ctypes.CFUNCTYPE(c_bool, c_void_p, c_double)
+
+
 class LoadOptions(_Struct):
-    _fields_ = [("size", c_size_t), ("device", c_char_p), ("profile", c_bool), ("draft", c_char_p)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("device", c_char_p),
+        ("profile", c_bool),
+        ("draft", c_char_p),
+        ("on_progress", OnProgress),
+        ("user_data", c_void_p),
+    ]
 
 
 class EngineOptions(_Struct):
@@ -202,6 +214,12 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "engine_save_prefix": (c_int32, [_HANDLE, _IDS, c_size_t, c_char_p]),
     "engine_save_adapter_prefix": (c_int32, [_HANDLE, c_char_p, _IDS, c_size_t, c_char_p]),
     "engine_load_prefix": (c_int32, [_HANDLE, c_char_p, _IDS]),
+    "engine_prefill": (c_int32, [_HANDLE, _IDS, c_size_t]),
+    "engine_clone": (c_int32, [_HANDLE, _IDS, c_size_t]),
+    "engine_logits": (c_int32, [_HANDLE, _IDS, c_size_t, POINTER(c_float), c_size_t]),
+    "engine_suspend": (c_int32, [_HANDLE]),
+    "engine_resume": (c_int32, [_HANDLE]),
+    "engine_release_memory": (c_int32, [_HANDLE]),
     "engine_load_adapter": (c_int32, [_HANDLE, c_char_p, POINTER(AdapterWeights), c_size_t]),
     "engine_unload_adapter": (c_int32, [_HANDLE, c_char_p]),
     "engine_list_adapters": (c_int32, [_HANDLE, c_char_p, c_size_t, POINTER(c_size_t)]),

@@ -81,6 +81,17 @@ class LLM:
             program.set_token_bytes(token_bytes(tokenizer.backend, tokenizer.special_ids, program.vocab_size))
         program.start(**engine_options)
 
+    @staticmethod
+    def finetune(model: str | Path, data: str | Path, output: str | Path, **options: Any) -> list[list[float | None]]:
+        """Train an adapter of the checkpoint `model` on the examples in `data`, and write it to the folder `output`.
+
+        The arguments are those of `executorch_mlx.training.finetune`. Needs torch. Returns a row for each step: step,
+        loss, validation loss or None, learning rate, tokens and tokens per second.
+        """
+        from ..training import finetune
+
+        return finetune(model, data, output, **options).rows
+
     @classmethod
     def load(
         cls,

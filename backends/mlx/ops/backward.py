@@ -1,8 +1,9 @@
 """Gradients for which torch has no decomposition: convolution, pooling, resampling, padding and attention.
 
-Other gradients, such as `silu_backward`, are decomposed by torch when a graph is exported. Each function here is a torch
-function with the arguments of its operator. A pooling by averages, a resampling and a padding are linear maps along each
-axis, whose matrix is the result of the forward operator for the identity. Their gradient is a product with each matrix.
+Other gradients, such as `silu_backward`, are decomposed by torch when a graph is exported. Each function here is a
+torch function with the arguments of its operator. A pooling by averages, a resampling and a padding are linear maps
+along each axis, whose matrix is the result of the forward operator for the identity. Their gradient is a product with
+each matrix.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ class ModelOptions:
     memory_limit: int | None = None
 
     def load(self):
-        """Load the model in this process. Raises what `LLM.load` raises."""
+        """Load the model, a language model or an encoder, in this process. Raises what `LLM.load` raises."""
         from .. import memory
-        from ..llm import LLM
+        from ..serve.models import load_model
 
         if self.memory_limit is not None:
             memory.set_memory_limit(self.memory_limit)
-        return LLM.load(self.path, self.tokenizer)
+        return load_model(self.path, self.tokenizer)
 
 
 class Engine:
@@ -40,8 +40,8 @@ class Engine:
         from ..serve.local_worker import local_worker
 
         self._stack = AsyncExitStack()
-        llm = self._stack.enter_context(model.load())
-        self._worker = await self._stack.enter_async_context(local_worker(llm, model.name))
+        loaded = self._stack.enter_context(model.load())
+        self._worker = await self._stack.enter_async_context(local_worker(loaded, model.name))
         return self._worker.width
 
     async def answer(self, url: str, body: bytes) -> tuple[int, bytes, str]:

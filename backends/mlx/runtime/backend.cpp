@@ -356,6 +356,8 @@ int executorch_mlx_register() {
 
 int executorch_mlx_is_forked() { return is_forked(); }
 
+void executorch_mlx_set_on_load(executorch_mlx_on_load callback, void* user_data) { set_on_load(callback, user_data); }
+
 int executorch_mlx_set_option(const char* key, const char* value) {
   et::BackendOption option;
   std::array<char, et::kMaxOptionValueLength> string{};

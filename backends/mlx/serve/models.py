@@ -294,9 +294,9 @@ class Models:
         before = memory.get_active_memory()
         loaded = entry.load()
         model: Loaded
+        if entry.adapters and not isinstance(loaded, LLM):
+            raise ValueError("adapter: expected a language model, other models take none")
         if isinstance(loaded, SpeechModel):
-            if entry.adapters:
-                raise ValueError("adapter: a speech model takes none")
             model = ServedSpeech(loaded, entry.name)
         elif isinstance(loaded, Encoder):
             model = ServedEncoder(loaded, entry.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 from collections.abc import Sequence
 
 from ..llm import BusyError

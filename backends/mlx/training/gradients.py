@@ -24,9 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from .recompute import keep_recomputed
 
 
-def jvp(
-    function: Callable, primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...]
-) -> tuple[Any, Any]:
+def jvp(function: Callable, primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
     """Return `function(*primals)`, and the product of the Jacobian of `function` with `tangents`.
 
     The arguments are those of `torch.func.jvp`. `function` may use no other tensors than its arguments.
@@ -122,7 +120,11 @@ def call_with(module: torch.nn.Module, function: Callable, tensors: Mapping[str,
 
 
 def _gradients(
-    module: torch.nn.Module, loss: Callable, args: Sequence[Any], current: Mapping[str, torch.Tensor], names: Sequence[str]
+    module: torch.nn.Module,
+    loss: Callable,
+    args: Sequence[Any],
+    current: Mapping[str, torch.Tensor],
+    names: Sequence[str],
 ) -> tuple[torch.Tensor, ...]:
     """Return the loss and its gradients with respect to the tensors `names` of `current`."""
     leaves = {name: current[name].detach().requires_grad_() for name in names}

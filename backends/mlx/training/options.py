@@ -57,6 +57,8 @@ class FinetuneOptions:
                 raise ValueError(f"finetune: {name}: got {getattr(self, name)}, expected at least 1")
         for name, expected in CHOICES.items():
             if getattr(self, name) not in expected:
-                raise ValueError(f"finetune: {name}: got {getattr(self, name)!r}, expected one of {', '.join(expected)}")
+                raise ValueError(
+                    f"finetune: {name}: got {getattr(self, name)!r}, expected one of {', '.join(expected)}"
+                )
         if not 0 <= self.validation < 1:
             raise ValueError(f"finetune: validation: got {self.validation}, expected 0 up to 1, exclusive")

@@ -69,7 +69,7 @@ class TrainingProgram:
         return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}
 
     def join(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the vector of `tensors`, as `split` divides it. Raises ValueError if a tensor is missing or differs."""
+        """Return the vector of `tensors`, as `split` divides it. Raises ValueError unless their shapes are as there."""
         shapes: dict[str, list[int]] = self.settings["tensors"]
         for name, shape in shapes.items():
             if name not in tensors or list(tensors[name].shape) != shape:

@@ -1,9 +1,9 @@
 """Keeps what gradient checkpointing recomputes apart from what it computed first.
 
-`torch.utils.checkpoint` runs a part of the forward pass again during the backward pass, so that the results of the first
-run need not be kept. In a traced graph, both runs are equal operators with equal operands. The compiler would compute
-them once, and keep the results. `keep_recomputed` therefore gives the second run its operands through `mlx::after`, an
-operator that returns its operand unchanged.
+`torch.utils.checkpoint` runs a part of the forward pass again during the backward pass, so that the results of the
+first run need not be kept. In a traced graph, both runs are equal operators with equal operands. The compiler would
+compute them once, and keep the results. `keep_recomputed` therefore gives the second run its operands through
+`mlx::after`, an operator that returns its operand unchanged.
 """
 
 from __future__ import annotations

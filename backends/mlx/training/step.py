@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .gradients import call_with, value_and_grad
-from .losses import summed_cross_entropy
 from .lora import set_dropout_seeds
+from .losses import summed_cross_entropy
 from .optimizer import AdamW
 
 # Logits of a model, from tokens [B, T].
@@ -26,8 +26,8 @@ def logits_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 class TrainingModule(torch.nn.Module):
     """A model with its trained parameters and the state of their optimizer.
 
-    The trained tensors of the model, whose names are `names`, are parts of one float32 vector, the buffer `parameters_`,
-    in this order. The optimizer's averages of gradients and of their squares are the buffers `mean` and `square`. One
+    The trained tensors of the model, whose names are `names`, are parts of one float32 vector, the buffer
+    `parameters_`, in this order. The optimizer's averages of gradients and of their squares are the buffers `mean` and `square`. One
     update of three long vectors takes fewer instructions than one for each tensor. With `accumulates`, there is a
     fourth vector, `sums`, with the sum of gradients, and `count`, the number of tokens in this sum.
     """

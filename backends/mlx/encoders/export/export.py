@@ -155,7 +155,7 @@ def _text_module(
     if encoder.task == EMBED:
         modes = pooling_modes(encoder)
         after, normalizes = stages(encoder, dtype)
-        prompts = {name: text for name, text in (encoder.settings.get("prompts") or {}).items() if text}
+        prompts = {name: text or "" for name, text in (encoder.settings.get("prompts") or {}).items()}
         default = encoder.settings.get("default_prompt_name")
         fields |= {
             "pooling": ", ".join(modes),

@@ -129,7 +129,7 @@ def export_llm(
     except NotPortable as error:
         raise ValueError(f"export_llm: portable: {type(model).__name__} cannot be portable:\n{error}") from error
     progress("serialize")
-    program = serialize(lowered, portable=settings.portable)
+    program = serialize(lowered)
     checker = None
     if settings.verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)

@@ -10,6 +10,6 @@ PAGE = 16 << 10  # bytes of a page of memory of an Apple device, which maps whol
 
 
 @paused_collector()
-def serialize(lowered: EdgeProgramManager, *, portable: bool = False) -> ExecutorchProgramManager:
-    """Return `lowered` as a program. With `portable`, each constant begins at a page of the file."""
-    return lowered.to_executorch(ExecutorchBackendConfig(segment_alignment=PAGE) if portable else None)
+def serialize(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
+    """Return `lowered` as a program. Each constant begins at a page of the file."""
+    return lowered.to_executorch(ExecutorchBackendConfig(segment_alignment=PAGE))

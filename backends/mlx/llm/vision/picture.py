@@ -53,6 +53,8 @@ def open_picture(source: Any) -> Image:
                 return ImageOps.exif_transpose(picture).convert("RGB")
     except PictureError:
         raise
+    except Image.DecompressionBombError as error:
+        raise PictureError(f"got too many pixels, expected at most {MAX_PIXELS}: {error}") from error
     except Image.UnidentifiedImageError:
         raise PictureError(f"got a file of another format, expected {', '.join(FORMATS)}") from None
     except MemoryError as error:

@@ -19,6 +19,12 @@ namespace {
 
 using executorch::runtime::FreeableBuffer;
 
+struct Progress {
+  OnLoad callback;
+  void* user_data;
+};
+thread_local Progress progress{};
+
 // Returns the named data `name`, or nullopt if there is none. Throws Failure if the data cannot be read.
 std::optional<FreeableBuffer> find_data(const NamedDataMap* data, const char* name) {
   if (data == nullptr || name == nullptr) {
@@ -136,8 +142,15 @@ size_t bytes_to_load(const MlxProgram& program, const SharedData& shared, const 
   return bytes;
 }
 
+void set_on_load(OnLoad callback, void* user_data) { progress = {callback, user_data}; }
+
 void load_constants(
     const MlxProgram& program, const NamedDataMap* data, SharedData& shared, State& state, mx::Stream stream) {
+  size_t loaded = 0;
+  size_t total = 0;
+  for (uint32_t i = 0; i < program.layout.constants; ++i) {
+    total += bytes_of(program.meta(i));
+  }
   for (uint32_t i = 0; i < program.layout.constants; ++i) {
     const char* name = program.tensor_names[i];
     const std::string key = sharing_key(program, i);
@@ -154,6 +167,10 @@ void load_constants(
       shared.constants.put(key, constant);
     }
     state.set_constant(i, std::move(constant));
+    loaded += bytes_of(program.meta(i));
+    if (progress.callback != nullptr && !progress.callback(progress.user_data, loaded, total)) {
+      fail(Error::InvalidState, "the load was aborted");
+    }
   }
 }
 

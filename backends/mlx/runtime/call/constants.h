@@ -14,6 +14,10 @@ using executorch::runtime::NamedDataMap;
 // Returns the size in bytes of the constants and buffers that load_constants() and load_buffers() would create.
 size_t bytes_to_load(const MlxProgram& program, const SharedData& shared, const Session& session);
 
+// Lets load_constants() report what it loads on this thread: executorch_mlx_on_load of delegate.h.
+using OnLoad = bool (*)(void* user_data, size_t loaded, size_t total);
+void set_on_load(OnLoad callback, void* user_data);
+
 // Fills the constant slots of `state`. Takes a constant from `shared` if another method of the program has loaded it.
 // Otherwise reads it from `data` and adds it to `shared`. Throws Failure if a constant is missing or its size is wrong.
 // If `stream` is on an NVIDIA GPU, uses it to copy large constants to the memory of the GPU.

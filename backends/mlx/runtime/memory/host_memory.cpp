@@ -29,6 +29,9 @@ struct Adopted {
   InPlaceBytes counted; // adds the size to the active memory while this exists
 };
 
+// A buffer of less memory is not worth the entry that it takes in the tables of the GPU. A page of Apple devices.
+constexpr size_t kMinPageBytes = 16 << 10;
+
 void fill_with_zeros(void* memory, size_t bytes) {
 #if defined(__linux__)
   constexpr size_t kMinDiscardedBytes = 1 << 20; // for less memory, the system call is not worth its time
@@ -67,9 +70,19 @@ mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype) {
 
 std::optional<mx::array> adopt(FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype) {
   const auto address = reinterpret_cast<uintptr_t>(data.data());
-  if (address == 0 || data.size() == 0 || address % mx::size_of(dtype) != 0 || !internals::are_usable() ||
-      !internals::uses_cpu_allocator()) {
+  if (address == 0 || data.size() == 0 || address % mx::size_of(dtype) != 0 || !internals::are_usable()) {
     return std::nullopt;
+  }
+  if (!internals::uses_cpu_allocator()) {
+    if (data.size() < kMinPageBytes) {
+      return std::nullopt;
+    }
+    auto kept = std::make_shared<std::optional<FreeableBuffer>>(); // MLX counts the bytes of the buffer itself
+    auto array = internals::array_in_pages(data.data(), shape, dtype, kept);
+    if (array) {
+      kept->emplace(std::move(data));
+    }
+    return array;
   }
   auto adopted = std::make_shared<Adopted>(std::move(data));
   const void* const memory = adopted->data.data();

@@ -21,8 +21,9 @@ mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype);
 // the memory of an operand to which there is no other reference. To prevent this, the caller must keep a copy of the
 // returned mx::array, which is such a reference, while programs use the array.
 //
-// Returns nullopt, and does not change `data`, if `data` is empty, its address is not aligned for the dtype, or MLX
-// does not allocate with its CPU allocator, as in builds for a GPU.
+// Returns nullopt, and does not change `data`, if `data` is empty, its address is not aligned for the dtype, or MLX's
+// allocator takes no memory of others, as the one for NVIDIA GPUs. The one for Metal takes whole pages: there, data of
+// less than 16 KiB are not taken.
 std::optional<mx::array> adopt(executorch::runtime::FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype);
 
 } // namespace executorch_mlx

@@ -1,5 +1,7 @@
 #include "mlx_internals/arrays.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <new>
@@ -29,6 +31,16 @@ struct Block {
   size_t size;
   std::shared_ptr<void> owner;
 };
+
+// Places an array, which has no memory yet, in a buffer, `offset` bytes after its beginning.
+void place_in_buffer(mx::array& x, mx::allocator::Data data, int64_t offset) {
+  const auto longest = x.ndim() == 0 ? 1 : *std::max_element(x.shape().begin(), x.shape().end());
+  mx::array::Flags flags{};
+  flags.contiguous = true;
+  flags.row_contiguous = true;
+  flags.col_contiguous = static_cast<size_t>(longest) == x.size();
+  x.set_data(std::move(data), x.size(), row_major_strides(x.shape()), flags, offset);
+}
 
 } // namespace
 
@@ -92,13 +104,24 @@ mx::array array_in(const void* address, const mx::Shape& shape, mx::Dtype dtype,
   mx::allocator::Buffer buffer(block.get());
   const auto offset =
       static_cast<int64_t>(reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(buffer.raw_ptr()));
-  const auto longest = shape.empty() ? 1 : *std::max_element(shape.begin(), shape.end());
-  mx::array::Flags flags{};
-  flags.contiguous = true;
-  flags.row_contiguous = true;
-  flags.col_contiguous = static_cast<size_t>(longest) == x.size();
-  x.set_data(mx::allocator::Data(buffer, [block = std::move(block)](mx::allocator::Buffer) {}), x.size(),
-      row_major_strides(shape), flags, offset);
+  place_in_buffer(x, mx::allocator::Data(buffer, [block = std::move(block)](mx::allocator::Buffer) {}), offset);
+  return x;
+}
+
+std::optional<mx::array> array_in_pages(
+    const void* address, const mx::Shape& shape, mx::Dtype dtype, std::shared_ptr<void> owner) {
+  mx::array x = without_memory(shape, dtype);
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  const auto begin = at / page * page;
+  const auto end = (at + x.nbytes() + page - 1) / page * page;
+  const auto buffer = mx::allocator::make_buffer(reinterpret_cast<void*>(begin), end - begin);
+  if (buffer.ptr() == nullptr) {
+    return std::nullopt;
+  }
+  mx::allocator::Data data(
+      buffer, [owner = std::move(owner)](mx::allocator::Buffer used) { mx::allocator::release(used); });
+  place_in_buffer(x, std::move(data), static_cast<int64_t>(at - begin));
   return x;
 }
 

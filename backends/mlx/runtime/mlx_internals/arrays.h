@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 namespace executorch_mlx::internals {
 
@@ -27,8 +28,13 @@ mx::array without_memory(mx::Shape shape, mx::Dtype dtype);
 bool uses_cpu_allocator();
 
 // An array in the memory at `address`, which is aligned for the dtype. The array keeps `owner`, which owns the memory.
-// The memory may be read-only, and only MLX's CPU allocator can use it.
+// The memory may be read-only. Only for MLX's CPU allocator.
 mx::array array_in(const void* address, const mx::Shape& shape, mx::Dtype dtype, std::shared_ptr<void> owner);
+
+// Like array_in(), for an allocator that takes whole pages of memory without a copy, as MLX's for Metal does: the
+// buffer spans the pages that the array touches. Returns nullopt if the allocator takes no memory, or not this one.
+std::optional<mx::array> array_in_pages(
+    const void* address, const mx::Shape& shape, mx::Dtype dtype, std::shared_ptr<void> owner);
 
 // A new array of bytes in the memory of `piece`. release(piece) is called when nothing uses the new array any more.
 mx::array lend(mx::array piece, std::function<void(mx::array)> release);

@@ -2,6 +2,7 @@
 
 #include <executorch/runtime/platform/log.h>
 #include <mlx/mlx.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <exception>
@@ -34,12 +35,26 @@ bool views_work(mx::Stream stream) {
       has_values(mx::negative(columns, stream), {-1, -4, -2, -5}, stream);
 }
 
+// Whether an allocator that takes pages gives an array in them.
+bool pages_work(mx::Stream stream) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const std::shared_ptr<void> pages(std::aligned_alloc(page, page), std::free);
+  auto* const numbers = static_cast<float*>(pages.get());
+  numbers[2] = 5;
+  numbers[3] = 6;
+  const auto x = array_in_pages(numbers + 2, {2}, mx::float32, pages);
+  return !x || has_values(mx::negative(*x, stream), {-5, -6}, stream);
+}
+
 bool memory_works(mx::Stream stream) {
   auto x = new_array({2}, mx::float32);
   x.data<float>()[0] = 1;
   x.data<float>()[1] = 2;
-  if (!has_values(mx::negative(x, stream), {-1, -2}, stream) || !uses_cpu_allocator()) {
-    return has_values(x, {1, 2}, stream);
+  if (!has_values(x, {1, 2}, stream) || !has_values(mx::negative(x, stream), {-1, -2}, stream)) {
+    return false;
+  }
+  if (!uses_cpu_allocator()) {
+    return pages_work(stream);
   }
   const auto numbers = std::make_shared<std::vector<float>>(std::vector<float>{3, 4});
   const auto borrowed = array_in(numbers->data(), {2}, mx::float32, numbers);

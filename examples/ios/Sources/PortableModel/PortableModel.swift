@@ -101,7 +101,8 @@ public actor PortableModel {
 
   /// One call of the program: writes the tokens at the next positions, and draws the token after the last of them.
   private func draw(after tokens: ArraySlice<Int>, _ sampling: Sampling, step: Int) throws -> Int {
-    let position = cached.count
+    let held = cached
+    let position = held.count
     var inputs: [any ValueConvertible] = [
       Tensor<Int>(Array(tokens), shape: [1, tokens.count]),  // int64 [1, S]
       Tensor<Int>([position], shape: [1]),  // int64 [1]
@@ -113,9 +114,10 @@ public actor PortableModel {
     if takes.minP { inputs.append(Tensor<Float>(sampling.minP)) }
     if takes.adjusts { inputs.append(Tensor<Bool>(false)) }
     written = max(written, position + tokens.count)
+    cached = []  // if the call fails, the next answer begins at position 0
     let outputs: [Value] = try module.forward(inputs)
     guard let drawn: Tensor<Int> = outputs.first?.tensor() else { throw PortableModelError.notPortable }
-    cached += tokens
+    cached = held + tokens
     return drawn.scalars()[0]
   }
 

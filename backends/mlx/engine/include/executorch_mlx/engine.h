@@ -347,6 +347,26 @@ class Engine {
     return length;
   }
 
+  // Reads a prompt into the cache, see executorch_mlx_engine_prefill().
+  void prefill(std::span<const int64_t> prompt) {
+    check_status(executorch_mlx_engine_prefill(handle_.get(), prompt.data(), prompt.size()));
+  }
+  // Copies the cache of a conversation to another row, see executorch_mlx_engine_clone().
+  void clone(std::span<const int64_t> ids) {
+    check_status(executorch_mlx_engine_clone(handle_.get(), ids.data(), ids.size()));
+  }
+  // Returns the logits after the last token of a prompt, see executorch_mlx_engine_logits().
+  std::vector<float> logits(std::span<const int64_t> prompt, size_t vocab_size) {
+    std::vector<float> result(vocab_size);
+    check_status(executorch_mlx_engine_logits(handle_.get(), prompt.data(), prompt.size(), result.data(), vocab_size));
+    return result;
+  }
+
+  // See executorch_mlx_engine_suspend(), _resume() and _release_memory().
+  void suspend() { check_status(executorch_mlx_engine_suspend(handle_.get())); }
+  void resume() { check_status(executorch_mlx_engine_resume(handle_.get())); }
+  void release_memory() { check_status(executorch_mlx_engine_release_memory(handle_.get())); }
+
   // See executorch_mlx_engine_load_adapter() and executorch_mlx_engine_unload_adapter().
   void load_adapter(const std::string& name, std::span<const executorch_mlx_adapter_weights> layers) {
     check_status(executorch_mlx_engine_load_adapter(handle_.get(), name.c_str(), layers.data(), layers.size()));

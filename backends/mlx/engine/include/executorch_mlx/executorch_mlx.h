@@ -40,13 +40,18 @@ enum {
   EXECUTORCH_MLX_OUT_OF_MEMORY = 2, // the memory limit, or the machine's memory
   EXECUTORCH_MLX_INVALID_PROGRAM = 3, // the file is not a language model of this project
   EXECUTORCH_MLX_FAILED = 4, // a step of the model failed
-  EXECUTORCH_MLX_BUSY = 5, // the queue of the engine is full
+  EXECUTORCH_MLX_BUSY = 5, // the queue of the engine is full, or no slot is free for an adapter
   EXECUTORCH_MLX_NOT_FOUND = 6, // the file does not exist, or the model has no such value
+  EXECUTORCH_MLX_ABORTED = 7, // a callback has ended the load
 };
 
 // The message of the last failure on this thread, or "". It begins with the name of the argument and a colon if one
 // argument is the cause. Valid until the next failure on this thread.
 const char* executorch_mlx_last_error(void);
+
+// Called while a model is loaded, with the part of its weights that is loaded: more than 0 and up to 1. Returning false
+// ends the load, which then returns ABORTED.
+typedef bool (*executorch_mlx_on_progress)(void* user_data, double part);
 
 // Models --------------------------------------------------------------------------------------------------------
 
@@ -56,8 +61,10 @@ typedef struct {
   bool profile; // time every instruction, for executorch_mlx_model_write_profile(); slower
   const char* draft; // path of a program with the same tokenizer that guesses tokens, or NULL; the tokens of answers
                      // do not depend on it. INVALID_ARGUMENT if it does not fit, or if the model has no method verify
+  executorch_mlx_on_progress on_progress; // or NULL; for the model, not the draft
+  void* user_data; // for on_progress
 } executorch_mlx_load_options;
-#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL}
+#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL, NULL, NULL}
 
 // The initializers as functions, for Swift, which cannot use the macros.
 static inline executorch_mlx_load_options executorch_mlx_default_load_options(void) {
@@ -151,6 +158,34 @@ executorch_mlx_status executorch_mlx_engine_save_adapter_prefix(
     executorch_mlx_engine* engine, const char* adapter, const int64_t* prompt, size_t length, const char* path);
 executorch_mlx_status executorch_mlx_engine_load_prefix(
     executorch_mlx_engine* engine, const char* path, int64_t* length);
+
+// Reads a prompt into the cache, and waits until it is read. A request whose prompt begins with these tokens then
+// begins with the next one, if the engine reuses prompts.
+executorch_mlx_status executorch_mlx_engine_prefill(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length);
+
+// Copies the cache of a conversation, whose tokens so far are `ids`, to another row. Two requests that begin with `ids`
+// and go on differently then both find it, at once or one after the other. Tokens that are not in the cache are
+// computed first. BUSY if no other row is free; INVALID_ARGUMENT if the program has one row, or keeps state that cannot
+// be copied.
+executorch_mlx_status executorch_mlx_engine_clone(executorch_mlx_engine* engine, const int64_t* ids, size_t length);
+
+// Writes the logits after the last token of a prompt: `logits` [count], where `count` is the size of the vocabulary.
+// Needs a program that returns logits, also beside tokens; else INVALID_ARGUMENT.
+executorch_mlx_status executorch_mlx_engine_logits(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length, float* logits, size_t count);
+
+// Waits for the running step, and starts no other one until resume(): the device has no work then, as iOS and macOS
+// require of an app in the background. Requests stay, and can be submitted and cancelled. Both functions may be called
+// repeatedly. Not for callbacks.
+executorch_mlx_status executorch_mlx_engine_suspend(executorch_mlx_engine* engine);
+executorch_mlx_status executorch_mlx_engine_resume(executorch_mlx_engine* engine);
+
+// Frees the memory that the engine can do without, between two steps, also while it is suspended: what only drafts and
+// scores need, and the freed memory that MLX keeps. If no request runs, the program is unloaded, too, with its caches
+// and its packed copies of weights, unless it has slots for adapters; the next request loads it again, and reads its
+// whole prompt. Not for callbacks.
+executorch_mlx_status executorch_mlx_engine_release_memory(executorch_mlx_engine* engine);
 
 // The weights of a LoRA adapter for one layer.
 typedef struct {

@@ -1,6 +1,7 @@
 // The C API of libmlx_delegate.
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -54,6 +55,21 @@ void executorch_mlx_collect_errors(void);
 // Returns the error lines that were collected in the calling thread since the last call of this function in this
 // thread, at most 4 KiB of them, separated by newlines. The string is valid until the next call in this thread.
 const char* executorch_mlx_take_errors(void);
+
+// Called with each line that ExecuTorch and this library log, on the thread that logs it. `level` is 'D' (debug), 'I'
+// (info), 'E' (error), 'F' (fatal) or '?'. Must not call functions of ExecuTorch or of this library.
+typedef void (*executorch_mlx_on_log)(void* user_data, char level, const char* message, size_t length);
+
+// Passes the lines of the log to `callback` in place of stderr; NULL: to stderr again. When the function returns, the
+// earlier callback is not running and is not called any more. To be called like executorch_mlx_collect_errors().
+void executorch_mlx_set_log(executorch_mlx_on_log callback, void* user_data);
+
+// Called while a method is loaded, with the bytes of its constants that are loaded so far, and of all. Returning false
+// makes the load fail.
+typedef bool (*executorch_mlx_on_load)(void* user_data, size_t loaded, size_t total);
+
+// Lets loads on the calling thread call `callback`; NULL: none.
+void executorch_mlx_set_on_load(executorch_mlx_on_load callback, void* user_data);
 
 // Stores the axes of an input of a method in `order`, from the outermost to the innermost in memory: 0, 1, 2 for a
 // contiguous tensor. `program` is the contents of a `.pte` file, `size` their size in bytes and `capacity` the room in
