@@ -204,15 +204,7 @@ def other_layout(x, buffer):
 
 @pytest.mark.parametrize(
     "function",
-    [
-        stale_view,
-        changed_view,
-        stale_reshape,
-        slice_of_buffer,
-        input_as_new_value,
-        returned_new_value,
-        other_layout,
-    ],
+    [stale_view, changed_view, stale_reshape, slice_of_buffer, input_as_new_value, returned_new_value, other_layout],
 )
 def test_decomposed_as_a_whole(function):
     program = check(function, False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 from collections.abc import Sequence
+from typing import Any
 
 from ..llm import BusyError
 from ..llm.scoring import CancelledError

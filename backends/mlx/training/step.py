@@ -27,7 +27,8 @@ class TrainingModule(torch.nn.Module):
     """A model with its trained parameters and the state of their optimizer.
 
     The trained tensors of the model, whose names are `names`, are parts of one float32 vector, the buffer
-    `parameters_`, in this order. The optimizer's averages of gradients and of their squares are the buffers `mean` and `square`. One
+    `parameters_`, in this order. The optimizer's averages of gradients and of their squares are the buffers `mean` and
+    `square`. One
     update of three long vectors takes fewer instructions than one for each tensor. With `accumulates`, there is a
     fourth vector, `sums`, with the sum of gradients, and `count`, the number of tokens in this sum.
     """
