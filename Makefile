@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm check format docs peers cuda-kernels test test-all test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
+.PHONY: help demo demo-llm check format docs peers cuda-kernels test test-all test-suite test-ray test-arm64 build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -21,7 +21,8 @@ help:
 	@echo "make test-ray   install Ray and run the tests on a local Ray cluster, about five minutes [ARGS='-k serve']"
 	@echo "make cuda-kernels"
 	@echo "                compile all CUDA kernels with NVIDIA's run-time compiler, without a GPU; part of make test"
-	@echo "make wheels     build the wheels for Linux and macOS in dist/"
+	@echo "make test-arm64 compile for Linux on arm64, and run op rows, engine and sampler under QEMU [N=processes]"
+	@echo "make wheels     build the wheels for Linux on this processor and on arm64, and for macOS, in dist/"
 	@echo "make sanitize   run the payload fuzzer, the runtime's and engine's tests and the op rows under ASan and UBSan,"
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
 	@echo "make fuzz-payloads, fuzz-pte"
@@ -66,6 +67,7 @@ test test-all: check build
 	@tools/setup.sh browser
 	@tools/setup.sh speech
 	@tools/setup.sh linker
+	@tools/setup.sh arm64
 	@tools/setup.sh nvrtc
 	@OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(N) --dist worksteal $(SHORT) $(ARGS) test
 
@@ -83,6 +85,15 @@ $(VENV)/.ray: $(VENV)/.installed
 	@EXECUTORCH_MLX_SKIP_CMAKE=1 $(PY) -m pip --disable-pip-version-check install -qq --no-build-isolation -e ".[ray]"
 	@touch $@
 
+# Tests of the engine that run mlx_llm_runner, and all op rows, with the programs for arm64.
+test-arm64: build
+	@tools/setup.sh arm64
+	@$(PY) tools/linux_arm64/emulate.py
+	@$(PY) -m pytest $(ARGS) test/arm64
+	@EXECUTORCH_MLX_TEST_PROGRAMS=build/linux_arm64/emulated $(PY) -m pytest -n $(N) --dist worksteal $(ARGS) \
+		$(addprefix test/engine/test_,engine_arguments.py engine_demo.py engine_generate.py engine_sampling.py engine_stop.py engine_text.py op_test_runner.py)
+	@EXECUTORCH_MLX_TEST_PROGRAMS=build/linux_arm64/emulated $(PY) test/run_all_tests.py -j $(N)
+
 # The engines are optional: the benchmark leaves out those that are not installed.
 peers: build
 	@set -e; for engine in $(PEERS); do tools/setup.sh peer $$engine; done
@@ -95,6 +106,7 @@ docs: build
 
 wheels: build
 	@tools/setup.sh linker
+	@tools/setup.sh arm64
 	@$(PY) tools/wheels.py
 
 export COUNT ROWS REPEAT RUNS FUZZ_ARGS TESTS

@@ -20,6 +20,11 @@ from fnmatch import fnmatchcase
 ALL_OP_ROWS = ("ops/test_attention.py", "ops/test_conv.py", "ops/test_kv_cache.py")
 
 SHORT_FORM: dict[str, list[str]] = {
+    "arm64/test_arm64_programs.py::test_a_thousand_seeds": [],
+    "arm64/test_arm64_programs.py::test_any_size_of_pages": [],
+    "arm64/test_arm64_programs.py::test_example_in_c": [],
+    "arm64/test_arm64_programs.py::test_text_of_the_demo_model": [],
+    "arm64/test_arm64_programs.py::test_wheel_contains_the_libraries_for_arm64": [],
     "cli/test_doctor.py::test_an_unknown_device_is_an_error": [],
     "cli/test_export_command.py::test_export_merges_an_adapter": [],
     "cli/test_export_command.py::test_int4_is_smaller_and_runs": [],

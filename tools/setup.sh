@@ -8,6 +8,7 @@
 #   tools/setup.sh browser   install Chromium for the tests of the chat page; never fails
 #   tools/setup.sh speech    install espeak-ng, which synthesises sound for the tests; never fails
 #   tools/setup.sh linker    install LLVM's linker, for the macOS wheel that is built on Linux; never fails
+#   tools/setup.sh arm64     install GCC for Linux on arm64, and QEMU, which runs its programs; never fails
 #   tools/setup.sh nvrtc     install NVIDIA's run-time compiler in build/nvrtc, for the tests of the CUDA kernels; never
 #                            fails
 #   tools/setup.sh peer NAME install an engine that benchmarks/peers_cpu.py compares, in build/peers/NAME
@@ -180,6 +181,19 @@ get_linker() {
   system_install --no-install-recommends lld-19 >/dev/null 2>&1 || say "apt-get cannot install lld-19"
 }
 
+# -- Linux on arm64 -------------------------------------------------------------------------------
+
+# Without the compiler, tools/linux_arm64/build_arm64_wheel.py builds no wheel. The tests for arm64 need both.
+get_arm64() {
+  if [ "$(uname -s)" != Linux ] || [ "$(uname -m)" = aarch64 ]; then return; fi
+  if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then return; fi
+  if command -v apt-get >/dev/null && as_root true; then
+    say "installing GCC and QEMU for Linux on arm64"
+    if system_install --no-install-recommends g++-aarch64-linux-gnu qemu-user >/dev/null 2>&1; then return; fi
+  fi
+  say "cannot install g++-aarch64-linux-gnu and qemu-user (needs apt-get with root or passwordless sudo): no wheel for Linux on arm64, and its tests are skipped"
+}
+
 # -- CUDA kernels ---------------------------------------------------------------------------------
 
 # The tests of the CUDA kernels are skipped without the compiler. They need no GPU.
@@ -239,8 +253,9 @@ case "${1:-}" in
   browser) get_browser ;;
   speech) get_speech ;;
   linker) get_linker ;;
+  arm64) get_arm64 ;;
   nvrtc) get_nvrtc ;;
   peer) install_peer "${2:-}" ;;
   same) same_python ;;
-  *) die "usage: tools/setup.sh venv | install | native | browser | speech | linker | nvrtc | peer NAME | same" ;;
+  *) die "usage: tools/setup.sh venv | install | native | browser | speech | linker | arm64 | nvrtc | peer NAME | same" ;;
 esac

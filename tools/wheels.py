@@ -1,10 +1,11 @@
-"""Builds the wheels of this project in dist/: one for Linux on this processor architecture, and one for macOS.
+"""Builds the wheels of this project in dist/: for Linux on this processor architecture and on arm64, and for macOS.
 
     python tools/wheels.py
 
-`make wheels` runs this script after `make build`. The Linux wheel contains the libraries of that build. The manylinux
-tag of the wheel names the oldest glibc with which it runs. macos/build_wheel.py compiles the macOS wheel on Linux.
-On a Mac, this script makes only the macOS wheel, from the libraries of `make build`.
+`make wheels` runs this script after `make build`. The wheel for this machine contains the libraries of that build. The
+manylinux tag of a wheel names the oldest glibc with which it runs. On Linux, linux_arm64/build_arm64_wheel.py and
+macos/build_wheel.py compile the other wheels. On a Mac, this script makes only the macOS wheel, from the libraries of
+`make build`.
 """
 
 import fcntl
@@ -37,19 +38,24 @@ def native_wheel() -> Path:
 
 
 def manylinux_wheel(out: Path) -> Path:
-    """Build the Linux wheel in the folder `out` and return its path."""
+    """Build the Linux wheel for this machine in the folder `out` and return its path."""
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("w") as lock:  # parallel tests may call this at once
         fcntl.flock(lock, fcntl.LOCK_EX)
-        tools = install_auditwheel()
-        repaired = WORK / "manylinux"
-        excluded = [part for library in LIBRARIES_OF_OTHER_WHEELS for part in ("--exclude", library)]
-        run(
-            [sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", repaired, native_wheel()],
-            {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"},
-        )
-        (wheel,) = repaired.glob("*.whl")
-        return move(wheel, out)
+        return move(with_manylinux_tag(native_wheel(), WORK / "manylinux"), out)
+
+
+def with_manylinux_tag(wheel: Path, out: Path) -> Path:
+    """Write the wheel with its manylinux tag to the folder `out` and return its path."""
+    tools = install_auditwheel()
+    excluded = [part for library in LIBRARIES_OF_OTHER_WHEELS for part in ("--exclude", library)]
+    shutil.rmtree(out, ignore_errors=True)
+    run(
+        [sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", out, wheel],
+        {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"},
+    )
+    (repaired,) = out.glob("*.whl")
+    return repaired
 
 
 def install_auditwheel() -> Path:
@@ -86,7 +92,8 @@ def main() -> None:
     wheel = move(native_wheel(), out) if on_mac else manylinux_wheel(out)
     print(f"[wheels] built {wheel.relative_to(ROOT)}", flush=True)
     if not on_mac:
-        sys.exit(subprocess.run([sys.executable, ROOT / "tools" / "macos" / "build_wheel.py"]).returncode)
+        scripts = ("linux_arm64/build_arm64_wheel.py", "macos/build_wheel.py")
+        sys.exit(max(subprocess.run([sys.executable, ROOT / "tools" / script]).returncode for script in scripts))
 
 
 if __name__ == "__main__":

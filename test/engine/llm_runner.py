@@ -1,22 +1,10 @@
 """Runs the C++ program mlx_llm_runner as a user does."""
 
 import json
-import os
 import re
 import subprocess
-from pathlib import Path
 
-import pytest
-
-BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD") or Path(__file__).resolve().parents[2] / "build")
-
-
-def find_program(name: str) -> Path:
-    """The path of a program in the build folder. Fails the test if it is missing."""
-    path = BUILD / name
-    if not path.exists():
-        pytest.fail(f"{path} is not built: cmake --build {BUILD}")
-    return path
+from cpp_programs import find_program
 
 
 class Run:

@@ -6,8 +6,8 @@ import subprocess
 
 import llm_programs as programs
 import pytest
+from cpp_programs import find_program
 from executorch_mlx.llm import LLM
-from llm_runner import find_program
 
 
 def test_finish_reasons_are_listed(run):

@@ -10,11 +10,11 @@ import engine_rows
 import llm_programs as programs
 import pytest
 import torch
+from cpp_programs import BUILD
 from executorch.exir import to_edge_transform_and_lower
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from executorch_mlx import MLXPartitioner
 from fuzz_payloads import peak_gigabytes
-from llm_runner import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
 SOURCES = Path(__file__).resolve().parents[2] / "backends" / "mlx"

@@ -3,8 +3,8 @@
 import subprocess
 
 import pytest
+from cpp_programs import find_program
 from executorch.devtools import Inspector
-from llm_runner import find_program
 
 
 def delegated_events(path) -> list:

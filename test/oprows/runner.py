@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from pathlib import Path
+
+from cpp_programs import PROGRAMS
 
 from . import tensor_file
 from .check import Failure, compare
 from .lowering import lower
 from .row import OpRow
 
-BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD") or Path(__file__).resolve().parents[2] / "build")
-RUNNER = BUILD / "op_test_runner"
-FOLDER = BUILD / "op_tests"
+RUNNER = PROGRAMS / "op_test_runner"
+FOLDER = PROGRAMS / "op_tests"
 _TIMEOUT = 120  # seconds
 
 

@@ -2,21 +2,18 @@
 
     python tools/macos/build_wheel.py              # → dist/executorch_mlx-…-macosx_14_0_arm64.whl
 
-Prints one line and builds nothing if the machine lacks ld64.lld or flatc. The steps, all below build/macos/:
+Prints one line and builds nothing if the machine lacks ld64.lld or flatc. Two steps are for macOS only; ../cross.py
+describes the others:
 
-1. pip downloads the macOS wheels of executorch and mlx, which contain headers and libraries.
+1. pip downloads zig.
 2. stubs.py lists the symbols of macOS's system libraries, in the place of Apple's SDK.
-3. CMake builds the project with toolchain.cmake.
-4. setup.py makes a wheel of that build.
 """
 
 import argparse
-import fcntl
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -24,12 +21,14 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import stubs  # noqa: E402
-from wheels import move, run  # noqa: E402
+from cross import CrossBuild, pip, say  # noqa: E402
+from wheels import move  # noqa: E402
 
-WORK = ROOT / "build" / "macos"
-SITE_PACKAGES = WORK / "site-packages"
-STUBS = WORK / "stubs"
 PLATFORM = "macosx_14_0_arm64"
+MACOS = CrossBuild("macos", "macOS", "mlx-metal", (PLATFORM,))
+WORK = MACOS.work
+SITE_PACKAGES = MACOS.site_packages
+STUBS = WORK / "stubs"
 ZIG = "ziglang==0.17.1"
 OLDEST_LINKER, NEWEST_LINKER = 19, 30  # versions of LLVM; 19 is tested
 
@@ -59,52 +58,26 @@ def missing_tool() -> str | None:
 
 def build_wheel(out: Path) -> Path:
     """Build the wheel in the folder `out` and return its path. Later calls compile only what has changed since."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    with (WORK / "lock").open("w") as lock:  # parallel tests may call this at once
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        unpack_wheels()
+    with MACOS.locked():
+        MACOS.unpack_wheels()
         zig = zig_folder()
         STUBS.mkdir(exist_ok=True)
         stubs.write_libcxx(STUBS / "libc++.1.tbd", wheel_libraries())
         stubs.write_libsystem(STUBS / "libSystem.tbd", zig / "lib" / "libc" / "darwin" / "libSystem.tbd")
-        compile_project(zig / "zig")
-        return make_wheel(out)
+        options = {
+            "EXECUTORCH_MLX_TESTS": "OFF",
+            "EXECUTORCH_MLX_ZIG": zig / "zig",
+            "EXECUTORCH_MLX_LD64": linker(),
+            "EXECUTORCH_MLX_STUBS": STUBS,
+        }
+        caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(WORK / "zig-cache"))
+        MACOS.compile(options, caches)
+        return move(MACOS.make_wheel(PLATFORM), out)
 
 
 def wheel_libraries() -> list[Path]:
     folders = (SITE_PACKAGES / "executorch" / "lib", SITE_PACKAGES / "mlx" / "lib")
     return sorted(file for folder in folders for file in folder.glob("*.dylib"))
-
-
-def unpack_wheels() -> None:
-    """Download the macOS wheels of executorch and mlx to `SITE_PACKAGES`, unless the pinned versions are there."""
-    pins = dict(re.findall(r'"(executorch|mlx)==([\d.]+)"', (ROOT / "pyproject.toml").read_text()))
-    requirements = [f"executorch=={pins['executorch']}", f"mlx-metal=={pins['mlx']}"]
-    installed = WORK / "unpacked"  # a file with the versions in `SITE_PACKAGES`
-    if installed.exists() and installed.read_text().split() == requirements:
-        return
-    say(f"downloading {' and '.join(requirements)} for macOS")
-    downloads = WORK / "downloads"
-    # The C++ libraries are the same in the wheels of all Python versions.
-    pip(
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--dest",
-        downloads,
-        "--platform",
-        PLATFORM,
-        "--python-version",
-        "3.12",
-        "--implementation",
-        "cp",
-        *requirements,
-    )
-    shutil.rmtree(SITE_PACKAGES, ignore_errors=True)
-    for wheel in downloads.glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(SITE_PACKAGES)
-    shutil.rmtree(downloads)
-    installed.write_text("\n".join(requirements))
 
 
 def zig_folder() -> Path:
@@ -116,47 +89,6 @@ def zig_folder() -> Path:
         pip("install", "--no-deps", "--target", folder, ZIG)
         (folder / "version").write_text(ZIG)
     return folder / "ziglang"
-
-
-def compile_project(zig: Path) -> None:
-    say("compiling for macOS")
-    options = {
-        "CMAKE_TOOLCHAIN_FILE": HERE / "toolchain.cmake",
-        "EXECUTORCH_MLX_TESTS": "OFF",
-        "CMAKE_MAKE_PROGRAM": shutil.which("ninja", path=Path(sys.executable).parent) or shutil.which("ninja"),
-        "EXECUTORCH_MLX_WHEELS": SITE_PACKAGES,
-        "EXECUTORCH_MLX_ZIG": zig,
-        "EXECUTORCH_MLX_LD64": linker(),
-        "EXECUTORCH_MLX_STUBS": STUBS,
-    }
-    cmake = [sys.executable, "-m", "cmake"]
-    defines = [f"-D{name}={value}" for name, value in options.items()]
-    environment = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(WORK / "zig-cache"))
-    # Without --fresh, CMake ignores changes of toolchain.cmake.
-    run([*cmake, "--fresh", "-S", ROOT, "-B", WORK / "cmake", "-G", "Ninja", *defines], environment)
-    run([*cmake, "--build", WORK / "cmake"], environment)
-
-
-def make_wheel(out: Path) -> Path:
-    """Make a wheel of the compiled project in the folder `out`, and return its path."""
-    made = WORK / "packed"
-    shutil.rmtree(made, ignore_errors=True)
-    run(
-        [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", WORK]
-        + ["build", "--build-base", WORK / "setuptools"]
-        + ["bdist_wheel", "--plat-name", PLATFORM, "--dist-dir", made],
-        {"EXECUTORCH_MLX_CMAKE_BUILD": str(WORK / "cmake")},
-    )
-    (wheel,) = made.glob("*.whl")
-    return move(wheel, out)
-
-
-def pip(*arguments: object) -> None:
-    run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments])
-
-
-def say(text: str) -> None:
-    print(f"[wheels] {text}", flush=True)
 
 
 def main() -> None:

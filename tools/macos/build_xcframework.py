@@ -22,7 +22,8 @@ sys.path.insert(0, str(HERE))
 
 import build_wheel  # noqa: E402
 import macho  # noqa: E402
-from build_wheel import ROOT, SITE_PACKAGES, STUBS, run  # noqa: E402
+from build_wheel import ROOT, SITE_PACKAGES, STUBS  # noqa: E402
+from wheels import run  # noqa: E402
 
 NAME = "ExecutorchMLX"
 EXPORTED = ("libmlx_llm_engine.dylib", "libmlx_delegate.dylib")

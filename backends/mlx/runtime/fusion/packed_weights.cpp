@@ -2,6 +2,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include <cstdint>
@@ -209,10 +210,10 @@ std::vector<std::shared_ptr<ReleasedConstant>> release(
 mx::array allocate_block(size_t bytes) {
   auto block = allocate({static_cast<int>((bytes + kCacheLine) / kCacheLine), kCacheLine}, mx::uint8);
 #if defined(__linux__)
-  constexpr uintptr_t kPage = 4096;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(block.data<void>());
-  const auto first = (begin + kPage - 1) / kPage * kPage;
-  const auto last = (begin + block.nbytes()) / kPage * kPage;
+  const auto first = (begin + page - 1) / page * page;
+  const auto last = (begin + block.nbytes()) / page * page;
   if (first < last) {
     madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE); // may be refused
   }

@@ -9,7 +9,8 @@
 
 namespace executorch_mlx::kernel {
 
-// Returns the instruction set of the kernels: "amx", "avx512_bf16", "avx512", "avx2" or "portable".
+// Returns the instruction set of the kernels: "amx", "avx512_bf16", "avx512" or "avx2" on x86-64, "i8mm" (with
+// bfloat16) or "dotprod" on arm64, or "portable".
 EXECUTORCH_MLX_KERNEL_API const char* instruction_set();
 
 // Returns the instruction sets that this processor supports, such as "avx2, portable".

@@ -19,6 +19,12 @@ constexpr float kLargestWeight = 1e18f; // sums of squares stay finite
 constexpr float kToInteger = 1.5f * (1 << 23); // adding and subtracting it rounds a small float, ties to even
 constexpr float kLargestFraction = 1 << 23; // floats from here on are integers
 
+#if defined(__aarch64__)
+typedef __fp16 Half; // GCC 12 lacks _Float16 in C++ there
+#else
+typedef _Float16 Half;
+#endif
+
 // A value of each of 16 groups. The compiler splits these vectors if the instruction set has shorter ones.
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
@@ -240,7 +246,7 @@ INLINE void read(const Weight& w, int64_t first, Lanes<size>& lanes) {
   if (w.x_dtype == kFloat32) {
     read<size, float>(w, first, lanes, [](float x) { return x; });
   } else if (w.x_dtype == kFloat16) {
-    read<size, _Float16>(w, first, lanes, [](_Float16 x) { return static_cast<float>(x); });
+    read<size, Half>(w, first, lanes, [](Half x) { return static_cast<float>(x); });
   } else {
     read<size, uint16_t>(w, first, lanes, [](uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); });
   }
@@ -250,7 +256,7 @@ INLINE void write_number(void* numbers, int64_t index, float x, int dtype) {
   if (dtype == kFloat32) {
     static_cast<float*>(numbers)[index] = x;
   } else if (dtype == kFloat16) {
-    static_cast<_Float16*>(numbers)[index] = static_cast<_Float16>(x);
+    static_cast<Half*>(numbers)[index] = static_cast<Half>(x);
   } else {
     static_cast<uint16_t*>(numbers)[index] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
   }

@@ -11,15 +11,11 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kColumnTileRows = 6;
-constexpr int kMaxColumnTileRows = 8;
-constexpr int column_vectors(int rows) { return rows == 1 ? 16 : rows == 2 ? 8 : rows <= 6 ? 4 : 3; }
-#else
-constexpr int kColumnTileRows = 4;
-constexpr int kMaxColumnTileRows = 4;
-constexpr int column_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 3; }
-#endif
+constexpr int kColumnTileRows = kRegisters == 32 ? 6 : 4;
+constexpr int kMaxColumnTileRows = kRegisters == 32 ? 8 : 4;
+constexpr int column_vectors(int rows) {
+  return rows <= 2 ? kRegisters / 2 / rows : kRegisters == 32 && rows <= 6 ? 4 : 3;
+}
 
 // The rows of a tile if x has m rows. Up to kMaxColumnTileRows rows make a single tile, which reads the matrix once.
 constexpr int column_tile_rows(int m) { return m <= kMaxColumnTileRows ? m : kColumnTileRows; }

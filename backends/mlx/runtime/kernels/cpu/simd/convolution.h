@@ -15,6 +15,9 @@ inline Floats permute(Floats x, Ints indices) {
   return (Floats)_mm512_permutexvar_ps((__m512i)indices, (__m512)x);
 #elif defined(__AVX2__)
   return (Floats)_mm256_permutevar8x32_ps((__m256)x, (__m256i)indices);
+#elif defined(__aarch64__)
+  const Words bytes = (Words)indices * 0x04040404u + 0x03020100u; // of each element
+  return (Floats)vqtbl1q_u8((uint8x16_t)x, (uint8x16_t)bytes);
 #else
   Floats y;
   for (int lane = 0; lane < kLanes; ++lane) {

@@ -109,11 +109,11 @@ void dot_rows_for_type(const float* x, ptrdiff_t ldx, int m, const void* w, ptrd
   if (m == 1) {
     return dot_bands<Type, 1, kBandsForOneRow>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
   }
-#if defined(__AVX512F__)
-  if (m == 7 || m == 8) { // one tile, which reads the matrix once
-    return dot_bands<Type, 8, 3>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+  if constexpr (kRegisters == 32) {
+    if (m == 7 || m == 8) { // one tile, which reads the matrix once
+      return dot_bands<Type, 8, 3>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+    }
   }
-#endif
   dot_bands<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
 }
 

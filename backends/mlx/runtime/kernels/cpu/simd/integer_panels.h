@@ -11,13 +11,19 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 namespace {
 
 constexpr int kBlocksOfPanel = kIntegerPanelRows / kLanes;
-constexpr int kPanelsForOneRow = 2; // in a tile with one row of x
 constexpr int kPanelsForManyRows = kBlocksOfPanel == 1 ? 2 : 1; // otherwise the sums would not fit in the registers
+
+// The number of panels in a tile with one row of x, whose integers have this many digits.
+constexpr int panels_for_one_row(int digits) { return kBlocksOfPanel * digits < 8 ? 2 : 1; }
 
 // The number of rows of x in a tile, for weights of `bits` bits and integers of x of this many digits.
 constexpr int integer_tile_rows([[maybe_unused]] int bits, int digits) {
 #if defined(__AVX512F__)
   return digits == 1 ? 8 : 4;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return digits == 1 ? 4 : 2;
+#elif defined(__aarch64__)
+  return digits == 1 ? 4 : digits == 2 ? 2 : 1;
 #else
   // With 4 bits, a sum takes two registers: see Sums<4>.
   return digits == 1 ? (bits == 4 ? 3 : 4) : digits == 2 ? 2 : 1;
@@ -39,8 +45,65 @@ inline Floats load_scales(const char* from, FloatType type) {
 // The vectors of integers in a vector of words: four integers in each lane.
 template <int Bits, int Quad>
 inline Words integers_of(Words words) {
+#if defined(__aarch64__)
+  if constexpr (Bits == 4 && Quad == 1) {
+    return (Words)vshrq_n_u8((uint8x16_t)words, 4);
+  }
+#endif
   return Bits == 8 ? words : words >> 4 * Quad & 0x0f0f0f0fu;
 }
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Products of a vector of rows of the matrix with two rows of x. An instruction multiplies eight bytes of two rows of
+// each.
+struct RowPairSums {
+  int32x4_t low, high; // [2, 2]: two rows of the matrix, and two of x
+
+  // `first` and `second` have four integers each of the rows of the matrix, x has eight each of its rows.
+  void add(Words first, Words second, int8x16_t x) {
+    low = vusmmlaq_s32(low, (uint8x16_t)vzip1q_u32((uint32x4_t)first, (uint32x4_t)second), x);
+    high = vusmmlaq_s32(high, (uint8x16_t)vzip2q_u32((uint32x4_t)first, (uint32x4_t)second), x);
+  }
+
+  // The sums for one of the two rows of x.
+  template <int Row>
+  Ints total() const {
+    return (Ints)(Row == 0 ? vuzp1q_s32(low, high) : vuzp2q_s32(low, high));
+  }
+};
+constexpr bool kMultipliesRowPairs = true;
+
+// Adds the products of a group of `words` words with pairs of rows of x, whose digits are at `integers`: the digits of
+// a row have the distance `stride`, and so have the last digit of a row and the next row. place() is as in
+// integer_tile().
+template <int Bits, int Digits, int B, int Pairs, typename Place>
+__attribute__((always_inline)) inline void add_row_pairs(
+    int words, const int8_t* const* integers, ptrdiff_t stride, const Place& place, RowPairSums (&sums)[B][Pairs]) {
+  constexpr int kRowBytes = kIntegerPanelRows * 4; // from a word of the rows of a panel to the next one
+  constexpr int Step = Bits / 4; // words with eight integers
+  for (int i = 0; i < words; i += Step) {
+    int8x16_t x[Pairs];
+    repeat<Pairs>([&](auto pair) __attribute__((always_inline)) {
+      const int8_t* const first = integers[pair.value / Digits * 2 * Digits + pair.value % Digits] + i / Step * 8;
+      x[pair.value] = vcombine_s8(vld1_s8(first), vld1_s8(first + Digits * stride));
+    });
+    repeat<B>([&](auto b) __attribute__((always_inline)) {
+      const char* const from = place(b.value, i * kRowBytes, 4);
+      for (int word = 0; b.value % kBlocksOfPanel == 0 && word < Step; ++word) {
+        prefetch(from + word * kRowBytes + kPrefetchDistance);
+      }
+      const Words first = load<Words>(from);
+      const Words second = Bits == 8 ? load<Words>(from + kRowBytes) : integers_of<4, 1>(first);
+      repeat<Pairs>([&](auto pair) __attribute__((always_inline)) {
+        sums[b.value][pair.value].add(integers_of<Bits, 0>(first), second, x[pair.value]);
+      });
+    });
+  }
+}
+#else
+struct RowPairSums {};
+constexpr bool kMultipliesRowPairs = false;
+#endif
 
 // The dot product of a group from those of the digits of x, the lowest digit first.
 template <int Digits>
@@ -83,37 +146,44 @@ void integer_tile(const IntegerPanels& panels, int panel, int between, const Int
   const auto place = [&](int b, ptrdiff_t begin, ptrdiff_t size) __attribute__((always_inline)) {
     return groups[b / kBlocksOfPanel] + begin + b % kBlocksOfPanel * kLanes * size;
   };
+  constexpr bool kPairs = kMultipliesRowPairs && M % 2 == 0;
   Floats acc[M][B] = {};
   for (int g = 0; g < p.groups; ++g) {
     Sums<Bits> sums[B][Parts][M * D] = {};
-    const int step = Step > 0 ? Step : p.words; // divides p.words, a multiple of 4
-    for (int begin = 0; begin < p.words; begin += step) {
-      for (int i = begin; i < begin + step; i += Parts) {
-        repeat<Parts>([&](auto part) __attribute__((always_inline)) {
-          Words words[B];
-          repeat<B>([&](auto b) __attribute__((always_inline)) {
-            const char* from = place(b.value, (i + part.value) * (kIntegerPanelRows * 4), 4);
-            if (b.value % kBlocksOfPanel == 0) { // once for each cache line
-              prefetch(from + kPrefetchDistance);
-            }
-            words[b.value] = load<Words>(from);
-          });
-          repeat<Quads>([&](auto quad) __attribute__((always_inline)) {
-            repeat<M * D>([&](auto r) __attribute__((always_inline)) {
-              const auto four =
-                  Sums<Bits>::load(integers[r.value] + ((i + part.value) * Quads + quad.value) * kBytesOfFour);
-              repeat<B>([&](auto b) __attribute__((always_inline)) {
-                sums[b.value][part.value][r.value].add(integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
+    RowPairSums pairs[B][(M + 1) / 2 * D] = {};
+    if constexpr (kPairs) {
+      add_row_pairs<Bits, D, B>(p.words, integers, x.stride, place, pairs);
+    } else {
+      const int step = Step > 0 ? Step : p.words; // divides p.words, a multiple of 4
+      for (int begin = 0; begin < p.words; begin += step) {
+        for (int i = begin; i < begin + step; i += Parts) {
+          repeat<Parts>([&](auto part) __attribute__((always_inline)) {
+            Words words[B];
+            repeat<B>([&](auto b) __attribute__((always_inline)) {
+              const char* from = place(b.value, (i + part.value) * (kIntegerPanelRows * 4), 4);
+              if (b.value % kBlocksOfPanel == 0) { // once for each cache line
+                prefetch(from + kPrefetchDistance);
+              }
+              words[b.value] = load<Words>(from);
+            });
+            repeat<Quads>([&](auto quad) __attribute__((always_inline)) {
+              repeat<M * D>([&](auto r) __attribute__((always_inline)) {
+                const auto four =
+                    Sums<Bits>::load(integers[r.value] + ((i + part.value) * Quads + quad.value) * kBytesOfFour);
+                repeat<B>([&](auto b) __attribute__((always_inline)) {
+                  sums[b.value][part.value][r.value].add(
+                      integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
+                });
               });
             });
           });
+        }
+        repeat<B * Parts>([&](auto i) __attribute__((always_inline)) {
+          for (auto& sum : sums[i.value / Parts][i.value % Parts]) {
+            sum.finish();
+          }
         });
       }
-      repeat<B * Parts>([&](auto i) __attribute__((always_inline)) {
-        for (auto& sum : sums[i.value / Parts][i.value % Parts]) {
-          sum.finish();
-        }
-      });
     }
     repeat<B>([&](auto b) __attribute__((always_inline)) {
       const char* from = place(b.value, p.words * (kIntegerPanelRows * 4), scale_size);
@@ -123,6 +193,10 @@ void integer_tile(const IntegerPanels& panels, int panel, int between, const Int
         const ptrdiff_t index = (row + r.value) * static_cast<ptrdiff_t>(x.groups) + g;
         Ints dots[D];
         for (int d = 0; d < D; ++d) {
+          if constexpr (kPairs) {
+            dots[d] = pairs[b.value][r.value / 2 * D + d].template total<r.value % 2>();
+            continue;
+          }
           dots[d] = sums[b.value][0][r.value * D + d].total;
           for (int part = 1; part < Parts; ++part) {
             dots[d] += sums[b.value][part][r.value * D + d].total;
@@ -167,7 +241,7 @@ void integer_bands(
 template <int Bits, int Digits>
 void multiply_integers_of(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
-  m == 1 ? integer_bands<Bits, Digits, 1, kPanelsForOneRow>(panels, x, m, first, last, y, ldy)
+  m == 1 ? integer_bands<Bits, Digits, 1, panels_for_one_row(Digits)>(panels, x, m, first, last, y, ldy)
          : integer_bands<Bits, Digits, integer_tile_rows(Bits, Digits), kPanelsForManyRows>(
                panels, x, m, first, last, y, ldy);
 }

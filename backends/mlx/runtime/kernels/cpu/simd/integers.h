@@ -91,6 +91,8 @@ struct Sums<8> {
 inline Ints add_products(Ints acc, Words w, Ints x) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return (Ints)vusdotq_s32((int32x4_t)acc, (uint8x16_t)w, (int8x16_t)x);
 #else
   for (int shift = 0; shift < 32; shift += 8) {
     acc += (Ints)(w >> shift & 255u) * ((Ints)((Words)x << (24 - shift)) >> 24);
@@ -109,26 +111,60 @@ struct Sums {
   void add(Words w, Ints x) { total = add_products(total, w, x); }
   void finish() {}
 };
+
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+// acc + the sum of the four products of each lane. All bytes are signed.
+inline Ints add_signed_products(Ints acc, Ints w, Ints x) {
+  return (Ints)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)x);
+}
+
+template <>
+inline void Sums<4>::add(Words w, Ints x) {
+  total = add_signed_products(total, (Ints)w, x);
+}
+
+// The instruction multiplies signed bytes: w - 128, and 128 times the integers of x.
+template <>
+struct Sums<8> {
+  struct Operand {
+    Ints integers;
+    Ints products; // with 128
+  };
+  static constexpr int kBytes = 1;
+  static constexpr int kAdditions = 0;
+  Ints total;
+
+  static Operand load(const int8_t* x) {
+    const Ints integers = broadcast_word(x);
+    return {integers, add_signed_products(Ints{}, Ints{} + 0x40404040, integers) * 2};
+  }
+  void add(Words w, const Operand& x) {
+    total = add_signed_products(total + x.products, (Ints)(w ^ 0x80808080u), x.integers);
+  }
+  void finish() {}
+};
+#endif
 #endif
 
 // -- activations ----------------------------------------------------------------------------------
 
-// The order of eight integers of x, or of sixteen.
-inline Floats integer_order(Floats v, Constant<8>) {
-  if constexpr (Sums<8>::kBytes == 1) {
+// The elements of x that a vector holds, from place i on, if they are in the order of the integers of the matrix. In a
+// word of integers of 4 bits, these are the even ones and then the odd ones.
+template <int Bits>
+inline Floats load_in_integer_order(const float* x, int i) {
+  const Floats v = load<Floats>(x + i);
+  if constexpr (Bits == 8 && Sums<8>::kBytes == 1) {
     return v;
   }
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+  return Bits == 8 ? __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15)
+                   : __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+#elif defined(__aarch64__)
+  const Floats other = load<Floats>(x + (i ^ kLanes)); // the other half of the eight integers of a word
+  return i % 8 == 0 ? __builtin_shufflevector(v, other, 0, 2, 4, 6) : __builtin_shufflevector(other, v, 1, 3, 5, 7);
 #else
-  return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7);
-#endif
-}
-inline Floats integer_order(Floats v, Constant<4>) {
-#if defined(__AVX512F__)
-  return __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-#else
-  return __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7);
+  return Bits == 8 ? __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7)
+                   : __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7);
 #endif
 }
 
@@ -147,6 +183,11 @@ inline void store_integers(Ints x, int8_t* to) {
     const Integers integers = __builtin_convertvector(x, Integers);
     __builtin_memcpy(to, &integers, sizeof(integers));
   } else {
+#if defined(__aarch64__)
+    const int8x8_t integers = vreinterpret_s8_s16(vmovn_s32((int32x4_t)x));
+    const uint32_t four = vget_lane_u32(vreinterpret_u32_s8(vuzp1_s8(integers, integers)), 0);
+    __builtin_memcpy(to, &four, sizeof(four));
+#else
     typedef int8_t Integers __attribute__((vector_size(kLanes)));
 #if defined(__AVX512F__)
     const Integers integers = (Integers)_mm512_cvtepi32_epi8((__m512i)x);
@@ -154,6 +195,7 @@ inline void store_integers(Ints x, int8_t* to) {
     const Integers integers = __builtin_convertvector(x, Integers);
 #endif
     __builtin_memcpy(to, &integers, sizeof(integers));
+#endif
   }
 }
 
@@ -247,8 +289,8 @@ bool round_row_of(const float* x, int groups, int size, const IntegerRows& rows,
     const auto [scale, inverse] = is_finite ? group_scale<Digits>(largest) : GroupScale{__builtin_nanf(""), 0};
     Ints sum = {};
     for (int i = 0; i < size; i += kLanes) {
-      const Floats values = is_finite ? load<Floats>(x + i) : Floats{};
-      const Ints q = rounded(integer_order(values, Constant<Bits>{}) * inverse);
+      const Floats values = is_finite ? load_in_integer_order<Bits>(x, i) : Floats{};
+      const Ints q = rounded(values * inverse);
       sum += q;
       store_digits<Digits, Bytes>(q, integers + i * Bytes, rows.stride);
     }

@@ -41,7 +41,7 @@ extern const Kernels kernels = {.multiplies_bfloat16_pairs = kMultipliesPairs,
     .dequantize_rows = dequantize_rows,
     .pack_quantized_panel = pack_quantized_panel,
     .dequantize_entries = dequantize_entries,
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
     .has_fast_integers = true,
 #else
     .has_fast_integers = false,

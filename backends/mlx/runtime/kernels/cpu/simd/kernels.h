@@ -275,6 +275,12 @@ extern const Kernels kernels;
 namespace avx512_bf16 { // avx512 with BF16 and VNNI
 extern const Kernels kernels;
 }
+namespace dotprod {
+extern const Kernels kernels;
+}
+namespace i8mm { // dotprod with I8MM and BF16
+extern const Kernels kernels;
+}
 
 namespace amx { // functions for avx512_bf16::kernels on a processor with AMX: see tiles.cpp
 void multiply_tiles(const float* x, int m, const uint16_t* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy);

@@ -7,8 +7,9 @@
 // has the same element of kLanes rows, and a vector of accumulators has partial sum i of kLanes results.
 //
 // The partial sums are added in pairs, in the order of sums() in vector.h. As soon as both sums of a pair are complete,
-// they are added, so that only a few of them are held at a time. With AVX-512, the two sections of a pair are computed
-// together: half as many sums go through memory, where each store of a vector takes as long as two multiplications.
+// they are added, so that only a few of them are held at a time. With 32 registers, the two sections of a pair are
+// computed together: half as many sums go through memory, where each store of a vector takes as long as two
+// multiplications.
 //
 // A panel has its sections in the order in which they are added. Of the sections that are computed together, it has the
 // first vector of each, then the second vector of each, and so on. A kernel therefore reads a panel from its beginning
@@ -21,15 +22,11 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kSectionsTogether = 2;
-constexpr int kPanelsFromRows = 64;
-#else
-constexpr int kSectionsTogether = 1; // the registers hold too few sums for two sections
-constexpr int kPanelsFromRows = 48;
-#endif
+// 16 registers hold too few sums for two sections.
+constexpr int kSectionsTogether = kRegisters == 32 ? 2 : 1;
+constexpr int kPanelsFromRows = kRegisters == 32 ? 64 : 48;
 constexpr int kSectionGroups = kLanes / kSectionsTogether;
-constexpr int kPanelGroupRows = kLanes / 2 / kSectionsTogether; // rows of x whose sums fit in the registers
+constexpr int kPanelGroupRows = 4; // rows of x whose sums fit in the registers
 constexpr int kPanelGroups = kLanes / kPanelGroupRows; // in a panel of x
 constexpr ptrdiff_t kCacheLine = 64;
 

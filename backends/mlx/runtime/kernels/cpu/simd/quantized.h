@@ -30,6 +30,10 @@ template <>
 struct BytesOf<2> {
   typedef uint16_t Type;
 };
+template <>
+struct BytesOf<1> {
+  typedef uint8_t Type;
+};
 
 // One group of a row. values() returns the values of kLanes consecutive integers, which begin at the byte `from`. They
 // are in packed order: the order in which a vector holds the integers after they are unpacked.
@@ -44,6 +48,10 @@ class Group {
  private:
   static Floats integers(const char* from) {
     if constexpr (Bits == 8) {
+#if defined(__aarch64__)
+      const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(load<uint32_t>(from)));
+      return (Floats)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+#else
       typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
       const Bytes bytes = load<Bytes>(from);
 #if defined(__AVX512F__)
@@ -52,6 +60,7 @@ class Group {
       return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes)));
 #else
       return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+#endif
 #endif
     } else {
       Words shifts;
@@ -200,21 +209,15 @@ void quantized_tile(
 // Returns the number of rows of the matrix, which are columns of the result, in a tile with `rows` rows of x.
 // Integers of 8 bits take the fewest registers to unpack.
 constexpr int quantized_columns(int rows, int bits) {
-#if defined(__AVX512F__)
-  (void)bits;
-  return rows <= 4 ? 4 : 3;
-#else
+  if (kRegisters == 32) {
+    return rows <= 4 ? 4 : 3;
+  }
   return rows == 1 ? (bits == 8 ? 4 : 3) : rows <= 4 ? 2 : 1;
-#endif
 }
 
-#if defined(__AVX512F__)
-constexpr int kSmallTileRows = kMaxQuantizedRows;
-#else
-// With more rows of x, the registers hold sums for one row of the matrix only, and the tile loads x again for the next
+// With more rows of x, 16 registers hold sums for one row of the matrix only, and the tile loads x again for the next
 // row. This takes longer than to unpack the matrix again if x is larger than the first-level cache.
-constexpr int kSmallTileRows = 4;
-#endif
+constexpr int kSmallTileRows = kRegisters == 32 ? kMaxQuantizedRows : 4;
 constexpr int64_t kCachedElements = 10 << 10;
 
 void quantized_rows(const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last,

@@ -9,6 +9,9 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif EXECUTORCH_MLX_ARM_KERNELS
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include "instruction_set.h"
@@ -68,6 +71,15 @@ std::vector<Choice> find_choices() {
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
     result.push_back({"avx2", &avx2::kernels});
+  }
+#elif EXECUTORCH_MLX_ARM_KERNELS
+  const bool has_dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  constexpr unsigned long kBits = HWCAP2_I8MM | HWCAP2_BF16;
+  if (has_dotprod && (getauxval(AT_HWCAP2) & kBits) == kBits) {
+    result.push_back({"i8mm", &i8mm::kernels});
+  }
+  if (has_dotprod) {
+    result.push_back({"dotprod", &dotprod::kernels});
   }
 #endif
   result.push_back({"portable", &portable::kernels});

@@ -11,11 +11,7 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kWideColumnVectors = 8;
-#else
-constexpr int kWideColumnVectors = 4;
-#endif
+constexpr int kWideColumnVectors = kRegisters / 4;
 constexpr int kColumnVectors = 2;
 
 // Up to this number of tokens, reading the state takes longer than the arithmetic. Wide tiles read longer pieces of

@@ -114,20 +114,8 @@ void multiply_transposed_of(
 
 void multiply_transposed(const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n,
     int k, float* y, ptrdiff_t ldy) {
-  switch (type) {
-    case FloatType::float16:
-      return multiply_transposed_of<FloatType::float16>(x, ldx, m, w, ldw, n, k, y, ldy);
-    case FloatType::bfloat16:
-      return multiply_transposed_of<FloatType::bfloat16>(x, ldx, m, w, ldw, n, k, y, ldy);
-    case FloatType::bfloat16_pair:
-#if defined(__AVX512BF16__)
-      return multiply_transposed_of<FloatType::bfloat16_pair>(x, ldx, m, w, ldw, n, k, y, ldy);
-#else
-      return; // never called with pairs, because multiplies_bfloat16_pairs is false
-#endif
-    default:
-      return multiply_transposed_of<FloatType::float32>(x, ldx, m, w, ldw, n, k, y, ldy);
-  }
+  with_type<FloatType::float16, FloatType::bfloat16, FloatType::bfloat16_pair, FloatType::float32>(
+      type, [&](auto constant) { multiply_transposed_of<decltype(constant)::value>(x, ldx, m, w, ldw, n, k, y, ldy); });
 }
 
 } // namespace

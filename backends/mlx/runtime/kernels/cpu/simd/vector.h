@@ -5,7 +5,7 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__ARM_FEATURE_FMA)
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
@@ -13,13 +13,16 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
+// The lanes of a vector, and the number of registers for vectors.
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
-constexpr int kDotTileRows = 6, kDotTileColumns = 4; // the size of a tile of results that fits in the registers
+constexpr int kLanes = 16, kRegisters = 32;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kRegisters = 32;
 #else
-constexpr int kLanes = 8;
-constexpr int kDotTileRows = 4, kDotTileColumns = 3;
+constexpr int kLanes = 8, kRegisters = 16;
 #endif
+// The size of a tile of results that fits in the registers.
+constexpr int kDotTileRows = kRegisters == 32 ? 6 : 4, kDotTileColumns = kRegisters == 32 ? 4 : 3;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
@@ -54,7 +57,7 @@ inline void call_with_constant(int n, Run&& run) {
   run(Constant<Max>{});
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool kMultipliesPairs = true;
 #else
 constexpr bool kMultipliesPairs = false;
@@ -133,6 +136,8 @@ inline void keep_in_register([[maybe_unused]] Floats& x) {
   asm("" : "+v"(x));
 #elif defined(__AVX__)
   asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
 #endif
 }
 
@@ -241,6 +246,8 @@ inline Words to_words(Halves x) {
   return (Words)_mm512_cvtepu16_epi32((__m256i)x);
 #elif defined(__AVX2__)
   return (Words)_mm256_cvtepu16_epi32((__m128i)x);
+#elif defined(__aarch64__)
+  return (Words)vmovl_u16((uint16x4_t)x);
 #else
   return __builtin_convertvector(x, Words);
 #endif
@@ -256,6 +263,8 @@ inline Floats to_float(Halves x) {
   return (Floats)_mm512_cvtph_ps((__m256i)x);
 #elif defined(__F16C__)
   return (Floats)_mm256_cvtph_ps((__m128i)x);
+#elif defined(__aarch64__)
+  return (Floats)vcvt_f32_f16((float16x4_t)x);
 #else
   const Words bits = to_words(x);
   const Words magnitude = (bits & 0x7fffu) << 13;
@@ -271,16 +280,8 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__ARM_FEATURE_FMA)
-  constexpr int count = kLanes / 4;
-  float32x4_t x[count], y[count], z[count];
-  __builtin_memcpy(x, &a, sizeof(a));
-  __builtin_memcpy(y, &b, sizeof(b));
-  __builtin_memcpy(z, &c, sizeof(c));
-  for (int i = 0; i < count; ++i) {
-    z[i] = vfmaq_f32(z[i], x[i], y[i]);
-  }
-  return load<Floats>(z);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   for (int lane = 0; lane < kLanes; ++lane) {
     c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
@@ -292,7 +293,7 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
 // a * b + c, rounded once if the instruction set has such an instruction. The compiler itself fuses nothing, because
 // kernels.cpp is compiled with -ffp-contract=off: it could fuse an expression in one kernel and not in another.
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#if defined(__FMA__) || defined(__aarch64__)
   return fused_multiply_add(a, b, c);
 #else
   return a * b + c;
@@ -305,6 +306,10 @@ inline Floats multiply_add(Floats x, Floats w, Floats acc) {
 #if defined(__AVX512BF16__)
   if constexpr (Type == FloatType::bfloat16_pair) {
     return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w);
+  }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  if constexpr (Type == FloatType::bfloat16_pair) {
+    return (Floats)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)x, (bfloat16x8_t)w);
   }
 #endif
   return multiply_add(x, w, acc);
@@ -330,6 +335,8 @@ inline Words to_half(Floats x) {
 inline Halves low_halves(Words x) {
 #if defined(__AVX512F__)
   return (Halves)_mm512_cvtepi32_epi16((__m512i)x);
+#elif defined(__aarch64__)
+  return (Halves)vmovn_u32((uint32x4_t)x);
 #else
   return __builtin_convertvector(x, Halves);
 #endif
@@ -345,12 +352,18 @@ inline Halves to_halves(Floats x) {
       return (Halves)_mm512_cvtneps_pbh((__m512)x);
     }
   }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  if constexpr (Type == FloatType::bfloat16) {
+    return (Halves)vcvt_bf16_f32((float32x4_t)x);
+  }
 #endif
   if constexpr (Type == FloatType::float16) {
 #if defined(__AVX512F__)
     return (Halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
     return (Halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+    return (Halves)vcvt_f16_f32((float32x4_t)x);
 #endif
   }
   return low_halves(to_half<Type>(x));
