@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import memory
+    from . import gpu_kernels, memory
     from .llm import LLM, SamplingHead
     from .loader import load_delegate
     from .partitioner import MLXPartitioner
@@ -27,6 +27,7 @@ __all__ = [
     "Runtime",
     "SamplingHead",
     "dynamic_steps",
+    "gpu_kernels",
     "load_delegate",
     "memory",
     "reset",
@@ -51,8 +52,8 @@ _QUIET = {"LLM", "SamplingHead", "load_delegate", "reset"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "memory":
-        return import_module(".memory", __name__)
+    if name in ("gpu_kernels", "memory"):
+        return import_module(f".{name}", __name__)
     if name in _QUIET:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     if name != "Runtime" and name not in _MODULES:
