@@ -92,7 +92,8 @@ def test_quantized_products(fused):
     g = Layer()
     x, y = g.input((1, D)), g.output((1, D))
     h = g.norm(x)
-    gated = g.binary(ir.MultiplyNode, g.silu(g.quantized(h)), g.quantized(h))
+    gate, up = g.quantized(h), g.quantized(h)
+    gated = g.binary(ir.MultiplyNode, g.silu(gate), up)
     g.binary(ir.AddNode, x, g.quantized(gated), out=y)
     gated = ["left product", "left product", "left silu", "norm, products, silu, product"]
     assert fused(g) == [*gated, "left product", "product, sum"]

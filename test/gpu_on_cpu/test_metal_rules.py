@@ -18,7 +18,7 @@ NO_DOUBLE = ["-Xclang", "-cl-ext=-__opencl_c_fp64,-cl_khr_fp64"]
 NOT_IN_METAL = r"\[[&=]?\]\s*\(|\bstatic\b|\bvirtual\b|\bnew\b|\btry\b|\bgoto\b|\bdynamic_cast\b"
 # Without an address space, a pointer of OpenCL is generic, and one of Metal is an error. The compiler's own copy
 # constructors have such parameters, without a name.
-GENERIC = r"Decl .* (?!used\b)([A-Za-z_]\w*) '[^']*__generic"
+GENERIC = r"(?:ParmVar|Var|Field)Decl .* (?!used\b)([A-Za-z_]\w*) '[^']*__generic"
 
 pytestmark = pytest.mark.skipif(not ZIG.exists(), reason="zig is not in build/macos")
 
