@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import memory
+    from . import gpu_kernels, memory
     from .encoders import Encoder, encode
     from .llm import LLM, SamplingHead
     from .loader import load_delegate
@@ -30,6 +30,7 @@ __all__ = [
     "SamplingHead",
     "dynamic_steps",
     "encode",
+    "gpu_kernels",
     "load_delegate",
     "memory",
     "reset",
@@ -56,8 +57,8 @@ _QUIET = {"Encoder", "LLM", "SamplingHead", "encode", "load_delegate", "reset"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "memory":
-        return import_module(".memory", __name__)
+    if name in ("gpu_kernels", "memory"):
+        return import_module(f".{name}", __name__)
     if name in _QUIET:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     if name != "Runtime" and name not in _MODULES:

@@ -1,4 +1,4 @@
-"""What the runtime computes together on an NVIDIA GPU: it decides this when it loads a program, so no GPU is needed."""
+"""What the runtime computes together on a GPU with all kernels: it decides this at load, so no GPU is needed."""
 
 import os
 import subprocess
@@ -25,6 +25,13 @@ class Layer(Graph):
         transposed, y = self.new_temp(), self.new_temp()
         self.emit(ir.TransposeNode(x=self.constant(torch.ones(D, D)), out=transposed, perm=[1, 0]))
         self.emit(ir.AddmmNode(mat1=x, mat2=transposed, out=y, bias=bias))
+        return y
+
+    def quantized(self, x, mode="affine"):
+        words, scale = torch.ones(D, D // 8, dtype=torch.int32).view(torch.uint32), torch.ones(D, 1)
+        y = self.new_temp()
+        slots = {"w": self.constant(words), "scales": self.constant(scale), "biases": self.constant(scale)}
+        self.emit(ir.QuantizedMatmulNode(x=x, out=y, mode=mode, transpose=True, group_size=D, bits=4, **slots))
         return y
 
     def silu(self, x):
@@ -77,6 +84,25 @@ def test_products_with_a_bias_are_left_to_mlx(fused):
     g = Layer()
     x, y = g.input((1, D)), g.output((1, D))
     g.binary(ir.AddNode, g.product(x, bias=g.constant(torch.ones(D))), x, out=y)
+    assert fused(g) == []
+
+
+def test_quantized_products(fused):
+    """An Apple GPU has kernels for them. On an NVIDIA GPU, nobody asks for them."""
+    g = Layer()
+    x, y = g.input((1, D)), g.output((1, D))
+    h = g.norm(x)
+    gate, up = g.quantized(h), g.quantized(h)
+    gated = g.binary(ir.MultiplyNode, g.silu(gate), up)
+    g.binary(ir.AddNode, x, g.quantized(gated), out=y)
+    gated = ["left product", "left product", "left silu", "norm, products, silu, product"]
+    assert fused(g) == [*gated, "left product", "product, sum"]
+
+
+def test_quantized_products_in_other_formats_are_left_to_mlx(fused):
+    g = Layer()
+    x, y = g.input((1, D)), g.output((1, D))
+    g.binary(ir.AddNode, x, g.quantized(x, mode="mxfp4"), out=y)
     assert fused(g) == []
 
 

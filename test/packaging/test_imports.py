@@ -22,6 +22,7 @@ RULES = {
     "bindings": {"loader", "programs"},
     "quiet": set(),
     "collector": set(),
+    "gpu_kernels": {"loader"},
     "memory": {"loader"},
     "state": {"loader"},
     "builder": {"serialization", "extents", "custom_ops", "workarounds"},
@@ -59,6 +60,7 @@ RULES = {
     "cli": {
         "batch",
         "encoders",
+        "gpu_kernels",
         "inspect",
         "loader",
         "memory",
@@ -72,6 +74,7 @@ RULES = {
     "__main__": {"cli"},
     "__init__": {
         "encoders",
+        "gpu_kernels",
         "loader",
         "llm",
         "memory",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..gpu_kernels import Verdict, verdicts
 from ..loader import OtherDelegateError, blas_name, cpu_kernels, library_text, load_delegate
 from ..quiet import quiet_imports, quiet_lowering
 from .errors import CommandError
@@ -137,6 +138,10 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     import mlx.core as mx
 
     _print("device", f"{mx.default_device()}; metal {mx.metal.is_available()}, cuda {mx.cuda.is_available()}")
+    try:
+        _print_gpu_kernels(verdicts())
+    except RuntimeError as error:
+        yield str(error)
     if kernels := cpu_kernels(path):
         _print("cpu kernels", kernels)
     _print("cpu blas", blas_name(path))
@@ -150,6 +155,19 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     _print("program", "runs" if failure is None else "failed")
     if failure is not None:
         yield f"program: {failure}"
+
+
+def _print_gpu_kernels(kernels: list[Verdict]) -> None:
+    """Print a line for each kernel of the GPU: its verdict, its error, and the times with it and without it."""
+    for kernel in kernels:
+        if kernel.verdict in ("used", "slow"):
+            times = f"{kernel.microseconds:,.0f} us, without it {kernel.microseconds_without:,.0f} us"
+            details = f"error {kernel.error:.1g}, {times}"
+        elif kernel.verdict == "wrong":
+            details = f"error {kernel.error:.1g}"
+        else:
+            details = kernel.reason or ("on" if kernel.is_used else "off")
+        _print("gpu kernels" if kernel is kernels[0] else "", f"{kernel.kernel:<18} {kernel.verdict:<8} {details}")
 
 
 def _loaded_files() -> set[str]:

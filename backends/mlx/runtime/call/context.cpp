@@ -4,8 +4,8 @@
 
 #include "../serialization/output_fields.h"
 #include "call/profile.h"
-#include "gpu/cuda_kernel.h"
 #include "gpu/fused.h"
+#include "gpu/verdicts.h"
 #include "memory/mapped_files.h"
 #include "program/dispatch_table.h"
 
@@ -178,7 +178,7 @@ void Context::set_updated(const fb::Tid* tid, mx::array x, const mx::array& upda
   }
   const bool is_position = x.ndim() == 4 && start == mx::Shape{0, 0, start[2], 0} &&
       stop == mx::Shape{x.shape(0), x.shape(1), start[2] + 1, x.shape(3)};
-  if (is_position && gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
+  if (is_position && gpu::is_used(gpu::Kernel::attention, stream) && state_.can_update_in_place(tid->idx(), x)) {
     if (auto updated = gpu::update_positions(x, update, {start[2]}, stream)) {
       return set(tid, std::move(*updated));
     }
@@ -191,7 +191,7 @@ bool Context::set_positions(const fb::Tid* tid, mx::array& x, const mx::array& u
     set(tid, std::move(x));
     return true;
   }
-  if (gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
+  if (gpu::is_used(gpu::Kernel::attention, stream) && state_.can_update_in_place(tid->idx(), x)) {
     if (auto updated = gpu::update_positions(x, update, {positions.begin(), positions.end()}, stream)) {
       set(tid, std::move(*updated));
       return true;

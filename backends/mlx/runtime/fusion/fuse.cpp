@@ -1,12 +1,14 @@
 #include "fusion/fuse.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
-#include <span>
 #include <utility>
+#include <vector>
 
 #include "ops/cpu/cpu_kernels.h"
 #include "fusion/patterns.h"
-#include "mlx_internals/cuda.h"
+#include "gpu/verdicts.h"
 
 namespace executorch_mlx {
 
@@ -18,16 +20,34 @@ constexpr uint64_t kMaxSize = 1 << 20;
 
 constexpr Pattern kCpuPatterns[] = {find_constant_results, find_constant_matrices, find_elementwise_groups,
     find_product_groups, find_loop_matrices, find_recurrent_loops};
-constexpr Pattern kCudaPatterns[] = {find_constant_results, find_constant_matrices, find_products_and_sums,
-    find_silu_products, find_product_groups, find_sums_and_norms, find_ropes};
-constexpr Pattern kOtherPatterns[] = {find_constant_results};
 
-std::span<const Pattern> patterns_for(mx::Device device) {
+// A pattern of a GPU, and the kernels for which it finds instructions: it needs one of them.
+struct GpuPattern {
+  Pattern find;
+  std::vector<gpu::Kernel> kernels;
+};
+
+std::vector<GpuPattern> gpu_patterns() {
+  using gpu::Kernel;
+  return {{find_constant_matrices, {Kernel::products}},
+      {find_products_and_sums, {Kernel::products, Kernel::quantized_products}},
+      {find_silu_products, {Kernel::silu_product, Kernel::products, Kernel::quantized_products}},
+      {find_product_groups, {Kernel::products, Kernel::quantized_products}},
+      {find_sums_and_norms, {Kernel::add_rms_norm}}, {find_ropes, {Kernel::norm_rope}}};
+}
+
+std::vector<Pattern> patterns_for(mx::Device device) {
   const mx::Stream stream(0, device); // of which the functions look at the device only
   if (cpu::computes_at_once(stream)) {
-    return kCpuPatterns;
+    return {std::begin(kCpuPatterns), std::end(kCpuPatterns)};
   }
-  return gpu::is_cuda(stream) ? std::span<const Pattern>(kCudaPatterns) : std::span<const Pattern>(kOtherPatterns);
+  std::vector<Pattern> patterns{find_constant_results};
+  for (const auto& [find, kernels] : gpu_patterns()) {
+    if (std::any_of(kernels.begin(), kernels.end(), [&](auto kernel) { return gpu::is_used(kernel, stream); })) {
+      patterns.push_back(find);
+    }
+  }
+  return patterns;
 }
 
 uint64_t size_of(const MlxProgram& program) {

@@ -14,7 +14,7 @@ bool ProductAndSum::run(Context& c) const {
   if (!vectors) {
     return false;
   }
-  const auto y = gpu::product_and_sum(*vectors, c.in(product.matrix), c.in(added), c.stream);
+  const auto y = gpu::product_and_sum(*vectors, product.operands.weights(c), c.in(added), c.stream);
   c.set(out, y ? *y : mx::add(product.product_of(*vectors, c), c.in(added), c.stream));
   return true;
 }

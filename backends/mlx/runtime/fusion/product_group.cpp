@@ -38,7 +38,7 @@ class GroupFinder {
       }
     }
     for (auto& [first, group] : groups_) {
-      if (group->members.size() > 1 || group->op == fb::OpNode::AddmmNode) {
+      if (group->members.size() > 1 || group->op == fb::OpNode::AddmmNode || !on_cpu_) {
         for (const auto* member : group->members) {
           instructions[member - instructions.data()].early = program_.layout.add_held();
         }
@@ -77,10 +77,13 @@ class GroupFinder {
 
   template <typename Node>
   std::optional<Key> quantized_product(const Node& n, size_t chain, size_t i) const {
-    if (!on_cpu_ || !is_constant(n.w()) || !is_constant(n.scales()) || !is_constant(n.biases())) {
+    const auto& decoded = program_.chains[chain].instructions[i];
+    const bool fits = on_cpu_ ? is_constant(n.w()) && is_constant(n.scales()) && is_constant(n.biases())
+                              : ProductOperands::of(program_, decoded).has_value();
+    if (!fits) {
       return std::nullopt;
     }
-    const auto op = program_.chains[chain].instructions[i].source->op_type();
+    const auto op = decoded.source->op_type();
     return Key(flow_.read(chain, i, n.x()), op, n.group_size(), n.bits());
   }
 
@@ -142,9 +145,10 @@ Results packed_products(const ProductGroup& group, Context& c,
 }
 
 Results products_on_gpu(const ProductGroup& group, const mx::array& x, Context& c) {
-  std::vector<mx::array> matrices;
+  std::vector<gpu::Matrix> matrices;
   for (const auto* member : group.members) {
-    matrices.push_back(c.in(member->matrix));
+    const ProductOperands operands{nullptr, member->matrix, member->source->op_as_QuantizedMatmulNode()};
+    matrices.push_back(operands.weights(c));
   }
   return gpu::products_of_row(vectors_of(x, group.norm, c), matrices, c.stream);
 }

@@ -1,5 +1,5 @@
-// Products of a few vectors with a constant matrix, for kernels of an NVIDIA GPU that compute the operations around it,
-// too: the RMSNorm of the vectors, and what follows.
+// Products of a few vectors with a constant matrix, for kernels of a GPU that compute the operations around it, too:
+// the RMSNorm of the vectors, and what follows.
 #pragma once
 
 #include <cstdint>
@@ -29,18 +29,30 @@ struct VectorNorm {
 // Returns the vectors x, or what `norm` normalizes to x.
 gpu::Vectors vectors_of(const mx::array& x, const std::optional<VectorNorm>& norm, const Context& c);
 
-// An AddmmNode that leaves its vectors to a later instruction, the only one that reads its result, if
-// gpu::can_multiply(). It belongs to the AddmmNode.
+// The operands of a product with a constant matrix.
+struct ProductOperands {
+  const fb::Tid* x;
+  const fb::Tid* matrix; // of an AddmmNode, or null
+  const fb::QuantizedMatmulParams* quantized; // the node itself, or null
+
+  // The operands of an AddmmNode whose matrix is the transpose of a constant, or of a QuantizedMatmulNode, for which an
+  // NVIDIA GPU has no kernel. Else nullopt.
+  static std::optional<ProductOperands> of(const MlxProgram& program, const DecodedInstruction& instruction);
+
+  // Throws Failure if the quantized weights are invalid.
+  gpu::Matrix weights(Context& c) const;
+};
+
+// A product that leaves its vectors to a later instruction, the only one that reads its result, if gpu::can_multiply().
+// It belongs to the instruction of the product.
 class LeftProduct : public FusedInstruction {
  public:
-  LeftProduct(const fb::AddmmParams& node, const fb::Tid* matrix, uint32_t held)
-      : node_(node), matrix_(matrix), held_(held) {}
+  LeftProduct(const ProductOperands& operands, uint32_t held) : operands_(operands), held_(held) {}
 
   bool run(Context& c) const override;
 
  private:
-  const fb::AddmmParams& node_;
-  const fb::Tid* matrix_;
+  ProductOperands operands_;
   uint32_t held_;
 };
 
@@ -49,10 +61,10 @@ struct RowProduct {
   uint32_t vectors; // the value that the product reads
   uint32_t held; // State::held[held] are the vectors, if the product is left
   std::optional<VectorNorm> norm;
-  const fb::Tid* matrix;
+  ProductOperands operands;
 
-  // Makes the product that an instruction reads from a slot a LeftProduct, if it is an AddmmNode without a bias whose
-  // matrix is the transpose of a constant, and nothing else reads its result.
+  // Makes the product that an instruction reads from a slot a LeftProduct, if it has ProductOperands, and nothing else
+  // reads its result.
   static std::optional<RowProduct> leave(
       MlxProgram& program, const Dataflow& flow, size_t chain, size_t reader, const fb::Tid* slot);
 

@@ -22,7 +22,8 @@ bool SiluProduct::run(Context& c) const {
   const auto operand = c.take_held(gate);
   std::optional<mx::array> y;
   if (gate_vectors && up_vectors && gate_product->vectors == up_product->vectors) {
-    y = gpu::gated_products(*gate_vectors, c.in(gate_product->matrix), c.in(up_product->matrix), c.stream);
+    y = gpu::gated_products(
+        *gate_vectors, gate_product->operands.weights(c), up_product->operands.weights(c), c.stream);
   }
   if (!y) {
     const auto x = gate_vectors ? gate_product->product_of(*gate_vectors, c) : operand.value();

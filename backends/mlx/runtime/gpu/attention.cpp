@@ -18,6 +18,7 @@
 #include "fused.h"
 #include "lazy.h"
 #include "sequence_kernel.h"
+#include "verdicts.h"
 
 namespace executorch_mlx::gpu {
 
@@ -240,7 +241,7 @@ std::optional<mx::array> attention(const mx::array& q, const mx::array& keys, co
 
 std::optional<mx::array> attention_of_token(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, mx::Stream stream) {
-  if (!is_cuda(stream) || q.ndim() != 4 || q.shape(2) != 1 || !has_float_dtype(q, k.dtype()) ||
+  if (!is_used(Kernel::attention, stream) || q.ndim() != 4 || q.shape(2) != 1 || !has_float_dtype(q, k.dtype()) ||
       q.dtype() != v.dtype()) {
     return std::nullopt;
   }
@@ -258,7 +259,8 @@ std::optional<mx::array> attention_of_rows(const mx::array& q, const mx::array& 
   const auto is_cache = [&](const mx::array& x) {
     return x.dtype() == q.dtype() && (x.status() == mx::array::Status::unscheduled || x.flags().row_contiguous);
   };
-  if (!is_cuda(stream) || !has_float_dtype(q, k.dtype()) || !is_cache(k) || !is_cache(v) || k.shape(0) != 1) {
+  if (!is_used(Kernel::attention, stream) || !has_float_dtype(q, k.dtype()) || !is_cache(k) || !is_cache(v) ||
+      k.shape(0) != 1) {
     return std::nullopt;
   }
   const mx::array* operand = operand_of_row_transposition(q);

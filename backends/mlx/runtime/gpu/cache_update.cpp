@@ -16,6 +16,7 @@
 #include "mlx_internals/arrays.h"
 #include "mlx_internals/graph.h"
 #include "sequence_kernel.h"
+#include "verdicts.h"
 
 namespace executorch_mlx::gpu {
 
@@ -115,8 +116,8 @@ void join_sequences(const std::vector<mx::array>& arrays) {
 
 std::optional<mx::array> update_positions(
     const mx::array& cache, const mx::array& update, const std::vector<int>& positions, mx::Stream stream) {
-  if (!is_cuda(stream) || cache.ndim() != 4 || update.dtype() != cache.dtype() || positions.empty() ||
-      positions.size() > kMaxSpans || update.size() == 0 || !cache.flags().row_contiguous ||
+  if (!is_used(Kernel::attention, stream) || cache.ndim() != 4 || update.dtype() != cache.dtype() ||
+      positions.empty() || positions.size() > kMaxSpans || update.size() == 0 || !cache.flags().row_contiguous ||
       update.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {
     return std::nullopt;
   }

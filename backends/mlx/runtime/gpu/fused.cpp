@@ -15,12 +15,15 @@
 #include "../error.h"
 #include "cuda_kernel.h"
 #include "lazy.h"
+#include "metal.h"
+#include "verdicts.h"
 
 namespace executorch_mlx::gpu {
 
 namespace {
 
 constexpr int kMaxHeadDim = 1024;
+constexpr int kMinHeadDimOnMetal = 16; // so that no array but the offset is in the address space `constant`
 
 const CudaKernel& silu_kernel() {
   static const CudaKernel kernel("silu_multiply", {"gate", "up"}, {"y"}, {"size"}, R"(
@@ -160,8 +163,8 @@ const mx::array* operand_of_transposition(const mx::array& y) {
 }
 
 std::optional<mx::array> silu_product(const mx::array& gate, const mx::array& up, mx::Stream stream) {
-  if (!is_cuda(stream) || gate.shape() != up.shape() || gate.size() == 0 || !has_float_dtype(gate, up.dtype()) ||
-      gate.size() / kThreads >= kMaxBlocks) {
+  if (!is_used(Kernel::silu_product, stream) || gate.shape() != up.shape() || gate.size() == 0 ||
+      !has_float_dtype(gate, up.dtype()) || gate.size() / kThreads >= kMaxBlocks) {
     return std::nullopt;
   }
   return silu_kernel()({.inputs = {gate, up},
@@ -174,7 +177,7 @@ std::optional<mx::array> silu_product(const mx::array& gate, const mx::array& up
 
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
     const mx::array& a, const mx::array& b, const mx::array& weight, float eps, mx::Stream stream) {
-  const bool fits = is_cuda(stream) && a.shape() == b.shape() && has_float_dtype(a, b.dtype()) &&
+  const bool fits = is_used(Kernel::add_rms_norm, stream) && a.shape() == b.shape() && has_float_dtype(a, b.dtype()) &&
       weight.dtype() == a.dtype() && a.size() > 0 && weight.shape() == mx::Shape{a.shape(-1)};
   const size_t rows = fits ? a.size() / a.shape(-1) : 0;
   if (!fits || rows >= kMaxBlocks) {
@@ -190,13 +193,16 @@ std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
 }
 
 std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::Stream stream) {
-  if (!is_cuda(stream) || !has_float_dtype(weight, x.dtype()) || x.size() == 0) {
+  if (!is_used(Kernel::norm_rope, stream) || !has_float_dtype(weight, x.dtype()) || x.size() == 0) {
     return std::nullopt;
   }
   return mx::array(x.shape(), x.dtype(), std::make_shared<FusibleNorm>(stream, eps), {x, weight});
 }
 
 mx::array FusibleRope::compute(const std::vector<mx::array>& inputs) {
+  if (is_metal(stream())) {
+    return compute_on_metal(inputs);
+  }
   static const CudaKernel one(
       "norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"}, {"batches", "length"}, norm_rope_text(1));
   static const CudaKernel two("norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"},
@@ -220,10 +226,14 @@ mx::array FusibleRope::compute(const std::vector<mx::array>& inputs) {
 
 std::optional<std::vector<mx::array>> norm_rope(const std::vector<mx::array>& arrays, float scale,
     const mx::array& offset, const mx::array& freqs, mx::Stream stream) {
-  if (!is_cuda(stream) || arrays.empty() || arrays.size() > 2 || arrays[0].ndim() != 4 || !is_float(freqs.dtype())) {
+  if (!is_used(Kernel::norm_rope, stream) || arrays.empty() || arrays.size() > 2 || arrays[0].ndim() != 4 ||
+      !is_float(freqs.dtype())) {
     return std::nullopt;
   }
   const int dim = arrays[0].shape(3);
+  if (is_metal(stream) && dim < kMinHeadDimOnMetal) {
+    return std::nullopt;
+  }
   std::vector<mx::array> inputs;
   std::vector<mx::Shape> shapes;
   std::vector<RopeOperand> operands;

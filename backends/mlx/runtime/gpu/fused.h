@@ -1,4 +1,4 @@
-// Kernels for an NVIDIA GPU that compute several operations at once.
+// Kernels for GPUs that compute several operations at once: for NVIDIA GPUs, and some of them for Apple GPUs.
 //
 // In a small model, the host needs longer to build and submit the graph of a step than the GPU to compute it. Fewer
 // operations therefore make a step faster. The kernels for one token also form sequences: see sequence_kernel.h.
@@ -11,8 +11,8 @@
 // Arithmetic is float32. As in separate operations, the result of each operation is rounded to its dtype, except the
 // sigmoid inside silu().
 //
-// All functions return nullopt if their condition does not hold, the stream is not on an NVIDIA GPU, or the kernel does
-// not support the shapes or dtypes.
+// All functions return nullopt if their condition does not hold, the GPU of the stream does not use the kernel (see
+// verdicts.h), or the kernel does not support the shapes or dtypes.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -72,20 +72,32 @@ struct Vectors {
   float eps = 0.0f;
 };
 
-// Whether the kernels can multiply the vectors by matrices w [n, depth]: these are available, row-major and of the
-// dtype of x.
-bool can_multiply(const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream);
+// A matrix [n, depth]: numbers of the dtype of the vectors, or, with scales and biases, integers of `bits` bits in
+// MLX's affine format.
+struct Matrix {
+  Matrix(mx::array w) : w(std::move(w)) {}
+  Matrix(mx::array w, mx::array scales, mx::array biases, int group_size, int bits)
+      : w(std::move(w)), scales(std::move(scales)), biases(std::move(biases)), group_size(group_size), bits(bits) {}
+
+  mx::array w;
+  std::optional<mx::array> scales, biases;
+  int group_size = 0, bits = 0;
+};
+
+// Whether the kernels can multiply the vectors by matrices: these are available and row-major. An NVIDIA GPU has no
+// kernels for quantized matrices, and an Apple GPU has kernels for one vector only.
+bool can_multiply(const Vectors& vectors, const std::vector<Matrix>& matrices, mx::Stream stream);
 
 // x @ w.T for each of one to four matrices w.
 std::optional<std::vector<mx::array>> products_of_row(
-    const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream);
+    const Vectors& vectors, const std::vector<Matrix>& matrices, mx::Stream stream);
 
 // silu(x @ gate.T) * (x @ up.T)
 std::optional<mx::array> gated_products(
-    const Vectors& vectors, const mx::array& gate, const mx::array& up, mx::Stream stream);
+    const Vectors& vectors, const Matrix& gate, const Matrix& up, mx::Stream stream);
 
 // x @ w.T + added
 std::optional<mx::array> product_and_sum(
-    const Vectors& vectors, const mx::array& w, const mx::array& added, mx::Stream stream);
+    const Vectors& vectors, const Matrix& w, const mx::array& added, mx::Stream stream);
 
 } // namespace executorch_mlx::gpu

@@ -95,6 +95,7 @@ class FusibleRope : public FusibleOperation {
 
  private:
   mx::array compute(const std::vector<mx::array>& inputs) override;
+  mx::array compute_on_metal(std::vector<mx::array> inputs);
 };
 
 // cache[:, :, positions[i]] = update[:, :, i] for each i, of inputs cache and update: see update_positions().

@@ -13,8 +13,11 @@
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
+#include "metal.h"
+#include "metal_products.h"
 #include "product_text.h"
 #include "sequence_kernel.h"
+#include "verdicts.h"
 
 namespace executorch_mlx::gpu {
 
@@ -162,16 +165,21 @@ std::optional<ProductMethod> method_for(const mx::array& x, mx::Stream stream) {
 }
 
 // Whether w is a matrix [n, depth] that a kernel can multiply by the valid vectors x.
-bool is_valid_matrix(const mx::array& w, const mx::array& x) {
-  return w.dtype() == x.dtype() && w.ndim() == 2 && w.size() > 0 && w.shape(1) == x.shape(-1) && w.is_available() &&
-      w.offset() == 0 && w.flags().row_contiguous;
+bool is_valid_matrix(const Matrix& matrix, const mx::array& x) {
+  const auto& w = matrix.w;
+  return !matrix.scales && w.dtype() == x.dtype() && w.ndim() == 2 && w.size() > 0 && w.shape(1) == x.shape(-1) &&
+      w.is_available() && w.offset() == 0 && w.flags().row_contiguous;
 }
 
 } // namespace
 
-bool can_multiply(const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream) {
+bool can_multiply(const Vectors& vectors, const std::vector<Matrix>& matrices, mx::Stream stream) {
+  if (is_metal(stream)) {
+    return can_multiply_on_metal(vectors, matrices, stream);
+  }
   const auto& x = vectors.x;
-  if (!is_cuda(stream) || !method_for(x, stream) || (vectors.norm && vectors.norm->dtype() != x.dtype())) {
+  if (!is_used(Kernel::products, stream) || !method_for(x, stream) ||
+      (vectors.norm && vectors.norm->dtype() != x.dtype())) {
     return false;
   }
   int64_t rows = 0;
@@ -179,17 +187,17 @@ bool can_multiply(const Vectors& vectors, const std::vector<mx::array>& matrices
     if (!is_valid_matrix(w, x)) {
       return false;
     }
-    rows += w.shape(0);
+    rows += w.w.shape(0);
   }
   return rows <= kMaxRowsOfProduct;
 }
 
 namespace {
 
-// The shape of the products of x with the rows of w.
-mx::Shape shape_of_product(const mx::array& x, const mx::array& w) {
+// The shape of the products of x with the rows of a matrix.
+mx::Shape shape_of_product(const mx::array& x, const Matrix& matrix) {
   mx::Shape shape = x.shape();
-  shape.back() = w.shape(0);
+  shape.back() = matrix.w.shape(0);
   return shape;
 }
 
@@ -250,34 +258,49 @@ std::vector<mx::array> run(const Kernels& kernels, const Vectors& vectors_and_no
 } // namespace
 
 std::optional<std::vector<mx::array>> products_of_row(
-    const Vectors& vectors, const std::vector<mx::array>& matrices, mx::Stream stream) {
+    const Vectors& vectors, const std::vector<Matrix>& matrices, mx::Stream stream) {
   if (matrices.empty() || matrices.size() > kMaxMatrices || !can_multiply(vectors, matrices, stream)) {
     return std::nullopt;
   }
+  if (is_metal(stream)) {
+    std::vector<mx::array> results;
+    for (const auto& w : matrices) {
+      results.push_back(product_on_metal(vectors, w, shape_of_product(vectors.x, w), stream));
+    }
+    return results;
+  }
   std::vector<mx::Shape> shapes;
+  std::vector<mx::array> arrays;
   for (const auto& w : matrices) {
     shapes.push_back(shape_of_product(vectors.x, w));
+    arrays.push_back(w.w);
   }
   const size_t count = matrices.size();
-  return run(products_kernels(count), vectors, matrices, count, std::nullopt, std::move(shapes), stream);
+  return run(products_kernels(count), vectors, arrays, count, std::nullopt, std::move(shapes), stream);
 }
 
 std::optional<mx::array> gated_products(
-    const Vectors& vectors, const mx::array& gate, const mx::array& up, mx::Stream stream) {
-  if (gate.shape() != up.shape() || !can_multiply(vectors, {gate, up}, stream)) {
+    const Vectors& vectors, const Matrix& gate, const Matrix& up, mx::Stream stream) {
+  if (gate.w.shape() != up.w.shape() || !can_multiply(vectors, {gate, up}, stream)) {
     return std::nullopt;
   }
-  return run(
-      gated_products_kernels(), vectors, {gate, up}, 1, std::nullopt, {shape_of_product(vectors.x, gate)}, stream)[0];
+  const auto shape = shape_of_product(vectors.x, gate);
+  if (is_metal(stream)) {
+    return gated_products_on_metal(vectors, gate, up, shape, stream);
+  }
+  return run(gated_products_kernels(), vectors, {gate.w, up.w}, 1, std::nullopt, {shape}, stream)[0];
 }
 
 std::optional<mx::array> product_and_sum(
-    const Vectors& vectors, const mx::array& w, const mx::array& added, mx::Stream stream) {
+    const Vectors& vectors, const Matrix& w, const mx::array& added, mx::Stream stream) {
   if (!can_multiply(vectors, {w}, stream) || added.dtype() != vectors.x.dtype() ||
       added.shape() != shape_of_product(vectors.x, w)) {
     return std::nullopt;
   }
-  return run(product_and_sum_kernels(), vectors, {w}, 1, added, {added.shape()}, stream)[0];
+  if (is_metal(stream)) {
+    return product_and_sum_on_metal(vectors, w, added, added.shape(), stream);
+  }
+  return run(product_and_sum_kernels(), vectors, {w.w}, 1, added, {added.shape()}, stream)[0];
 }
 
 } // namespace executorch_mlx::gpu

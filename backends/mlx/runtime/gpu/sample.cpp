@@ -8,6 +8,9 @@
 #include "../error.h"
 #include "../memory/host_memory.h"
 #include "cuda_kernel.h"
+#include "metal.h"
+#include "metal_kernel.h"
+#include "verdicts.h"
 #include "kernels/sampling/host.h"
 //
 #include "kernels/sampling/definition.inc"
@@ -25,8 +28,8 @@ constexpr int kPartThreads = 128; // threads of a group of the kernel sample_par
 constexpr int kRowThreads = 512; // threads of a group of the kernel sample_rows
 constexpr int kSharedKeys = 2048; // sort keys of sample_rows that fit in the memory that a group shares
 
-// The macros and functions that the source code of the kernels uses, for CUDA and for Metal. kernels/sampling/host.h
-// defines them for C++.
+// The macros and functions that the source code of the kernels uses, for CUDA. metal_kernel.cpp defines them for Metal,
+// and kernels/sampling/host.h for C++.
 constexpr char kCudaHeader[] = R"(
 #define GPU_FUNCTION __device__ inline
 #define GPU_CONSTANT
@@ -49,42 +52,13 @@ __device__ inline uint32_t gpu_increment(uint32_t* counter) { return atomicAdd(c
 )";
 constexpr char kCudaPrologue[] = R"(
   const uint32_t group = blockIdx.x;
-  const uint32_t thread = threadIdx.x;
+  const uint32_t own_thread = threadIdx.x;
 #define GPU_GROUP_MEMORY __shared__
 )";
-constexpr char kMetalHeader[] = R"(
-#include <metal_stdlib>
-#define GPU_FUNCTION inline
-#define GPU_CONSTANT constant
-#define GPU_DEVICE device
-#define GPU_SHARED threadgroup
-#define GPU_ATOMIC_UINT metal::atomic_uint
-#define GPU_BARRIER() metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup)
-inline uint32_t gpu_bits(float x) { return as_type<uint32_t>(x); }
-inline float gpu_float(uint32_t bits) { return as_type<float>(bits); }
-inline float gpu_add(float a, float b) { return a + b; }
-inline float gpu_subtract(float a, float b) { return a - b; }
-inline float gpu_multiply(float a, float b) { return a * b; }
-inline float gpu_divide(float a, float b) { return a / b; }
-inline float gpu_abs(float x) { return metal::precise::fabs(x); }
-inline float gpu_log(float x) { return metal::precise::log(x); }
-inline float gpu_exp2(float x) { return metal::precise::exp2(x); }
-inline void gpu_store(threadgroup metal::atomic_uint* counter, uint32_t value) {
-  metal::atomic_store_explicit(counter, value, metal::memory_order_relaxed);
-}
-inline uint32_t gpu_load(threadgroup metal::atomic_uint* counter) {
-  return metal::atomic_load_explicit(counter, metal::memory_order_relaxed);
-}
-inline uint32_t gpu_increment(threadgroup metal::atomic_uint* counter) {
-  return metal::atomic_fetch_add_explicit(counter, 1u, metal::memory_order_relaxed);
-}
-)";
+// The sizes of the logits, which MLX passes to Metal kernels.
 constexpr char kMetalPrologue[] = R"(
-  const uint32_t group = threadgroup_position_in_grid.x;
-  const uint32_t thread = thread_position_in_threadgroup.x;
   const uint32_t rows = logits_shape[0];
   const uint32_t vocabulary = logits_shape[1];
-#define GPU_GROUP_MEMORY threadgroup
 )";
 
 constexpr char kPartsBody[] = R"(
@@ -94,7 +68,7 @@ constexpr char kPartsBody[] = R"(
   const Parameters p = read_parameters(
       temperature, top_p, seed, top_k, min_p, kPerRow, group / parts_of(vocabulary), rows, vocabulary);
   sample_parts_group(
-      logits, p, group, values, indices, thread, kThreads, part_maximum, part_argmax, part_weight, part_winner);
+      logits, p, group, values, indices, own_thread, kThreads, part_maximum, part_argmax, part_weight, part_winner);
 )";
 constexpr char kRowsBody[] = R"(
   using namespace executorch_mlx_sample;
@@ -106,7 +80,7 @@ constexpr char kRowsBody[] = R"(
       read_parameters(temperature, top_p, seed, top_k, min_p, kPerRow, group, rows, vocabulary);
   sample_rows_group(
       logits, p, group, part_maximum, part_argmax, part_weight, part_winner, values, indices, keys, kSharedKeys,
-      counter, thread, kThreads, all_keys, tokens);
+      counter, own_thread, kThreads, all_keys, tokens);
 )";
 
 // The names of the inputs of both kernels, and of the outputs of sample_parts.
@@ -118,10 +92,9 @@ const std::vector<std::string> kPartNames = {"part_maximum", "part_argmax", "par
 class SampleKernel {
  public:
   SampleKernel(const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
-      const char* body) {
-    if (mx::metal::is_available()) {
-      metal_ = mx::fast::metal_kernel(str("executorch_mlx_", name), inputs, outputs, std::string(kMetalPrologue) + body,
-          std::string(kMetalHeader) + kSampleKernelText);
+      const char* body, mx::Stream stream) {
+    if (is_metal(stream)) {
+      metal_.emplace(name, inputs, outputs, std::string(kMetalPrologue) + body, kSampleKernelText);
     } else {
       cuda_.emplace(name, inputs, outputs, kNumberNames, std::string(kCudaPrologue) + body,
           std::string(kCudaHeader) + kSampleKernelText);
@@ -141,15 +114,12 @@ class SampleKernel {
                           .dtypes = dtypes},
           constants, stream);
     }
-    std::vector<std::pair<std::string, mx::fast::TemplateArg>> arguments = {{"T", inputs[0].dtype()}};
-    arguments.insert(arguments.end(), constants.begin(), constants.end());
-    return metal_(inputs, shapes, dtypes, {groups * threads, 1, 1}, {threads, 1, 1}, arguments, std::nullopt,
-        /*verbose=*/false, stream);
+    return (*metal_)(inputs, shapes, dtypes, groups, threads, constants, stream);
   }
 
  private:
   std::optional<CudaKernel> cuda_;
-  mx::fast::CustomKernelFunction metal_;
+  std::optional<MetalKernel> metal_;
 };
 
 std::vector<std::string> concatenated(std::vector<std::string> a, const std::vector<std::string>& b) {
@@ -169,12 +139,12 @@ int per_row_flags(const SampleInputs& inputs) {
 
 std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   const int64_t num_keys = int64_t{inputs.logits.shape(0)} * kernel::power_of_two_from(inputs.logits.shape(1));
-  if (stream.device != mx::Device::gpu || num_keys > std::numeric_limits<int>::max()) {
+  if (!is_used(Kernel::sample, stream) || num_keys > std::numeric_limits<int>::max()) {
     return std::nullopt;
   }
-  static const SampleKernel parts_kernel("sample_parts", kInputNames, kPartNames, kPartsBody);
+  static const SampleKernel parts_kernel("sample_parts", kInputNames, kPartNames, kPartsBody, stream);
   static const SampleKernel rows_kernel(
-      "sample_rows", concatenated(kInputNames, kPartNames), {"all_keys", "tokens"}, kRowsBody);
+      "sample_rows", concatenated(kInputNames, kPartNames), {"all_keys", "tokens"}, kRowsBody, stream);
   const int rows = inputs.logits.shape(0);
   const int vocabulary = inputs.logits.shape(1);
   const int parts = static_cast<int>(kernel::parts_of(vocabulary));

@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include "../serialization/output_fields.h"
+#include "gpu/verdicts.h"
+#include "mlx_internals/cuda.h"
+#include "ops/cpu/kernel_result.h"
 #include "program/dispatch_table.h"
 #include "program/payload.h"
 #include "program/tensor_meta.h"
@@ -20,25 +23,28 @@ constexpr size_t kMaxListLength = 1 << 16; // elements of one list in an IR node
 constexpr uint64_t kMaxListElements = 1 << 24;
 constexpr int kMaxNestedChains = 64; // a chain, a chain that it calls, a chain that the second one calls, and so on
 
-// Whether extensions run as replacements. On Apple systems they do not yet: the Metal kernels were never run on a GPU.
-#if defined(__APPLE__)
-constexpr bool kRunsExtensions = false;
-#else
-constexpr bool kRunsExtensions = true;
-#endif
-
 constexpr int kFirstExtension = 200;
 
-// Whether only a CPU runs a replacement. A GPU takes longer for the tokens of these nodes, one after the other, than
-// for the instructions that they replace, which process blocks of tokens.
-bool is_for_cpu(const fb::Replacement& replacement) {
-  switch (replacement.instruction()->op_type()) {
+// Whether a device computes a replacement faster than the instructions that it replaces. Without a kernel for its rows
+// or tokens, it does not.
+bool runs_as_replacement(fb::OpNode op, mx::Device device) {
+  const bool is_cpu = device == mx::Device::cpu;
+  const mx::Stream stream(0, device); // of which the function looks at the device only
+  if (static_cast<int>(op) < kFirstExtension) {
+    return true;
+  }
+  switch (op) {
+    case fb::OpNode::SampleNode:
+      return is_cpu || gpu::is_used(gpu::Kernel::sample, stream);
+    case fb::OpNode::RowSdpaNode:
+    case fb::OpNode::RowUpdateNode:
+      return is_cpu ? cpu::kHasKernels : gpu::is_cuda(stream) && gpu::is_used(gpu::Kernel::attention, stream);
     case fb::OpNode::GatedRecurrenceNode:
     case fb::OpNode::SelectiveScanNode:
     case fb::OpNode::ReadLayerStateNode:
-      return true;
+      return is_cpu && cpu::kHasKernels; // a GPU is faster with blocks of tokens
     default:
-      return false;
+      return true;
   }
 }
 
@@ -182,7 +188,7 @@ void check_supported(
 class ChainVerifier {
  public:
   ChainVerifier(MlxProgram& program, mx::Device device, const char* missing_for_metal)
-      : program_(program), is_cpu_(device == mx::Device::cpu), missing_for_metal_(missing_for_metal) {}
+      : program_(program), device_(device), missing_for_metal_(missing_for_metal) {}
 
   void run() {
     const auto& chains = *program_.graph->instruction_chains();
@@ -292,9 +298,7 @@ class ChainVerifier {
       return nullptr;
     }
     ++next_replacement_;
-    const bool is_extension = static_cast<int>(next->instruction()->op_type()) >= kFirstExtension;
-    const bool runs_here = is_extension ? kRunsExtensions && (is_cpu_ || !is_for_cpu(*next)) : true;
-    return runs_here ? next : nullptr;
+    return runs_as_replacement(next->instruction()->op_type(), device_) ? next : nullptr;
   }
 
   // Returns how deeply calls nest below a chain: 0 if the chain calls no other chain. Refuses chains that call
@@ -322,7 +326,7 @@ class ChainVerifier {
   }
 
   MlxProgram& program_;
-  const bool is_cpu_;
+  const mx::Device device_;
   const char* missing_for_metal_;
   uint64_t num_instructions_ = 0;
   uint64_t num_list_elements_ = 0;
