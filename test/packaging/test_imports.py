@@ -156,7 +156,7 @@ def llm_layer(module: tuple[str, ...]) -> int | None:
 
 # The folders of the runtime from low to high. A file includes only files of its own folder and of those before it. The
 # files beside the folders belong to no layer.
-RUNTIME_LAYERS = ("kernels", "mlx_internals", "memory", "program", "gpu", "call", "ops", "fusion")
+RUNTIME_LAYERS = ("kernels", "mlx_internals", "memory", "gpu", "program", "call", "ops", "fusion")
 
 
 def runtime_includes(file: Path, source: str) -> list[str]:

@@ -5,7 +5,7 @@
 #include "../serialization/output_fields.h"
 #include "gpu/verdicts.h"
 #include "mlx_internals/cuda.h"
-#include "ops/cpu/kernel_result.h"
+#include "memory/kernel_result.h"
 #include "program/dispatch_table.h"
 #include "program/payload.h"
 #include "program/tensor_meta.h"
