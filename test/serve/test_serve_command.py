@@ -58,6 +58,7 @@ def test_after_a_signal_running_answers_have_the_grace_period_to_finish(chat_pro
             assert json.loads(next(events))["model"] == "mine"
             for index, sent in enumerate(signals):
                 while index and "Shutting down" not in (tmp_path / "log").read_text():  # the first one has arrived
+                    assert process.poll() is None
                     time.sleep(0.01)
                 process.send_signal(sent)
             *_, last = events

@@ -151,14 +151,13 @@ def _logs_on_stderr() -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine("%(message)s"))
     loggers = [logging.getLogger(name) for name in ("executorch_mlx", "uvicorn")]
-    previous = [(logger.handlers, logger.propagate) for logger in loggers]
-    level = access_log.level
-    access_log.setLevel(logging.INFO)
+    previous = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     for logger in loggers:
         logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        access_log.setLevel(level)
-        for logger, before in zip(loggers, previous, strict=True):
-            logger.handlers, logger.propagate = before
+        for logger, (handlers, propagate, level) in zip(loggers, previous, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
