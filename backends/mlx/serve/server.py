@@ -16,7 +16,7 @@ import uvicorn
 
 from ..llm.errors import FieldError
 from .app import create_app
-from .middleware import access_log, is_loopback
+from .middleware import is_loopback
 from .models import Model, Models
 from .settings import Settings
 
