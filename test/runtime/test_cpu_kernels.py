@@ -8,6 +8,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +159,16 @@ class ElementwiseStep(ctypes.Structure):
 
 # In the order of the C++ enum `Elementwise`.
 BINARY_OPERATIONS = [torch.add, torch.sub, torch.mul, torch.maximum]
-OPERATIONS = [*BINARY_OPERATIONS, torch.sigmoid, torch.nn.functional.silu, torch.tanh, torch.clone]
+gelu = torch.nn.functional.gelu
+UNARY_OPERATIONS = [
+    torch.sigmoid,
+    torch.nn.functional.silu,
+    torch.tanh,
+    gelu,
+    partial(gelu, approximate="tanh"),
+    torch.erf,
+]
+OPERATIONS = [*BINARY_OPERATIONS, *UNARY_OPERATIONS, torch.clone]
 
 
 @pytest.mark.parametrize("operation", range(len(OPERATIONS)))
@@ -173,7 +183,18 @@ def test_elementwise_step(library, rows, width, operation):
         step = ElementwiseStep(operation, x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0), y.data_ptr(), width)
         library.elementwise_steps(ctypes.byref(step), 1, ctypes.c_int64(rows), FLOAT32)
         operands = [x[:, :width], z[:, :width]] if operation < len(BINARY_OPERATIONS) else [x[:, :width]]
-        torch.testing.assert_close(y, OPERATIONS[operation](*operands), rtol=1e-6, atol=1e-7, equal_nan=True)
+        expected = OPERATIONS[operation](*(operand.double() for operand in operands)).float()
+        torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("operation", range(len(BINARY_OPERATIONS), len(OPERATIONS) - 1))
+def test_unary_operations_of_all_magnitudes(library, operation):
+    magnitudes = torch.cat([torch.logspace(-38, 38, 2000), torch.linspace(0, 30, 3001), torch.tensor([torch.inf])])
+    x = torch.cat([magnitudes, -magnitudes])
+    y = torch.empty_like(x)
+    library.unary(operation, address(x), FLOAT32, address(y), ctypes.c_int64(x.numel()))
+    expected = OPERATIONS[operation](x.double()).float()
+    torch.testing.assert_close(y, expected, rtol=4e-6, atol=1e-15, equal_nan=True)
 
 
 @pytest.mark.parametrize("has_weight", [True, False])

@@ -132,6 +132,52 @@ void tanh(const void* x, FloatType type, void* y, ptrdiff_t count) {
   });
 }
 
+// The probability that a normal random number is greater than x >= 0: exp(-x^2 / 2) times a polynomial of
+// t = 1 / (1 + 0.26 x), with a relative error of 7e-8, fitted to erfcx(x / sqrt(2)) / 2 for x <= 20.
+inline Floats normal_tail(Floats x) {
+  constexpr float kCoefficients[] = {-0.138844728f, 0.223235905f, -0.119416282f, 0.139751181f, 0.059791103f,
+      0.10085988f, 0.103310511f, 0.103742443f, 0.0f};
+  const Floats u = x > 20 ? Floats{} + 20 : x;
+  const Floats t = 1 / multiply_add(u, broadcast(0.26f), broadcast(1));
+  Floats p = Floats{} + 0.0275699366f;
+  for (const float c : kCoefficients) {
+    p = multiply_add(p, t, broadcast(c));
+  }
+  const Floats square = u * u;
+  const Floats rounded_off = multiply_add(u, u, -square); // which exp() would make a relative error of 1e-6
+  return p * exp_of_negative(-0.5f * square) * multiply_add(rounded_off, broadcast(-0.5f), broadcast(1));
+}
+
+void gelu(const void* x, FloatType type, void* y, ptrdiff_t count) {
+  map(x, type, y, count, [](Floats v) {
+    const Floats tail = normal_tail(v < 0 ? -v : v);
+    return v * (v < 0 ? tail : 1 - tail);
+  });
+}
+
+// 0.5 x (1 + tanh(z)) = x / (1 + exp(-2 z)), where z = sqrt(2 / pi) (x + 0.044715 x^3).
+void gelu_tanh(const void* x, FloatType type, void* y, ptrdiff_t count) {
+  map(x, type, y, count, [](Floats v) {
+    const Floats factor = multiply_add(v * v, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
+    return v / (1 + exp(v * factor));
+  });
+}
+
+// Near 0 as x times a polynomial of x^2, fitted for |x| <= 1.
+void erf(const void* x, FloatType type, void* y, ptrdiff_t count) {
+  map(x, type, y, count, [](Floats v) {
+    constexpr float kCoefficients[] = {0.00491755083f, -0.0267113112f, 0.112801798f, -0.37612325f, 1.12837911f};
+    const Floats square = v * v;
+    Floats p = Floats{} + -0.00056314189f;
+    for (const float c : kCoefficients) {
+      p = multiply_add(p, square, broadcast(c));
+    }
+    const Floats magnitude = v < 0 ? -v : v;
+    const Floats far = 1 - 2 * normal_tail(magnitude * 1.41421356f);
+    return magnitude < 1 ? v * p : v < 0 ? -far : far;
+  });
+}
+
 void scale(const float* x, float factor, FloatType type, void* y, ptrdiff_t count) {
   with_elements(type, [&](auto elements) {
     using E = decltype(elements);
