@@ -210,6 +210,19 @@ def test_rms_norm(library, rows, width, has_weight):
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("parameters", [(), ("weight",), ("bias",), ("weight", "bias")])
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 17), (2, 128), (300, 384), (5, 1030)])
+def test_layer_norm(library, rows, width, parameters):
+    generator = torch.Generator().manual_seed(rows * width)
+    x = torch.randn(rows, width, generator=generator) * 3 + 100  # a mean far from 0 must not cost digits
+    tensors = {name: torch.randn(width, generator=generator) for name in parameters}
+    y, pointers = torch.empty_like(x), [address(tensors.get(name)) for name in ("weight", "bias")]
+    sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
+    library.layer_norm(address(x), FLOAT32, *pointers, FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
+    expected = torch.nn.functional.layer_norm(x.double(), [width], **{k: t.double() for k, t in tensors.items()})
+    torch.testing.assert_close(y, expected.float(), rtol=2e-5, atol=2e-5)
+
+
 # -- convolution ------------------------------------------------------------------------------------
 
 

@@ -236,6 +236,10 @@ struct Kernels {
   // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
   void (*rms_norm)(
       const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps);
+  // y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias for each row of x [rows, width]. weight and
+  // bias may be null.
+  void (*layer_norm)(const void* x, FloatType type, const float* weight, const float* bias, void* y, ptrdiff_t rows,
+      ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
   void (*rotate)(const void* x, FloatType type, const float* cosines, const float* sines, void* y, ptrdiff_t half);
   // y = factor * x, with elements of `type`.

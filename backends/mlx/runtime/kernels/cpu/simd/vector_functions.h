@@ -233,38 +233,75 @@ float softmax_numerators(float* x, ptrdiff_t count, float scale) {
   return sum(sums);
 }
 
+// The sum of (x[i] - center)^2 for i < width, or of x[i] if `power` is 1. The order of the additions depends on nothing
+// but the width.
+template <typename E, int power>
+inline float sum_of_powers(const typename E::Element* x, ptrdiff_t width, float center) {
+  Floats sums[4] = {};
+  const auto add = [&](auto u, Floats v) {
+    const Floats difference = v - center;
+    sums[u] = power == 1 ? sums[u] + difference : multiply_add(difference, difference, sums[u]);
+  };
+  ptrdiff_t i = 0;
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+    repeat<4>([&](auto u) { add(u, E::load_all(x + i + u * kLanes)); });
+  }
+  repeat<4>([&](auto u) {
+    const ptrdiff_t first = i + u * kLanes;
+    if (first + kLanes <= width) {
+      add(u, E::load_all(x + first));
+    } else if (first < width) {
+      Floats v = E::load_first(x + first, static_cast<int>(width - first));
+      for (ptrdiff_t lane = width - first; lane < kLanes; ++lane) {
+        v[lane] = center;
+      }
+      add(u, v);
+    }
+  });
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// y = (x - center) * factor * weight + bias for a row of `width` elements.
+template <typename E>
+inline void normalize(const typename E::Element* x, float center, float factor, const float* weight, const float* bias,
+    typename E::Element* y, ptrdiff_t width) {
+  const ptrdiff_t whole = width / kLanes * kLanes;
+  const auto result = [&](Floats v, auto load_parameters) {
+    v = (v - center) * factor;
+    v = weight ? v * load_parameters(weight) : v;
+    return bias ? v + load_parameters(bias) : v;
+  };
+  for (ptrdiff_t i = 0; i < whole; i += kLanes) {
+    E::store_all(result(E::load_all(x + i), [=](const float* p) { return load<Floats>(p + i); }), y + i);
+  }
+  if (const int left = static_cast<int>(width - whole); left > 0) {
+    const auto load_parameters = [=](const float* p) { return load_partial<Floats>(p + whole, left); };
+    E::store_first(result(E::load_first(x + whole, left), load_parameters), y + whole, left);
+  }
+}
+
 void rms_norm(const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
   with_elements(type, [&](auto elements) {
     using E = decltype(elements);
     const auto* from = static_cast<const typename E::Element*>(x);
     auto* to = static_cast<typename E::Element*>(y);
-    const ptrdiff_t whole = width / kLanes * kLanes;
-    const int left = static_cast<int>(width - whole);
     for (ptrdiff_t row = 0; row < rows; ++row, from += width, to += width) {
-      Floats squares[4] = {};
-      const auto add_square = [&](auto u, Floats v) { squares[u] = multiply_add(v, v, squares[u]); };
-      ptrdiff_t i = 0;
-      for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
-        repeat<4>([&](auto u) { add_square(u, E::load_all(from + i + u * kLanes)); });
-      }
-      repeat<4>([&](auto u) {
-        const ptrdiff_t first = i + u * kLanes;
-        if (first + kLanes <= width) {
-          add_square(u, E::load_all(from + first));
-        } else if (first < width) {
-          add_square(u, E::load_first(from + first, left));
-        }
-      });
-      const float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-      const float factor = 1 / __builtin_sqrtf(total / static_cast<float>(width) + eps);
-      for (i = 0; i < whole; i += kLanes) {
-        const Floats v = E::load_all(from + i) * factor;
-        E::store_all(weight ? v * load<Floats>(weight + i) : v, to + i);
-      }
-      if (left > 0) {
-        const Floats v = E::load_first(from + i, left) * factor;
-        E::store_first(weight ? v * load_partial<Floats>(weight + i, left) : v, to + i, left);
-      }
+      const float mean = sum_of_powers<E, 2>(from, width, 0) / static_cast<float>(width);
+      normalize<E>(from, 0, 1 / __builtin_sqrtf(mean + eps), weight, nullptr, to, width);
+    }
+  });
+}
+
+void layer_norm(const void* x, FloatType type, const float* weight, const float* bias, void* y, ptrdiff_t rows,
+    ptrdiff_t width, float eps) {
+  with_elements(type, [&](auto elements) {
+    using E = decltype(elements);
+    const auto* from = static_cast<const typename E::Element*>(x);
+    auto* to = static_cast<typename E::Element*>(y);
+    for (ptrdiff_t row = 0; row < rows; ++row, from += width, to += width) {
+      const float mean = sum_of_powers<E, 1>(from, width, 0) / static_cast<float>(width);
+      const float variance = sum_of_powers<E, 2>(from, width, mean) / static_cast<float>(width);
+      normalize<E>(from, mean, 1 / __builtin_sqrtf(variance + eps), weight, bias, to, width);
     }
   });
 }
