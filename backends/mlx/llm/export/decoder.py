@@ -43,6 +43,8 @@ class Tracing(TorchFunctionMode):
 class CachedDecoder(torch.nn.Module):
     """`(tokens [1, S], input_pos, row or None) -> logits [1, 1 or S, V]` of the last position or of all.
 
+    In place of the tokens, their embeddings can be given, floats `[1, S, width]`.
+
     The caches have `rows` rows, each for one sequence. `input_pos` and `row` are int64. If their shape is `[1]`, the
     tokens are consecutive: `input_pos` is the position of the first of them, and `row` is their row. If the shape is
     `[S]`, each token has a position and a row of its own. `row` is None if there is one row.
@@ -158,13 +160,18 @@ class CachedDecoder(torch.nn.Module):
 
     def _logits(self, tokens, positions, cache: Any, *, all_positions: bool = False) -> torch.Tensor:
         known = inspect.signature(self.model.forward).parameters
+        given = (
+            {"inputs_embeds": tokens.to(compute_dtype(self.model))}
+            if tokens.is_floating_point()
+            else {"input_ids": tokens}
+        )
         options = {"position_ids": positions, "logits_to_keep": 0 if all_positions else 1}
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
         kernels = kernels_of(self.model, cache) if self.has_state else nullcontext()
         places = nullcontext() if "position_ids" in known else given_positions(self.model, positions[0])
         with Tracing(), sorted_sets(self.model), kernels, places, self._record_hidden_states(cache):
-            logits = self.model(input_ids=tokens, use_cache=True, **options).logits
+            logits = self.model(**given, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
 
     @contextmanager
