@@ -216,7 +216,7 @@ class Pictured(RequestPart):
     def parts(self) -> str | list[dict[str, Any]]:
         """The content as a client sends it, with the pictures."""
         first, *texts = self.content.split(PICTURE)
-        parts = [{"type": "text", "text": first}]
+        parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
         for url, text in zip(self._pictures, texts):
             parts += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
         return parts if texts else self.content

@@ -55,7 +55,7 @@ def with_pictures(
     return (changed, found) if found else (messages, [])
 
 
-def as_parts(message: dict[str, Any], always: bool = False) -> dict[str, Any]:
+def as_parts(message: Mapping[str, Any], always: bool = False) -> Mapping[str, Any]:
     """Return a message for a chat template, with a part for each mark PICTURE in its content.
 
     A content without marks stays a string, unless `always`.
