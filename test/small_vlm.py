@@ -139,7 +139,151 @@ def _internvl():
     return InternVLForConditionalGeneration, config, Processor()
 
 
-FAMILIES = {"idefics3": _idefics3, "internvl": _internvl, "llava": _llava, "smolvlm": _smolvlm}
+class _Joined:
+    """A processor of pictures and text, where that of transformers needs torchvision for videos."""
+
+    def __init__(self, images, words, expand, placeholder):
+        self.image_processor, self.tokenizer, self.expand, self.placeholder = images, words, expand, placeholder
+
+    def __call__(self, images, text, return_tensors):
+        from transformers import BatchFeature
+
+        if images is None:
+            return self.tokenizer(text, return_tensors="pt")
+        found = self.image_processor(images, return_tensors="pt")
+        parts = text.split(self.placeholder)
+        for index, part in enumerate(parts[1:]):
+            parts[0] += self.expand(found, index) + part
+        inputs = BatchFeature({**found, **self.tokenizer(parts[0], return_tensors="pt")})
+        inputs.pop("num_crops", None)
+        inputs.pop("num_patches", None)
+        return inputs
+
+
+def _qwen(kind: str):
+    import transformers
+
+    words = tokenizer(["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"], "<|image_pad|>")
+    token = words.convert_tokens_to_ids("<|image_pad|>")
+    vision = {"depth": 2, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    if kind == "Qwen2":
+        vision |= {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "window_size": 16}
+        vision |= {"fullatt_block_indexes": [1]}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    if kind == "Qwen3":
+        vision = {"depth": 3, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+        vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32}
+        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
+    name = {"Qwen2": "Qwen2VL", "Qwen2.5": "Qwen2_5_VL", "Qwen3": "Qwen3VL"}[kind]
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={**vision, "initializer_range": 0.3},
+        text_config={**TEXT, "vocab_size": len(words), "rope_parameters": rope},
+        image_token_id=token,
+        video_token_id=words.convert_tokens_to_ids("<|video_pad|>"),
+    )
+    size = {"shortest_edge": 16 * 16, "longest_edge": 40 * 40}
+    images = transformers.Qwen2VLImageProcessorPil(size=size, patch_size=4, merge_size=2, **MEAN)
+
+    def expand(found, index):
+        return "<|image_pad|>" * int(found["image_grid_thw"][index].prod() // 4)
+
+    processor = _Joined(images, words, expand, "<|image_pad|>")
+
+    def call(images, text, return_tensors, plain=processor):
+        inputs = _Joined.__call__(plain, images, text, return_tensors)
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == token).int()
+        return inputs
+
+    processor.call = call
+    return getattr(transformers, f"{name}ForConditionalGeneration"), config, processor
+
+
+def _mistral3():
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
+
+    words = tokenizer(["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
+    config = Mistral3Config(
+        vision_config={**VISION, "model_type": "pixtral", "head_dim": 8, "image_size": 48, "patch_size": 4},
+        text_config={**TEXT, "model_type": "mistral", "vocab_size": len(words), "sliding_window": None},
+        image_token_id=words.convert_tokens_to_ids("[IMG]"),
+        spatial_merge_size=2,
+    )
+    images = PixtralImageProcessorPil(size={"longest_edge": 48}, patch_size={"height": 8, "width": 8}, **MEAN)
+
+    def expand(found, index):
+        rows, columns = (int(edge) // 8 for edge in found["image_sizes"][index])
+        return "[IMG_BREAK]".join(["[IMG]" * columns] * rows) + "[IMG_END]"
+
+    return Mistral3ForConditionalGeneration, config, _Joined(images, words, expand, "[IMG]")
+
+
+def _llava_next():
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+        LlavaNextImageProcessorPil,
+        LlavaNextProcessor,
+    )
+
+    words = tokenizer(["<image>"], "<image>")
+    sizes = [[16, 32], [32, 16], [32, 32], [16, 48]]
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(**VISION, image_size=16, patch_size=4),
+        text_config=LlamaConfig(**TEXT, vocab_size=len(words)),
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=sizes,
+    )
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, image_grid_pinpoints=sizes, **MEAN
+    )
+    processor = LlavaNextProcessor(
+        images, words, patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return LlavaNextForConditionalGeneration, config, processor
+
+
+def _gemma3():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
+
+    words = tokenizer(["<image_soft_token>", "<start_of_image>", "<end_of_image>"], "<start_of_image>")
+    token, begin, end = map(words.convert_tokens_to_ids, ["<image_soft_token>", "<start_of_image>", "<end_of_image>"])
+    config = Gemma3Config(
+        vision_config={**VISION, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8},
+        text_config={**TEXT, "vocab_size": len(words), "sliding_window": 24, "query_pre_attn_scalar": 8},
+        image_token_index=token,
+        boi_token_index=begin,
+        eoi_token_index=end,
+        mm_tokens_per_image=4,
+    )
+    images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32}, do_pan_and_scan=False, **MEAN)
+    text = "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
+    processor = _Joined(images, words, lambda found, index: text, "<start_of_image>")
+
+    def call(images, text, return_tensors, plain=processor):
+        inputs = _Joined.__call__(plain, images, text, return_tensors)
+        inputs["token_type_ids"] = (inputs["input_ids"] == token).int()
+        return inputs
+
+    processor.call = call
+    return Gemma3ForConditionalGeneration, config, processor
+
+
+FAMILIES = {
+    "gemma3": _gemma3,
+    "llava_next": _llava_next,
+    "mistral3": _mistral3,
+    "qwen3_vl": lambda: _qwen("Qwen3"),
+    "qwen2_vl": lambda: _qwen("Qwen2"),
+    "qwen2_5_vl": lambda: _qwen("Qwen2.5"),
+    "idefics3": _idefics3,
+    "internvl": _internvl,
+    "llava": _llava,
+    "smolvlm": _smolvlm,
+}
 
 
 def save(family: str, folder: Path):
@@ -171,7 +315,7 @@ def pictures(count: int, seed: int = 0) -> list:
 def reference(model, processor, messages, images, tokens: int) -> tuple[list[int], list[int]]:
     """Return the token ids of the prompt, and the greedy tokens of transformers after it."""
     text = processor.tokenizer.apply_chat_template(messages, tokenize=False)
-    inputs = processor(images=images or None, text=text, return_tensors="pt")
+    inputs = getattr(processor, "call", processor)(images=images or None, text=text, return_tensors="pt")
     length = inputs["input_ids"].shape[1]
     with torch.no_grad():
         out = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=None)

@@ -41,8 +41,8 @@ void check_pictures(const LlmMetadata& metadata, const RequestOptions& options) 
     check_argument(picture.size() > 0, "pictures: got one without tokens");
     check_argument(end <= picture.position && picture.end() <= std::ssize(options.prompt), "pictures: got one at [",
         picture.position, ", ", picture.end(), "), expected positions from ", end, " to ", options.prompt.size());
-    check_argument(std::all_of(picture.rows.begin(), picture.rows.end(), [](int64_t row) { return row >= 0; }),
-        "pictures: rows: expected at least 0");
+    check_argument(std::all_of(picture.rows.begin(), picture.rows.end(), [](int64_t row) { return row >= -1; }),
+        "pictures: rows: expected at least -1");
     end = picture.end();
     const bool has_positions = std::ssize(picture.rope_positions) == kRopeAxes * picture.size();
     check_argument(metadata.pictures.has_rope_offset == has_positions, "pictures: rope_positions: got ",
@@ -152,7 +152,9 @@ void PromptPictures::prepare(LlmProgram& program, RowTask& task) {
       const int64_t token = position - picture.position;
       const int64_t row = picture.rows[token];
       check_argument(row < count, "pictures: rows: got ", row, ", expected less than ", count);
-      std::copy_n(table.begin() + row * width, width, embeddings_.begin() + (position - begin) * width);
+      if (row >= 0) {
+        std::copy_n(table.begin() + row * width, width, embeddings_.begin() + (position - begin) * width);
+      }
       for (int64_t axis = 0; !rope_positions_.empty() && axis < kRopeAxes; ++axis) {
         const int64_t relative = picture.rope_positions[axis * picture.size() + token];
         set_rope(axis, position, picture.position + rope_offset(picture.position) + relative);

@@ -34,7 +34,7 @@ struct Picture {
   };
   std::vector<Input> inputs;
   int64_t position = 0; // of its first token in the prompt
-  std::vector<int64_t> rows; // of the encoder's result: one for each token
+  std::vector<int64_t> rows; // of the encoder's result: one for each token; -1: the token's own embedding
   uint64_t hash = 0; // of the content
   std::vector<int64_t> rope_positions; // [3, tokens] from the first one, or empty: consecutive
   int64_t rope_length = 0; // how many rotary positions it takes

@@ -21,7 +21,7 @@ from .checkpoints.adapter import merge_adapter
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.checks import reading
 from .checkpoints.hf import HFFolder
-from .checkpoints.language_part import load_config, other_media, remove_other_media
+from .checkpoints.language_part import load_config, other_media
 from .checkpoints.open import opened
 from .checkpoints.tokenizer import check_tokenizer, load_tokenizer
 from .context_len import SMALL, default_context_len, position_limit
@@ -118,6 +118,9 @@ def export_llm(
         adapters=adapters,
     )
     decoder, kv_quantization = _decoder_to_export(make_decoder, reference, settings, tokenizer, progress)
+    if vision is not None:
+        decoder.has_whole_pictures, decoder.has_rope_offset = vision.is_whole, vision.has_rope_offset
+        decoder.added_layers = vision.added_layers
     progress("export")
     # If draft tokens cannot be verified, the method `verify` can still return the log probabilities of given tokens.
     has_verify = speculation and (head.logprobs > 0 or decoder.can_verify_drafts)
@@ -243,7 +246,8 @@ def _load_with_pictures(
         if has_pictures(checkpoint.path):
             checkpoint.notes.append(f"left out the pictures: {reason}")
         return None
-    remove_other_media(model)
+    for parent, name, _ in other_media(model):
+        setattr(parent, name, None)
     return model, vision
 
 

@@ -112,7 +112,8 @@ def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, l
     rows = kind.width
     tokens = torch.zeros(rows, length, dtype=torch.int64)
     if kind.is_embedded:
-        embeddings = torch.zeros(1, length, decoder.model.get_input_embeddings().embedding_dim)
+        width = decoder.model.get_input_embeddings().embedding_dim * (1 + decoder.added_layers)
+        embeddings = torch.zeros(1, length, width)
     inputs = {"tokens": embeddings if kind.is_embedded else tokens, "input_pos": torch.zeros(rows, dtype=torch.int64)}
     if decoder.rows > 1:
         inputs["row"] = torch.arange(rows)
@@ -122,6 +123,8 @@ def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, l
         inputs["adapter"] = torch.zeros(rows, dtype=torch.int64)
     if kind.is_embedded and head.penalties:
         inputs["ids"] = tokens
+    if decoder.has_rope_offset:
+        inputs["rope"] = torch.zeros((3, length) if kind.is_embedded else rows, dtype=torch.int64)
     if kind.returns_tokens:
         vocab_size = decoder.model.config.get_text_config().vocab_size
         inputs |= head.inputs(length if kind.form == "verify" else rows, vocab_size, per_row=kind.form == "decode")
@@ -151,6 +154,7 @@ class _Method(torch.nn.Module):
         row_length=None,
         adapter=None,
         ids=None,
+        rope=None,
         logprobs=None,
         adjusts=None,
         targets=None,
@@ -166,7 +170,16 @@ class _Method(torch.nn.Module):
             input_pos = input_pos + 1  # that of the first token; in a call of `draft`, it was that of its hidden state
         else:
             keep_log = form == "verify" and self.decoder.can_rewind
-            logits = self.decoder(tokens, input_pos, row, adapter, all_positions=form != "chunk", keep_log=keep_log)
+            logits = self.decoder(
+                tokens,
+                input_pos,
+                row,
+                adapter,
+                rope,
+                all_positions=form != "chunk",
+                keep_log=keep_log,
+                is_picture=self.kind.is_embedded and self.decoder.has_whole_pictures,
+            )
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
         written = None if self.history is None else self.history.write(tokens if ids is None else ids, input_pos, row)
@@ -217,7 +230,7 @@ class _Method(torch.nn.Module):
 _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
 _ARGUMENTS += [
     inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
-    for n in ("row", "row_length", "adapter", "ids", *INPUTS, "logprobs", "adjusts", "targets")
+    for n in ("row", "row_length", "adapter", "ids", "rope", *INPUTS, "logprobs", "adjusts", "targets")
 ]
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)  # type: ignore[attr-defined]
 
@@ -257,6 +270,8 @@ def _export(method: _Method, head: HeadConfig, *, repeat: bool = True) -> torch.
     if not is_decode:
         sequence = torch.export.Dim("sequence", min=1, max=_max_length(kind, decoder, head))
         shapes |= {name: {1: sequence} for name in ("tokens", "ids") if name in inputs}
+        if kind.is_embedded and "rope" in inputs:
+            shapes["rope"] = {1: sequence}
         if kind.form == "verify":
             axes = {"allowed_tokens": 0, "targets": 1}
             shapes |= {name: {axis: sequence} for name, axis in axes.items() if name in inputs}

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .picture import PictureError, open_picture
+from .patches import patches_of, pixtral_size, qwen_size
 from .preprocess import Preprocessor, levels_of
-from .tiles import idefics3_tiles, internvl_tiles
+from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,7 +24,7 @@ class Encoding:
     """A call of `vision_encoder` and the tokens that get its result.
 
     - `inputs`: the arrays of the call, contiguous.
-    - `rows`: for each token, the row of the result that is its embedding.
+    - `rows`: for each token, the row of the result that is its embedding, or -1 for a token of text in between.
     - `position`: the position of the first token in the prompt.
     - `rope_positions`, `rope_length`: for models with three rotary axes, the rotary positions of the tokens from the
       first one on, int64 [3, tokens], and how many positions the tokens take.
@@ -67,49 +68,52 @@ class PictureProcessor:
             raise PictureError(f"got {len(pictures)} pictures for a prompt with {len(parts) - 1} of {self.placeholder}")
         texts, encodings = [parts[0]], []
         for source, part in zip(pictures, parts[1:]):
-            shown, tiles = self._prepare(open_picture(source), self._settings)
+            shown, calls = self._prepare(open_picture(source), self._settings, self._pixels)
             texts += [shown, part]
-            count = range(self._settings["count"])
-            encodings += [
-                Encoding((np.ascontiguousarray(self._pixels.normalized(tile)[None]),), count) for tile in tiles
-            ]
+            encodings += calls
         ids = encode("".join(texts))
         return ids, _placed(encodings, ids, self.token_id)
 
 
 def _placed(encodings: list[Encoding], ids: list[int], token_id: int) -> list[Encoding]:
     """Return the encodings with their positions: those of the tokens `token_id`, one after the other."""
-    places = [position for position, id in enumerate(ids) if id == token_id]
-    placed, used = [], 0
+    is_token = np.asarray(ids) == token_id
+    placed, end = [], 0
     for encoding in encodings:
-        count = len(encoding.rows)
-        own = places[used : used + count]
-        if len(own) < count or own[-1] - own[0] != count - 1:
-            raise PictureError(f"got {len(places)} tokens in the prompt, expected {count} for each part of a picture")
-        placed.append(replace(encoding, position=own[0]))
-        used += count
-    if used != len(places):
-        raise PictureError(f"got {len(places)} tokens in the prompt for pictures of {used}")
+        has_row = np.asarray(encoding.rows) >= 0
+        first = end + int(is_token[end:].argmax()) - int(has_row.argmax())
+        end = first + len(has_row)
+        if not (is_token[max(first, 0) : end].shape == has_row.shape and (is_token[first:end] == has_row).all()):
+            raise PictureError(f"got other tokens for a picture than {has_row.sum()} in a row")
+        placed.append(replace(encoding, position=first))
+    if (count := is_token.sum()) != (used := sum((np.asarray(e.rows) >= 0).sum() for e in encodings)):
+        raise PictureError(f"got {count} tokens in the prompt for pictures of {used}")
     return placed
 
 
-_Prepared = tuple[str, list[np.ndarray]]  # the text of a picture, and the levels of its tiles, uint8 [3, H, W]
+_Prepared = tuple[str, list[Encoding]]  # the text of a picture, and the calls of the encoder
 
 
-def _single(picture: Image, settings: Mapping[str, Any]) -> _Prepared:
-    return _around(settings, 1), [Preprocessor(settings["image"]).levels(picture)]
-
-
-def _internvl(picture: Image, settings: Mapping[str, Any]) -> _Prepared:
-    tiles = internvl_tiles(picture, settings)
-    return _around(settings, len(tiles)), [levels_of(tile) for tile in tiles]
+def _tiles(settings: Mapping[str, Any], pixels: Preprocessor, tiles: Sequence[np.ndarray]) -> list[Encoding]:
+    """Return a call for each of `tiles`, the levels of pictures, uint8 [3, H, W]."""
+    count = range(settings["count"])
+    return [Encoding((np.ascontiguousarray(pixels.normalized(tile)[None]),), count) for tile in tiles]
 
 
 def _around(settings: Mapping[str, Any], tiles: int) -> str:
     return settings.get("before", "") + settings["token"] * settings["count"] * tiles + settings.get("after", "")
 
 
-def _idefics3(picture: Image, settings: Mapping[str, Any]) -> _Prepared:
+def _single(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    return _around(settings, 1), _tiles(settings, pixels, [pixels.levels(picture)])
+
+
+def _internvl(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles = [levels_of(tile) for tile in internvl_tiles(picture, settings)]
+    return _around(settings, len(tiles)), _tiles(settings, pixels, tiles)
+
+
+def _idefics3(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
     tiles, columns, rows = idefics3_tiles(picture, settings)
     around, tokens = settings["around"], settings["token"] * settings["count"]
     lines = [
@@ -117,11 +121,55 @@ def _idefics3(picture: Image, settings: Mapping[str, Any]) -> _Prepared:
         for row in range(1, rows + 1)
     ]
     split = "".join(lines) + ("\n" if lines else "")
-    return f"{split}{around}{settings['whole']}{tokens}{around}", [levels_of(tile) for tile in tiles]
+    text = f"{split}{around}{settings['whole']}{tokens}{around}"
+    return text, _tiles(settings, pixels, [levels_of(tile) for tile in tiles])
 
 
-_KINDS: dict[str, Callable[[Any, Mapping[str, Any]], _Prepared]] = {
+def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, merge = settings["patch"], settings["merge"]
+    width, height = qwen_size(picture.size, edge * merge, settings["least"], settings["most"])
+    levels = levels_of(picture.resize((width, height), settings["image"]["resample"]))
+    patches, places = patches_of(pixels.normalized(levels), edge, merge)
+    patches = np.repeat(patches[:, :, None], settings["frames"], 2).reshape(len(patches), -1)
+    rows, columns = height // (edge * merge), width // (edge * merge)
+    count = rows * columns
+    row, column = np.divmod(np.arange(count), columns)
+    positions = np.stack([np.zeros(count, np.int64), row, column])
+    encoding = Encoding((patches, places), range(count), rope_positions=positions, rope_length=max(rows, columns))
+    return settings["token"] * count, [encoding]
+
+
+def _pixtral(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, merge = settings["patch"], settings["merge"]
+    width, height = pixtral_size(picture.size, edge * merge, settings["longest"])
+    levels = levels_of(picture.resize((width, height), settings["image"]["resample"]))
+    patches, places = patches_of(pixels.normalized(levels), edge, merge)
+    rows, columns = height // (edge * merge), width // (edge * merge)
+    index = np.full((rows, columns + 1), -1)  # behind each row of the picture is a token of text
+    index[:, :-1] = np.arange(rows * columns).reshape(rows, columns)
+    line = settings["token"] * columns
+    text = settings["break"].join([line] * rows) + settings["end"]
+    return text, [Encoding((patches.reshape(len(patches), -1), places), index.reshape(-1)[:-1].tolist())]
+
+
+def _llava_next(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles, columns, rows = llava_next_tiles(picture, settings)
+    inputs = np.stack([pixels.normalized(tile) for tile in tiles])
+    side = settings["side"]
+    tile = side * side
+    # Behind the rows of all tiles is that of the end of a line.
+    index = np.arange(tile, len(tiles) * tile).reshape(rows, columns, side, side).transpose(0, 2, 1, 3)
+    index = without_border(index.reshape(rows * side, columns * side), picture.size)
+    lines = np.pad(index, ((0, 0), (0, 1)), constant_values=len(tiles) * tile)
+    found = [*range(tile), *lines.reshape(-1).tolist()]
+    return settings["token"] * len(found), [Encoding((np.ascontiguousarray(inputs),), found)]
+
+
+_KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] = {
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "llava_next": _llava_next,
+    "pixtral": _pixtral,
+    "qwen": _qwen,
     "single": _single,
 }

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .preprocess import levels_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,6 +44,49 @@ def idefics3_tiles(picture: Image, settings: Mapping[str, Any]) -> tuple[list[Im
     if columns <= 1 and rows <= 1:
         return [picture], 0, 0
     return [*_grid(picture, columns, rows, edge, edge), picture.resize((edge, edge), resample)], columns, rows
+
+
+def llava_next_tiles(picture: Image, settings: Mapping[str, Any]) -> tuple[list[np.ndarray], int, int]:
+    """Return the whole picture and its tiles, row by row, uint8 [3, H, W]; and the numbers of columns and rows.
+
+    The picture is resized to the best of the sizes `settings["sizes"]`, which are heights and widths, with a border.
+    """
+    edge, resample = settings["image"]["output"][0], settings["image"]["resample"]
+    height, width = _best_size(picture.size, settings["sizes"])
+    by_width, by_height = width / picture.size[0], height / picture.size[1]
+    if by_width < by_height:
+        inner = width, min(math.ceil(picture.size[1] * by_width), height)
+    else:
+        inner = min(math.ceil(picture.size[0] * by_height), width), height
+    levels = levels_of(picture.resize(inner, resample))
+    borders = [((whole - part) // 2, -(-(whole - part) // 2)) for whole, part in zip((height, width), levels.shape[1:])]
+    levels = np.pad(levels, ((0, 0), *borders))
+    rows, columns = height // edge, width // edge
+    corners = [(y * edge, x * edge) for y in range(rows) for x in range(columns)]
+    tiles = [levels[:, y : y + edge, x : x + edge] for y, x in corners]
+    return [levels_of(picture.resize((edge, edge), resample)), *tiles], columns, rows
+
+
+def _best_size(size: tuple[int, int], sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the height and width that keep most pixels of a picture, and of these the smallest."""
+
+    def key(candidate: tuple[int, int]) -> tuple[int, int]:
+        height, width = candidate
+        scale = min(width / size[0], height / size[1])
+        kept = min(int(size[0] * scale) * int(size[1] * scale), math.prod(size))
+        return kept, kept - height * width
+
+    return max(sizes, key=key)
+
+
+def without_border(index: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return `index` [rows, columns] without the border around a picture of `size`, width and height."""
+    rows, columns = index.shape
+    if size[0] / size[1] > columns / rows:
+        border = (rows - int(round(size[1] * (columns / size[0]), 7))) // 2
+        return index[border : rows - border]
+    border = (columns - int(round(size[0] * (rows / size[1]), 7))) // 2
+    return index[:, border : columns - border]
 
 
 def _grid(picture: Image, columns: int, rows: int, width: int, height: int) -> list[Image]:

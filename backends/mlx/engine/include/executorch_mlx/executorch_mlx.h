@@ -275,7 +275,7 @@ typedef struct {
   size_t input_count;
   uint64_t hash; // of the content: prompts whose pictures have equal hashes share their caches
   size_t position; // of its first token in the prompt
-  const int64_t* rows; // [length], of the result, for each token
+  const int64_t* rows; // [length], of the result, for each token; -1: the embedding of the token itself
   size_t length; // in tokens
   const int64_t* rope_positions; // [3, length] from the first token on, for models with three rotary axes; else NULL
   int64_t rope_length; // of such a model: how many rotary positions the picture takes

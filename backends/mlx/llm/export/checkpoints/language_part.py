@@ -158,16 +158,15 @@ def remove_other_media(model: PreTrainedModel) -> None:
 
     A causal language model stays as it is.
     """
-    for parent, name, _ in other_media(model):
-        setattr(parent, name, None)
+    if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        for parent, name, _ in other_media(model):
+            setattr(parent, name, None)
 
 
 def other_media(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
-    """Return the modules that `remove_other_media` removes, each behind its parent and its name there."""
+    """Return the modules for other media than text, each behind its parent and its name there."""
     parts = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}
-    if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or None in parts:
-        return []
-    return list(_all_but(parts, model))
+    return [] if None in parts else list(_all_but(parts, model))
 
 
 def _all_but(

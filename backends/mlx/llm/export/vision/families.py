@@ -14,6 +14,7 @@ from transformers import AutoImageProcessor, PreTrainedModel
 from ...vision.preprocess import preprocessor_settings
 from ..checkpoints.checks import CHECKPOINT_ERRORS
 from ..checkpoints.hf import read_json
+from .patches import deep_features, patch_features, pixtral_features
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -22,19 +23,47 @@ class NoPictures(ValueError):
     """Raised for a model whose pictures cannot be exported. The message names the module."""
 
 
+Examples = tuple[tuple[torch.Tensor, ...], Any]
+
+
+def _pixels(settings: dict[str, Any]) -> Examples:
+    return (_random(1, 3, *settings["image"]["output"]),), None
+
+
+def _patches(settings: dict[str, Any]) -> Examples:
+    """Return patches and their places, in blocks of those that become one embedding."""
+    edge, merge = settings["patch"], settings["merge"]
+    unit, numbers = merge * merge, 3 * settings["frames"] * edge * edge
+    blocks = torch.export.Dim("blocks", min=1, max=settings["most"] // (edge * merge) ** 2)
+    rows, columns = (index.flatten() for index in torch.meshgrid(torch.arange(4), torch.arange(6), indexing="ij"))
+    places = torch.stack([rows, columns], 1).repeat_interleave(unit, 0)
+    return (_random(len(places), numbers), places), ({0: unit * blocks}, {0: unit * blocks})
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(20))
+
+
 @dataclass(frozen=True)
 class Family:
     """How a family takes pictures.
 
-    - `encode`: `(model, pixels [1, 3, H, W]) -> embeddings [N, width]`.
+    - `encode`: `(model, *inputs) -> embeddings [N, width]`.
+    - `examples`: `settings -> example inputs, dynamic shapes`. By default, the input is `pixels` [1, 3, H, W].
     - `settings`: `(source) -> settings` of `vision.processor.PictureProcessor`, without those that `picture_settings`
       adds.
     - `is_whole`: whether the tokens of a picture attend to each other.
+    - `added_layers`: `config -> the number of layers of the decoder that add features of the encoder`. These are beside
+      the embeddings: the width is that of the embedding times one more than this number.
+    - `has_rope_offset`: whether the rotary positions of the model have three axes.
     """
 
-    encode: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]
+    encode: Callable[..., torch.Tensor]
     settings: Callable[[Source], dict[str, Any]]
     is_whole: bool = False
+    has_rope_offset: bool = False
+    examples: Callable[[dict[str, Any]], Examples] = _pixels
+    added_layers: Callable[[Any], int] = lambda config: 0
 
 
 @dataclass(frozen=True)
@@ -142,10 +171,70 @@ def _idefics3(source: Source) -> dict[str, Any]:
     }
 
 
+def _qwen(source: Source) -> dict[str, Any]:
+    settings = source.processor
+    size = {"height": settings["patch_size"], "width": settings["patch_size"]}  # `Preprocessor` only normalizes
+    return {
+        "kind": "qwen",
+        "image": preprocessor_settings({**settings, "size": size}, settings["patch_size"]),
+        "patch": settings["patch_size"],
+        "frames": settings["temporal_patch_size"],
+        "merge": settings["merge_size"],
+        "least": settings["size"]["shortest_edge"],
+        "most": settings["size"]["longest_edge"],
+    }
+
+
+def _tiled(settings: dict[str, Any]) -> Examples:
+    height, width = settings["image"]["output"]
+    most = max(rows * columns for rows, columns in settings["sizes"]) // (height * width) + 1
+    return (_random(3, 3, height, width),), ({0: torch.export.Dim("tiles", min=2, max=max(most, 4))},)
+
+
+def _llava_next_features(model: PreTrainedModel, tiles: torch.Tensor) -> torch.Tensor:
+    whole, layer = model.model, model.config.vision_feature_layer
+    if not isinstance(layer, int):
+        raise ValueError(f"vision_feature_layer: got {layer}, expected one layer")
+    states = whole.vision_tower(tiles, output_hidden_states=True, return_dict=True).hidden_states[layer]
+    states = states[:, 1:] if model.config.vision_feature_select_strategy == "default" else states
+    return torch.cat([whole.multi_modal_projector(states).flatten(0, 1), whole.image_newline[None]])
+
+
+def _llava_next(source: Source) -> dict[str, Any]:
+    sizes = source.processor["image_grid_pinpoints"]
+    side = source.size // source.config.vision_config.patch_size
+    return _single(source) | {"kind": "llava_next", "sizes": sizes, "side": side}
+
+
+def _mistral3(source: Source) -> dict[str, Any]:
+    settings, edge = source.processor, source.config.vision_config.patch_size
+    return {
+        "kind": "pixtral",
+        "image": preprocessor_settings({**settings, "size": {"height": edge, "width": edge}}, edge),
+        "patch": edge,
+        "frames": 1,
+        "merge": source.config.spatial_merge_size,
+        "longest": settings["size"]["longest_edge"],
+        "most": (settings["size"]["longest_edge"] + edge * source.config.spatial_merge_size) ** 2,
+        "break": source.options.get("image_break_token", "[IMG_BREAK]"),
+        "end": source.options.get("image_end_token", "[IMG_END]"),
+    }
+
+
+def _deepstack_layers(config: Any) -> int:
+    return len(config.vision_config.deepstack_visual_indexes)
+
+
+_QWEN = Family(patch_features, _qwen, has_rope_offset=True, examples=_patches)
 FAMILIES = {
     "gemma3": Family(_features, _gemma3, is_whole=True),
     "idefics3": Family(_idefics3_features, _idefics3),
     "internvl": Family(_features, _internvl),
     "llava": Family(_features, _single),
+    "llava_next": Family(_llava_next_features, _llava_next, examples=_tiled),
+    "mistral3": Family(pixtral_features, _mistral3, examples=_patches),
+    "qwen2_5_vl": _QWEN,
+    "qwen2_vl": _QWEN,
+    "qwen3_vl": Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers),
     "smolvlm": Family(_idefics3_features, _idefics3),
 }

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ....verification.load import load
 from ....verification.noise import RoundingNoise
 from ....verification.rounding import Comparison, compare
+from ..checkpoints.language_part import other_media
 from ..decoder import CachedDecoder
 from .families import Family, NoPictures
 
@@ -29,18 +30,21 @@ class Vision:
     - `encoder`: the method `vision_encoder`, from the inputs of a picture to `[1, N, width]` in float32.
     - `inputs`: example inputs.
     - `settings`: those of `vision.processor.PictureProcessor`.
-    - `is_whole`: as in `Family`.
+    - `is_whole`, `has_rope_offset`, `added_layers`: as in `Family`.
     """
 
     encoder: torch.export.ExportedProgram
     inputs: tuple[torch.Tensor, ...]
     settings: dict[str, Any]
     is_whole: bool
+    has_rope_offset: bool
+    added_layers: int
 
     def metadata(self) -> dict[str, Any]:
         settings = json.dumps(self.settings).encode()
         return {
             "picture_is_whole": self.is_whole,
+            "picture_rope_offset": self.has_rope_offset,
             "picture_settings": torch.frombuffer(bytearray(settings), dtype=torch.uint8),
         }
 
@@ -49,28 +53,36 @@ class _Encoder(torch.nn.Module):
     def __init__(self, model: PreTrainedModel, family: Family):
         super().__init__()
         self.model, self.family = model, family
+        self.dtype = next(parameter.dtype for _, _, part in other_media(model) for parameter in part.parameters())
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        dtype = next(self.model.parameters()).dtype
-        return self.family.encode(self.model, pixels.to(dtype)).float()[None]
+    def forward(self, pixels: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return self.family.encode(self.model, pixels.to(self.dtype), *others).float()[None]
 
 
 def export_vision(model: PreTrainedModel, family: Family, settings: dict[str, Any]) -> Vision:
     """Return the pictures of `model`, which is not changed. Raises NoPictures if its encoder cannot be traced."""
-    height, width = settings["image"]["output"]
-    generator = torch.Generator().manual_seed(20)
-    inputs = (torch.randn(1, 3, height, width, generator=generator),)
+    inputs, shapes = family.examples(settings)
     module = _Encoder(model, family).eval()
     try:
         with torch.no_grad():
-            encoder = torch.export.export(module, inputs)
+            # `forward` takes the inputs after the first as one argument.
+            if shapes is not None and len(shapes) > 1:
+                shapes = (shapes[0], tuple(shapes[1:]))
+            encoder = torch.export.export(module, inputs, dynamic_shapes=shapes)
             count = module(*inputs).shape[1]
     except (AttributeError, UserError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise NoPictures(
             f"pictures: {type(model).__name__}: torch.export cannot trace its encoder: {reason}"
         ) from error
-    return Vision(encoder, inputs, {**settings, "count": count}, family.is_whole)
+    return Vision(
+        encoder,
+        inputs,
+        {**settings, "count": count},
+        family.is_whole,
+        family.has_rope_offset,
+        family.added_layers(model.config),
+    )
 
 
 class _TokenEmbedding(torch.nn.Module):
@@ -81,7 +93,11 @@ class _TokenEmbedding(torch.nn.Module):
         self.decoder = decoder
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.decoder.model.get_input_embeddings()(tokens).float()
+        embeddings = self.decoder.model.get_input_embeddings()(tokens).float()
+        if self.decoder.added_layers == 0:
+            return embeddings
+        nothing = torch.zeros_like(embeddings).repeat(1, 1, self.decoder.added_layers)
+        return torch.cat([embeddings, nothing], -1)
 
 
 def export_token_embedding(decoder: CachedDecoder) -> torch.export.ExportedProgram:
