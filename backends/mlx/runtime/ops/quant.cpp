@@ -68,10 +68,7 @@ std::optional<mx::array> dequantized_matmul(
   const auto w = numbers ? *numbers
                          : mx::dequantize(q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(),
                                /*global_scale=*/std::nullopt, x.dtype(), c.stream);
-  const auto rows = mx::reshape(x, {-1, x.shape(-1)}, c.stream);
-  auto shape = x.shape();
-  shape.back() = w.shape(0);
-  return mx::reshape(mx::matmul(rows, mx::transpose(w, c.stream), c.stream), shape, c.stream);
+  return mx::matmul(x, mx::transpose(w, c.stream), c.stream);
 }
 
 void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
