@@ -21,11 +21,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="treat the prompt as a chat message: apply the chat template"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, hint="--prompt takes a prompt")
 
 
 def run(options: argparse.Namespace) -> int:
-    chat = options.chat or options.prompt is None
+    chat = options.chat or options.prompt is None or bool(options.image)
     if options.system is not None and not chat:
         raise CommandError("--system: expected --chat as well")
     return session.answer(options, options.prompt, chat)

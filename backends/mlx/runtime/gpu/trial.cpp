@@ -48,7 +48,7 @@ double largest_error(const std::vector<Comparison>& comparisons, mx::Stream stre
   double error = 0;
   for (const auto& [results, expected] : comparisons) {
     if (results.size() != expected.size()) {
-      throw std::logic_error("the reference has another number of results");
+      throw std::runtime_error("the reference has another number of results");
     }
     for (size_t i = 0; i < results.size(); ++i) {
       error = std::max(error, error_of(results[i], expected[i], stream));
