@@ -24,7 +24,7 @@ def qwen_size(size: tuple[int, int], multiple: int, least: int, most: int) -> tu
 
 
 def pixtral_size(size: tuple[int, int], multiple: int, longest: int) -> tuple[int, int]:
-    """Return the width and height to which a picture is resized: the next multiples of `multiple`, at most `longest`."""
+    """Return the size to which a picture is resized: the next multiples of `multiple`, at most about `longest`."""
     ratio = max(*size, longest) / longest
     width, height = (math.floor(edge / ratio) if ratio > 1 else edge for edge in size)
     return math.ceil(width / multiple) * multiple, math.ceil(height / multiple) * multiple
