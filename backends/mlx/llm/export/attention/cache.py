@@ -258,7 +258,11 @@ class _Layer(_NoCache):
         values = self.updated[-1] if values is None else values
         values = values if value_size is None else values[..., :value_size]
         if self.cache.is_picture:
-            if sinks is not None or slopes is not None or not statically_known_true(query.shape[2] == self.cache.length):
+            if (
+                sinks is not None
+                or slopes is not None
+                or not statically_known_true(query.shape[2] == self.cache.length)
+            ):
                 raise ValueError(f"export_llm: model: {self.name} attends to pictures in another way than to text")
             return self._attend_picture(query, keys, values, scale, softcap)
         before, after = self._arguments(query, scale, softcap, sinks, slopes)
