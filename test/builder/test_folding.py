@@ -53,6 +53,11 @@ def causal_window(x):
     return torch.where(mask, x, 0.5)
 
 
+def attention(mask):
+    """Return a function: self-attention with a constant mask, expanded to the size of the batch."""
+    return lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, mask.expand(x.shape[0], 1, 4, 4))
+
+
 # Programs with instructions that are folded away: name → (function, input, expected instructions).
 FOLDED = {
     "casts through a wider type": (lambda x: x.to(f32).to(bf16), floats(3, dtype=f16), ["AsTypeNode"]),
@@ -66,6 +71,8 @@ FOLDED = {
     "factor of one": (lambda x: (x * 1.0 / 1).exp(), floats(3), ["ExpNode"]),
     "summand of zero": (lambda x: (x + 0) * x, ints(3), ["MultiplyNode"]),
     "mask": (causal_window, floats(2, 4, 4), ["WhereNode"]),
+    "mask of attention that masks nothing": (attention(torch.ones(1, 4).bool()), floats(2, 3, 4, 8), ["SdpaNode"]),
+    "summand of attention that masks nothing": (attention(torch.zeros(4, 4)), floats(2, 3, 4, 8), ["SdpaNode"]),
     "batch norm": (Norm(), floats(2, 3, 4, 4), ["MultiplyNode", "AddNode"]),
     "large weight": (ScaledWeight(), floats(2, 400), ["AddmmNode"]),
 }
@@ -78,6 +85,11 @@ NOT_FOLDED = {
         lambda x: x.permute(1, 0, 2).exp().permute(1, 0, 2),
         floats(2, 3, 4),
         ["TransposeNode", "ExpNode", "TransposeNode"],
+    ),
+    "mask of attention that masks one key": (
+        attention(torch.arange(4) < 3),
+        floats(2, 3, 4, 8),
+        ["SdpaNode", "AnyNode", "WhereNode"],
     ),
     "summand of zero, which changes -0.0": (lambda x: x + 0.0, floats(3), ["AddNode"]),
     "factor of one that changes the shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),

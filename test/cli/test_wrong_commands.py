@@ -3,11 +3,13 @@
 import struct
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small_llm
-from executorch_mlx.cli import extras
+from executorch_mlx.cli import extras, model_arguments
 from executorch_mlx.cli.main import main
+from executorch_mlx.llm import export as llm_export
 
 DEMO = str(small_llm.DEMO)
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBBI", 13, b"IHDR", 1, 1, 8, 0, 0, 0, 0, zlib.crc32(b"")) + b"\0" * 40
@@ -33,6 +35,7 @@ def files(tmp_path, monkeypatch, classifier) -> Path:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "image.png").write_bytes(PNG)
     (tmp_path / "notes.txt").write_text("Return the value")
+    (tmp_path / "notes.jsonl").write_text("Return the value")
     (tmp_path / "talk.wav").write_bytes(b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 40)
     (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}" + b"\0" * 40)
     (tmp_path / "broken.pte").write_bytes(b"")
@@ -73,6 +76,13 @@ def files(tmp_path, monkeypatch, classifier) -> Path:
         ("run CHAT --prompt Hi --quantize int4", "--quantize: CHAT is exported already, expected a checkpoint"),
         ("run CHAT --prompt Hi --tokenizer empty", "tokenizer: empty has no tokenizer.json"),
         ("transcribe CHAT talk.wav", "got a language model, expected a speech model; executorch-mlx run runs it"),
+        ("embed CHAT Hi", "got a language model, which executorch-mlx run runs, expected an encoder"),
+        (f"run {DEMO} --chat-template none", "--chat-template: none: No such file or folder"),
+        (f"run {DEMO} --tokenizer none", "--tokenizer: none: No such file or folder"),
+        (f"run {DEMO} --prompt Hi --max-new-tokens -3", "--max-new-tokens: got -3, expected at least 0"),
+        (f"run {DEMO} --adapter x=none", "--adapter x: none/adapter_config.json: No such file or directory"),
+        ("batch CHAT none.jsonl -o x.jsonl", "none.jsonl: No such file or directory"),
+        (f"finetune {DEMO} notes.jsonl -o empty", "notes.jsonl:1: "),
         ("inspect image.png", "image.png is not a .pte file: got b"),
         ("rm tiny", "tiny: not in executorch-mlx list"),
     ],
@@ -84,6 +94,39 @@ def test_wrong_command(files, chat_program, capfd, command, message):
     printed = capfd.readouterr()
     assert printed.err.count("\n") == 1 and printed.err.startswith("executorch-mlx: "), printed.err
     assert message.replace("CHAT", str(chat_program)) in printed.err and printed.out == ""
+
+
+@pytest.mark.parametrize(
+    "command, expected", [(f"transcribe {DEMO} talk.wav", "a speech model"), (f"embed {DEMO} Hi", "an encoder")]
+)
+def test_a_checkpoint_of_another_kind_is_not_exported(files, capfd, monkeypatch, command, expected):
+    """The process of the export refuses it. Here, it is a call."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(files))
+    monkeypatch.setattr(llm_export, "export_llm", None)
+    monkeypatch.setattr(
+        model_arguments.subprocess, "run", lambda words, **_: SimpleNamespace(returncode=main(words[3:]))
+    )
+    assert main(command.split()) == 1
+    error = f"executorch-mlx: {DEMO}: got a language model, expected {expected}; executorch-mlx run runs it"
+    assert capfd.readouterr().err.splitlines()[-1] == error
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("run CHAT Hi", "got Hi, which run does not take: --prompt takes a prompt; see executorch-mlx run --help"),
+        ("chat CHAT --colour blue", "got --colour blue, which chat does not take; see executorch-mlx chat --help"),
+        ("run", "the following arguments are required: MODEL; see executorch-mlx run --help"),
+        ("run CHAT --seed abc", "argument --seed: invalid int value: 'abc'; see executorch-mlx run --help"),
+        ("generate CHAT", "argument COMMAND: invalid choice: 'generate' (choose from "),
+    ],
+)
+def test_wrong_usage(files, capfd, command, message):
+    with pytest.raises(SystemExit) as caught:
+        main(command.split())
+    printed = capfd.readouterr()
+    assert caught.value.code == 2 and printed.err.count("\n") == 1 and printed.out == ""
+    assert printed.err.startswith(f"executorch-mlx: {message}")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_structs_have_the_fields_of_the_header():
     found = re.findall(r"typedef struct \{(.*?)\} executorch_mlx_(\w+);", SOURCE, re.DOTALL)
     assert {name for _, name in found} == binding.STRUCTS.keys() - {
         "array"
-    }  # test/encoders/test_program.py has the array
+    }  # test/encoders/test_encoder_program.py has the array
     for body, name in found:
         declared = [split(line) for line in body.split(";") if line.strip()]
         fields = {field: python_type(type_) for type_, field in declared}

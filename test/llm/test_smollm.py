@@ -31,7 +31,7 @@ def test_it_knows_the_capital_of_france(gguf_file, tmp_path):
     )
     assert exported.report.refused == () and exported.notes == ()
     size = exported.save(tmp_path / "smollm2.pte")
-    assert size < 105e6  # the weights keep their 4 and 8 bits, with float16 scales
+    assert size < 111e6  # the weights keep their 4 and 8 bits, with float16 scales, and begin at pages
     question = {"role": "user", "content": "What is the capital of France?"}
     answer = LLM.load(tmp_path / "smollm2.pte").chat([question], max_new_tokens=20).result()
     assert answer.text == "The capital of France is Paris." and answer.finish == "stop"

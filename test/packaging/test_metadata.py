@@ -47,7 +47,7 @@ def test_name_license_and_extras(build):
     assert metadata.name == "executorch-mlx"
     assert metadata.metadata["License-Expression"] == "BSD-3-Clause"
     extras = set(metadata.metadata.get_all("Provides-Extra"))
-    assert extras == {"cpu", "cuda12", "cuda13", "export", "serve", "speech", "ray"}
+    assert extras == {"cpu", "cuda12", "cuda13", "export", "serve", "speech", "ray", "vision"}
 
 
 def test_console_scripts_are_functions_of_the_package(build):

@@ -8,6 +8,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +159,16 @@ class ElementwiseStep(ctypes.Structure):
 
 # In the order of the C++ enum `Elementwise`.
 BINARY_OPERATIONS = [torch.add, torch.sub, torch.mul, torch.maximum]
-OPERATIONS = [*BINARY_OPERATIONS, torch.sigmoid, torch.nn.functional.silu, torch.tanh, torch.clone]
+gelu = torch.nn.functional.gelu
+UNARY_OPERATIONS = [
+    torch.sigmoid,
+    torch.nn.functional.silu,
+    torch.tanh,
+    gelu,
+    partial(gelu, approximate="tanh"),
+    torch.erf,
+]
+OPERATIONS = [*BINARY_OPERATIONS, *UNARY_OPERATIONS, torch.clone]
 
 
 @pytest.mark.parametrize("operation", range(len(OPERATIONS)))
@@ -173,7 +183,18 @@ def test_elementwise_step(library, rows, width, operation):
         step = ElementwiseStep(operation, x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0), y.data_ptr(), width)
         library.elementwise_steps(ctypes.byref(step), 1, ctypes.c_int64(rows), FLOAT32)
         operands = [x[:, :width], z[:, :width]] if operation < len(BINARY_OPERATIONS) else [x[:, :width]]
-        torch.testing.assert_close(y, OPERATIONS[operation](*operands), rtol=1e-6, atol=1e-7, equal_nan=True)
+        expected = OPERATIONS[operation](*(operand.double() for operand in operands)).float()
+        torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("operation", range(len(BINARY_OPERATIONS), len(OPERATIONS) - 1))
+def test_unary_operations_of_all_magnitudes(library, operation):
+    magnitudes = torch.cat([torch.logspace(-38, 38, 2000), torch.linspace(0, 30, 3001), torch.tensor([torch.inf])])
+    x = torch.cat([magnitudes, -magnitudes])
+    y = torch.empty_like(x)
+    library.unary(operation, address(x), FLOAT32, address(y), ctypes.c_int64(x.numel()))
+    expected = OPERATIONS[operation](x.double()).float()
+    torch.testing.assert_close(y, expected, rtol=4e-6, atol=1e-15, equal_nan=True)
 
 
 @pytest.mark.parametrize("has_weight", [True, False])
@@ -187,6 +208,19 @@ def test_rms_norm(library, rows, width, has_weight):
     library.rms_norm(address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
     expected = torch.nn.functional.rms_norm(x, [width], weight, 1e-5)
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("parameters", [(), ("weight",), ("bias",), ("weight", "bias")])
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 17), (2, 128), (300, 384), (5, 1030)])
+def test_layer_norm(library, rows, width, parameters):
+    generator = torch.Generator().manual_seed(rows * width)
+    x = torch.randn(rows, width, generator=generator) * 3 + 100  # a mean far from 0 must not cost digits
+    tensors = {name: torch.randn(width, generator=generator) for name in parameters}
+    y, pointers = torch.empty_like(x), [address(tensors.get(name)) for name in ("weight", "bias")]
+    sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
+    library.layer_norm(address(x), FLOAT32, *pointers, FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
+    expected = torch.nn.functional.layer_norm(x.double(), [width], **{k: t.double() for k, t in tensors.items()})
+    torch.testing.assert_close(y, expected.float(), rtol=2e-5, atol=2e-5)
 
 
 # -- convolution ------------------------------------------------------------------------------------

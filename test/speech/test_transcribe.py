@@ -257,7 +257,7 @@ def test_transcriptions_of_the_server(whisper, tmp_path):
         for fields, message in (
             ({"sound": b"no sound"}, "read_audio: file"),
             ({"language": "xx"}, "language: got xx"),
-            ({"prompt": "Oslo"}, "prompt is not supported"),
+            ({"prompt": "Oslo"}, "prompt: got text, but this model takes none"),
             ({"temperature": "hot"}, "temperature: got 'hot', expected a number from 0 to 2"),
             ({"response_format": "xml"}, "response_format: got 'xml'"),
         ):

@@ -17,8 +17,13 @@ LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
 # lists the symbols for Apple in libcxx/lib/abi/*-apple-*.abilist. If a symbol is missing here, the linker names it.
 LIBCXX_ALSO = {
     "__ZNSt3__113basic_istreamIcNS_11char_traitsIcEEE4peekEv",  # std::istream::peek()
+    "__ZNSt3__113basic_istreamIcNS_11char_traitsIcEEErsERd",  # std::istream::operator>>(double&)
+    "__ZNSt3__113basic_istreamIcNS_11char_traitsIcEEErsERi",  # std::istream::operator>>(int&)
     "__ZNSt3__113basic_ostreamIcNS_11char_traitsIcEEElsEl",  # std::ostream::operator<<(long)
     "__ZNSt3__13cinE",  # std::cin
+    "__ZNSt3__16locale7classicEv",  # std::locale::classic()
+    "__ZNSt3__16localeaSERKS0_",  # std::locale::operator=(const std::locale&)
+    "__ZNSt3__18ios_base5imbueERKNS_6localeE",  # std::ios_base::imbue(const std::locale&)
 }
 
 TEMPLATE = """--- !tapi-tbd

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ..serialization import ir
 from . import dtypes
-from .peephole import can_represent, simplify
+from .peephole import can_represent, simplify, source_of_elements
 from .registry import Unsupported
 from .slot_types import SlotTypes
 from .slots import Slot, Space, TensorSlot, ValueSlot
@@ -206,6 +207,17 @@ class Emitter:
                 value = torch.tensor(value, dtype=x.dtype).to(dtype).item()
             return self.scalar(value, dtype)
         return self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype))
+
+    def known_elements(self, x: TensorSlot) -> torch.Tensor | None:
+        """Return a tensor, of any shape, with the elements of `x`, or None if they are not known now.
+
+        They are not if they depend on an input, or if the partitioner asks, which has fake tensors for constants.
+        """
+        source = source_of_elements(self._producers, x)
+        is_known = source.data is not None and source.space != Space.BUFFER
+        with unset_fake_temporarily():
+            elements = source.data() if is_known else None
+            return None if isinstance(elements, FakeTensor) else elements
 
     def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
         """Return the size of a dimension of `x`: an int if the size is static, else a value slot."""

@@ -36,6 +36,13 @@ def _producer_fields(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, A
     return source.fields
 
 
+def source_of_elements(producers: Mapping[Any, Any], x: TensorSlot) -> TensorSlot:
+    """Return the slot from which views and broadcasts have made `x`, which has the same elements, some repeatedly."""
+    while inner := _producer_fields(producers, x, *_VIEWS, ir.TransposeNode, ir.BroadcastToNode):
+        x = inner["x"]
+    return x
+
+
 def _transpose(producers, fields):
     x, perm = fields["x"], list(fields["perm"])
     while inner := _producer_fields(producers, x, ir.TransposeNode):

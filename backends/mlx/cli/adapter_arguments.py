@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm.adapter_files import read_adapter
 from ..llm.export_options import OPTIONS
-from .errors import CommandError
+from .errors import CommandError, reason
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -78,7 +78,7 @@ def read(folder: AdapterFolder) -> dict[str, Any]:
     try:
         return read_adapter(folder.path)
     except (OSError, ValueError) as error:
-        raise CommandError(f"--adapter {folder.name}: {error}") from error
+        raise CommandError(f"--adapter {folder.name}: {reason(error)}") from error
 
 
 def load(llm: LLM, folders: Sequence[AdapterFolder]) -> None:
@@ -87,4 +87,4 @@ def load(llm: LLM, folders: Sequence[AdapterFolder]) -> None:
         try:
             llm.load_adapter(folder.name, folder.path)
         except (OSError, ValueError, RuntimeError) as error:
-            raise CommandError(f"--adapter {folder.name}: {error}") from error
+            raise CommandError(f"--adapter {folder.name}: {reason(error)}") from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..batch import AnswerFile, RequestLines, Totals, Workers, answer_all, count_and_check
 from ..batch.table_file import CSV, PARQUET, Table, TableRequests, open_table, write_table
+from ..llm.export_options import TEXT
 from . import adapter_arguments, model_arguments, store
 from .errors import CommandError
 from .extras import check_installed
@@ -209,7 +210,7 @@ async def _workers(options: argparse.Namespace) -> AsyncIterator[Workers]:
         from ..ray.engines import ray_engines
 
         tokenizer = options.tokenizer and options.tokenizer.resolve()
-        path = model_arguments.find_model(options.model, options).path.resolve()
+        path = model_arguments.find_model(options.model, options, TEXT).path.resolve()
         model = ModelOptions(path, _name(options), tokenizer, options.memory_limit)
         async with ray_engines(model, options.ray) as engines:
             yield engines

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..llm.export_options import ENCODER
 from . import model_arguments
 from .errors import CommandError
 
@@ -60,7 +61,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     _check(options)
     write = _writer(options.output)
-    model = model_arguments.find_model(options.model, options)
+    model = model_arguments.find_model(options.model, options, ENCODER)
     from ..encoders import Encoder
 
     with model_arguments.loading(model.path):

@@ -35,6 +35,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help=CHECKPOINTS)
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".pte file to write")
+    parser.add_argument("--expect", choices=(TEXT, SPEECH, ENCODER), help=argparse.SUPPRESS)  # see export_arguments
     add_options(parser)
     parser.set_defaults(run=run)
 
@@ -59,9 +60,10 @@ def run(options: argparse.Namespace) -> int:
             encoder = find_encoder(folder) if folder.is_dir() else None
             exported: Any
             if encoder is not None:
-                exported = _export_encoder(encoder, values, options.model, progress)
+                _check_kind(values, ENCODER, options)
+                exported = _export_encoder(encoder, values, progress)
             else:
-                exported = _export_decoder(options.model, values, progress)
+                exported = _export_decoder(options, values, progress)
             progress.begin("write and verify" if values.get("verify", True) else "write")
             size = exported.save(options.output)
     except (ValueError, VerificationError) as error:
@@ -77,15 +79,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _export_decoder(model: str, values: dict[str, Any], progress: _Progress) -> ExportedLLM:
+def _export_decoder(options: argparse.Namespace, values: dict[str, Any], progress: _Progress) -> ExportedLLM:
     """Export a language model or a speech model."""
     from ..llm.export import export_llm
     from ..llm.export.checkpoints.open import opened
     from ..llm.speech.export import export_speech, is_speech
 
-    checkpoint = opened(model, "export_llm")
+    checkpoint = opened(options.model, "export_llm")
     kind, export = (SPEECH, export_speech) if is_speech(checkpoint) else (TEXT, export_llm)
-    _check_kind(values, kind, model)
+    _check_kind(values, kind, options)
     if kind == TEXT:
         values |= export_defaults.defaults(checkpoint, values)
         if hint := export_defaults.memory_hint(checkpoint, values):
@@ -93,10 +95,9 @@ def _export_decoder(model: str, values: dict[str, Any], progress: _Progress) -> 
     return export(checkpoint, **_arguments(values), progress=progress.begin)
 
 
-def _export_encoder(encoder: Any, values: dict[str, Any], model: str, progress: _Progress) -> ExportedEncoder:
+def _export_encoder(encoder: Any, values: dict[str, Any], progress: _Progress) -> ExportedEncoder:
     from ..encoders.export import export_encoder
 
-    _check_kind(values, ENCODER, model)
     return export_encoder(encoder, **_arguments(values), progress=progress.begin)
 
 
@@ -133,12 +134,18 @@ def _check_output(output: Path) -> None:
         raise CommandError(f"--output: cannot write to the folder of {output}: {error.strerror}") from error
 
 
-def _check_kind(values: Mapping[str, Any], kind: str, model: str) -> None:
-    """Raise CommandError for an option that this kind of model does not take."""
+def _check_kind(values: Mapping[str, Any], kind: str, options: argparse.Namespace) -> None:
+    """Raise CommandError if a command needs another kind of model, or for an option that this kind does not take."""
+    model, name_of = options.model, {TEXT: "a language model", SPEECH: "a speech model", ENCODER: "an encoder"}
+    if options.expect not in (None, kind):
+        command = {TEXT: "run", SPEECH: "transcribe", ENCODER: "embed"}[kind]
+        raise CommandError(
+            f"{model}: got {name_of[kind]}, expected {name_of[options.expect]}; executorch-mlx {command} runs it"
+        )
     for name, value in values.items():
         spec = OPTIONS[name]
         if kind not in spec.models and value != spec.default:
-            raise CommandError(f"{flag(name)}: expected a {spec.models[0]} model, got {model}, a {kind} model")
+            raise CommandError(f"{flag(name)}: expected {name_of[spec.models[0]]}, got {model}, {name_of[kind]}")
 
 
 def _print_common(exported: ExportedLLM | ExportedEncoder) -> None:

@@ -81,9 +81,13 @@ def flags(values: Mapping[str, Any]) -> str:
     return shlex.join(_words(values))
 
 
-def command(model: Path, program: Path, values: Mapping[str, Any]) -> list[str]:
-    """Return the command that exports `model` to `program` with the options `values`."""
-    return [sys.executable, "-m", "executorch_mlx", "export", str(model), "-o", str(program), *_words(values)]
+def command(model: Path, program: Path, values: Mapping[str, Any], kind: str | None) -> list[str]:
+    """Return the command that exports `model` to `program` with the options `values`.
+
+    With a `kind`, it refuses a model of another kind before it reads its weights.
+    """
+    words = _words(values) if kind is None else ["--expect", kind, *_words(values)]
+    return [sys.executable, "-m", "executorch_mlx", "export", str(model), "-o", str(program), *words]
 
 
 def _words(values: Mapping[str, Any]) -> list[str]:

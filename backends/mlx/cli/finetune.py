@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     check_checkpoint(options.model, CHECKPOINTS)
     values = {name: value for name, value in vars(options).items() if name in _HELP}
     values |= {"pack": options.pack, "checkpoint": options.checkpoint, "mask_prompt": not options.learn_prompt}
-    from ..training.finetuning import finetune
+    from ..training import finetune
 
     try:
         done = finetune(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import memory
+from ..llm.export_options import TEXT
 from ..llm.hub import HubError
 from . import adapter_arguments, export_arguments, store
 from .adapter_arguments import AdapterFolder
@@ -89,11 +90,14 @@ class Model:
     name: str
 
 
-def find_model(model: str, options: argparse.Namespace) -> Model:
+def find_model(model: str, options: argparse.Namespace, kind: str | None = None) -> Model:
     """Return the program of a model that the command line names. Exports a checkpoint unless the store has its program.
+
+    A checkpoint of another `kind` than this is refused before it is exported. None: any kind.
 
     Raises CommandError, ReportedError or OSError if there is no such model, or if it cannot be exported.
     """
+    _check_files(options)
     values = export_arguments.given(options, RUN_OPTIONS)
     adapters: list[AdapterFolder] = []
     if isinstance(values.get("adapter"), list):  # not of a command that only merges one
@@ -109,10 +113,18 @@ def find_model(model: str, options: argparse.Namespace) -> Model:
         return Model(path, path.stem)
     check_checkpoint(model)
     values |= adapter_arguments.room(adapters, values)
-    return Model((store.find(model, values) or export_model(model, values)).path, store.name_of(model))
+    return Model((store.find(model, values) or export_model(model, values, kind)).path, store.name_of(model))
 
 
-def export_model(model: str, values: dict[str, Any]) -> store.Export:
+def _check_files(options: argparse.Namespace) -> None:
+    """Raise CommandError if a file that an option names does not exist."""
+    for name in ("tokenizer", "chat_template"):
+        path = getattr(options, name, None)
+        if path is not None and not path.exists():
+            raise CommandError(f"--{name.replace('_', '-')}: {path}: No such file or folder")
+
+
+def export_model(model: str, values: dict[str, Any], kind: str | None = None) -> store.Export:
     """Export a checkpoint into the store, in a process of its own, unless the store has its program.
 
     Raises CommandError, ReportedError or OSError.
@@ -123,7 +135,7 @@ def export_model(model: str, values: dict[str, Any]) -> store.Export:
     def run(checkpoint: Path, program: Path, lock: int) -> None:
         # The process keeps the lock, also if this one is killed. Its memory is free before the program runs.
         note(f"{model}: exporting it once, for later runs")
-        command = export_arguments.command(checkpoint, program, values)
+        command = export_arguments.command(checkpoint, program, values, kind)
         code = subprocess.run(command, stdout=subprocess.DEVNULL, pass_fds=[lock], check=False).returncode
         if code:
             raise ReportedError(code)
@@ -157,18 +169,18 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
     """
     from ..llm import LLM
 
-    return _load(LLM.load, options, **settings)
+    return _load(LLM.load, options, TEXT, **settings)
 
 
 def load_any(options: argparse.Namespace) -> LLM | Encoder:
     """Like `load`, but the model may also be an encoder."""
     from ..serve.models import load_model
 
-    return _load(load_model, options)
+    return _load(load_model, options, None)
 
 
-def _load(load: Callable[..., Any], options: argparse.Namespace, **settings: Any) -> Any:
-    model = find_model(options.model, options)
+def _load(load: Callable[..., Any], options: argparse.Namespace, kind: str | None, **settings: Any) -> Any:
+    model = find_model(options.model, options, kind)
     draft = find_draft(options)
     if options.memory_limit is not None:
         memory.set_memory_limit(options.memory_limit)
@@ -190,4 +202,4 @@ def _load(load: Callable[..., Any], options: argparse.Namespace, **settings: Any
 
 def find_draft(options: argparse.Namespace) -> Path | None:
     """Return the program of the draft model, or None. A checkpoint is exported with the defaults."""
-    return None if options.draft_model is None else find_model(options.draft_model, argparse.Namespace()).path
+    return None if options.draft_model is None else find_model(options.draft_model, argparse.Namespace(), TEXT).path

@@ -21,7 +21,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="treat the prompt as a chat message: apply the chat template"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, hint="--prompt takes a prompt")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -42,6 +42,9 @@ def check(values: dict[str, Any]) -> None:
         SamplingParameters(**parameters)
     except SettingError as error:
         raise CommandError(str(error)) from error
+    for name in _LENGTHS:
+        if values.get(name, 0) < 0:
+            raise CommandError(f"{_flag(name)}: got {values[name]}, expected at least 0")
     for name, value in parameters.items():
         spec = SCALARS[name]
         low, high = spec.low, spec.high

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..llm.export_options import SPEECH
 from . import model_arguments, sampling_arguments
 from .errors import CommandError
 
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         "vtt": subtitles.vtt_lines,
     }
     sampling_arguments.check(settings)
-    model_path = model_arguments.find_model(options.model, options).path
+    model_path = model_arguments.find_model(options.model, options, SPEECH).path
     try:
         with SpeechModel(model_path, device=options.device) as model:
             segments = model.transcribe(

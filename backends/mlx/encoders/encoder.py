@@ -56,8 +56,7 @@ class Encoder:
         self.program = ArrayProgram(path, device=device)
         config = self.program.data(CONFIG)
         if config is None:
-            methods = ", ".join(self.program.methods)
-            raise NotAnEncoder(f"{path}: got a program with the methods {methods}, expected an encoder")
+            raise NotAnEncoder(f"{path}: got {_described(self.program)}, expected an encoder")
         self.config = EncoderConfig.from_json(config)
         self.tokenizer = _tokenizer_in(self.program)
         if self.tokenizer is not None:
@@ -276,6 +275,15 @@ def encode(model: str | Path | Encoder, texts: str | Iterable[Text] | None = Non
         return model.encode(texts, **options)
     with Encoder(model) as encoder:
         return encoder.encode(texts, **options)
+
+
+def _described(program: ArrayProgram) -> str:
+    """Return what a program is that is no encoder, as a part of a message."""
+    if "speech_sample_rate" in program.methods:
+        return "a speech model, which executorch-mlx transcribe runs"
+    if "get_vocab_size" in program.methods:
+        return "a language model, which executorch-mlx run runs"
+    return f"a program with the methods {', '.join(program.methods)}"
 
 
 def _tokenizer_in(program: ArrayProgram) -> Tokenizer | None:

@@ -124,18 +124,10 @@ void Adapters::restore() {
       }
     }
   }
-  try {
-    for (const auto& adapter : all) {
-      program_.write_adapter(adapter->slot, adapter->weights);
-    }
-  } catch (const std::exception& error) {
-    for (const auto& adapter : all) {
-      adapter->is_lost = true;
-    }
-    std::lock_guard lock(mutex_);
-    by_name_.clear();
-    check(false, EXECUTORCH_MLX_OUT_OF_MEMORY, "adapters: they cannot be written again: ", error.what());
+  for (const auto& adapter : all) {
+    program_.write_adapter(adapter->slot, adapter->weights);
   }
+  is_written_ = true;
 }
 
 } // namespace executorch_mlx::engine

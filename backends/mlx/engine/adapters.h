@@ -25,7 +25,6 @@ struct Adapter {
   int64_t slot = 0;
   // As LlmProgram::write_adapter() takes them, to write them again after a reset of the program.
   std::vector<std::vector<float>> weights = {};
-  bool is_lost = false; // there was no memory to write them again. Used only on the thread of the engine
 };
 
 class Adapters {
@@ -49,7 +48,11 @@ class Adapters {
 
   // Writes an adapter to a free slot, and gives it a name. Throws EngineError: with BUSY if no slot is free.
   void load(std::string name, std::vector<std::vector<float>> weights);
-  // After a reset of the program: writes all adapters again. Throws EngineError; the adapters are lost then.
+  // The program was reset, so its slots are empty.
+  void forget() { is_written_ = false; }
+  // Whether the slots hold the adapters. If not, no request with an adapter can run.
+  bool is_written() const { return is_written_; }
+  // After forget(): writes all adapters again. Throws EngineError if there is no memory; a later call may succeed.
   void restore();
 
  private:
@@ -57,6 +60,7 @@ class Adapters {
   std::string describe_names() const;
 
   LlmProgram& program_;
+  bool is_written_ = true; // used only on the thread of the engine
   mutable std::mutex mutex_; // guards the members below
   std::map<std::string, std::shared_ptr<Adapter>> by_name_;
   std::vector<std::weak_ptr<Adapter>> slots_; // slot i + 1 holds the adapter i, if it exists

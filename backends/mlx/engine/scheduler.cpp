@@ -262,8 +262,8 @@ void Scheduler::begin_next() {
   request->row = row;
   running_.push_back(request);
   request->begin(static_cast<int64_t>(row->ids.size()));
-  if (request->adapter != nullptr && request->adapter->is_lost) {
-    fail(request, EXECUTORCH_MLX_OUT_OF_MEMORY, "adapter: there was no memory for it after a failed call");
+  if (request->adapter != nullptr && !adapters_.is_written()) {
+    fail(request, EXECUTORCH_MLX_OUT_OF_MEMORY, "adapter: there is no memory to write it again after a failed call");
   }
 }
 
@@ -460,13 +460,31 @@ void Scheduler::step() {
   }
 }
 
-// If a failed call has left the buffers of the program undefined, resets them. All rows are empty then: requests read
-// their prompts and answers again, and draw the same tokens. If there is no memory for the buffers, all requests that
-// run end with this error.
+// If a failed call has left the buffers of the program undefined, resets them and writes the adapters again. Without
+// memory for this, the requests that need it end with this error, and the next call tries again.
 void Scheduler::recover() {
-  if (!program_.is_undefined()) {
-    return;
+  const auto run = [&](auto work, auto needs_it) {
+    try {
+      work();
+    } catch (const EngineError& error) {
+      for (const auto& request : Requests(running_)) {
+        if (needs_it(*request)) {
+          fail(request, error.status, error.what());
+        }
+      }
+    }
+  };
+  if (program_.is_undefined()) {
+    run([&] { reset(); }, [](const Request&) { return true; });
   }
+  if (!program_.is_undefined() && !adapters_.is_written()) {
+    run([&] { adapters_.restore(); }, [](const Request& request) { return request.adapter != nullptr; });
+  }
+}
+
+// Resets the buffers of the program. All rows are empty then: requests read their prompts and answers again, and draw
+// the same tokens.
+void Scheduler::reset() {
   pending_.clear(); // the requests draw these tokens again
   advanced_.reset();
   ++resets_;
@@ -477,14 +495,8 @@ void Scheduler::recover() {
     request->is_decoding = false;
   }
   rows_.forget();
-  try {
-    program_.reset();
-    adapters_.restore();
-  } catch (const EngineError& error) {
-    for (const auto& request : Requests(running_)) {
-      fail(request, error.status, error.what());
-    }
-  }
+  adapters_.forget();
+  program_.reset();
 }
 
 // Frees the memory of the methods that only drafts and scores need, and makes no drafts until raise_limits(). Returns

@@ -118,6 +118,7 @@ class Scheduler {
   template <typename Call>
   bool fits(const Requests& requests, CallLimit& limit, int64_t size, Call&& call);
   void recover();
+  void reset();
   bool free_memory();
   void prepare_retry(Request& request);
   void raise_limits();

@@ -25,6 +25,8 @@ def scaled_dot_product_attention(
         raise Unsupported(f"query: got {query.ndim} dimensions, expected 3 or 4; reshape to [B, heads, S, D]")
     if attn_mask is not None and attn_mask.ndim == 0:
         raise Unsupported("attn_mask: got 0 dimensions, expected at least 1; reshape it to [1, 1]")
+    if attn_mask is not None and _masks_nothing(P, attn_mask):
+        attn_mask = None
     heads_axis = query.ndim - 3
     if query.ndim == 4:
         query, key, value = _broadcast(P, 0, query, key, value)
@@ -55,6 +57,14 @@ def scaled_dot_product_attention(
     if has_mask:
         out = _zero_masked_queries(P, out, attn_mask)
     return P.emit(ir.SqueezeNode, x=out, dims=[0]) if query.ndim == 3 else out
+
+
+def _masks_nothing(P: Lowering, mask) -> bool:
+    """Whether every query attends to all keys, as in the masks that encoders make for inputs without padding."""
+    elements = P.known_elements(mask)
+    if elements is None or elements.numel() == 0:
+        return False
+    return bool((elements if elements.dtype == torch.bool else elements == 0).all())
 
 
 def _scaled_query(query):

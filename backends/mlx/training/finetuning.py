@@ -67,9 +67,9 @@ def finetune(
     """
     settings, output = FinetuneOptions(**options), Path(output)
     train, validation = _files(Path(data), validation_data)
-    work = _work_folder(output, _description(model, train, validation, settings))
     checkpoint, tokenizer = _opened(model)
     batches, held_out = _batches(train, validation, tokenizer, settings)
+    work = _work_folder(output, _description(model, train, validation, settings))
     steps = settings.steps or max(1, round(batches.per_epoch * settings.epochs / settings.accumulate))
     if not (work / "program.pte").exists():
         progress("export the training step")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .picture import PictureError, open_picture
 from .patches import patches_of, pixtral_size, qwen_size
+from .picture import PictureError, open_picture
 from .preprocess import Preprocessor, levels_of
 from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
 

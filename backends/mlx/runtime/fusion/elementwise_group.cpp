@@ -24,6 +24,8 @@ std::optional<Elementwise> unary_operation(fb::OpNode op) {
       return Elementwise::silu;
     case fb::OpNode::TanhNode:
       return Elementwise::tanh;
+    case fb::OpNode::ErfNode:
+      return Elementwise::erf;
     default:
       return std::nullopt;
   }
@@ -111,6 +113,8 @@ class GroupBuilder {
       return add_step({.operation = *operation, .a = a, .b = value_of(n.b())}, n.out());
     }
     switch (op) {
+      case fb::OpNode::GeluNode:
+        return add_gelu(table_of<fb::GeluParams>(instruction));
       case fb::OpNode::IdCopyNode:
         return add_copy(table_of<fb::UnaryNode>(instruction));
       case fb::OpNode::SliceNode:
@@ -129,6 +133,15 @@ class GroupBuilder {
     written_[out->idx()] = {out, static_cast<uint32_t>(steps_.size()), end_};
     steps_.push_back(step);
     return true;
+  }
+
+  bool add_gelu(const fb::GeluParams& n) {
+    const auto form = n.approximate()->string_view();
+    if (form != "none" && form != "tanh") {
+      return false;
+    }
+    return add_step(
+        {.operation = form == "tanh" ? Elementwise::gelu_tanh : Elementwise::gelu, .a = value_of(n.x())}, n.out());
   }
 
   // A copy of a result of the group adds no step: its slot also names this result. A copy of anything else cannot be in

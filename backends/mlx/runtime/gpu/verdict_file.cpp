@@ -84,7 +84,7 @@ void replace_file(const std::string& path, const std::string& text) {
 }
 
 std::optional<std::pair<std::string, VerdictFile::Entry>> parse_entry(const std::string& line) {
-  std::istringstream stream(line);
+  std::stringstream stream(line);
   stream.imbue(std::locale::classic());
   std::string name, outcome, rest;
   VerdictFile::Entry entry;
@@ -152,7 +152,7 @@ std::map<std::string, VerdictFile::Entry> VerdictFile::read() const {
   if (end == std::string::npos || text->substr(end) != str("sum ", hex(hash(text->substr(0, end))), "\n")) {
     return {};
   }
-  std::istringstream lines(text->substr(0, end));
+  std::stringstream lines(text->substr(0, end));
   std::string header, key;
   std::getline(lines, header);
   std::getline(lines, key);

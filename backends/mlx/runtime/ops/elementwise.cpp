@@ -82,7 +82,7 @@ std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream
   return kernel_result("Convert", x.shape(), dtype, {contiguous(x, stream)}, stream, make_task);
 }
 
-// exp(x), x * sigmoid(x), sigmoid(x) and tanh(x) for float32, float16 or bfloat16 x, computed in float32.
+// exp(x), x * sigmoid(x), sigmoid(x), tanh(x), erf(x) and GELU for float32, float16 or bfloat16 x, computed in float32.
 std::optional<mx::array> exp(const mx::array& x, mx::Stream stream) {
   return unary("Exp", Elementwise::exp, x, stream);
 }
@@ -97,6 +97,14 @@ std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream) {
 
 std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream) {
   return unary("Tanh", Elementwise::tanh, x, stream);
+}
+
+std::optional<mx::array> erf(const mx::array& x, mx::Stream stream) {
+  return unary("Erf", Elementwise::erf, x, stream);
+}
+
+std::optional<mx::array> gelu(const mx::array& x, bool by_tanh, mx::Stream stream) {
+  return unary("Gelu", by_tanh ? Elementwise::gelu_tanh : Elementwise::gelu, x, stream);
 }
 
 } // namespace
@@ -235,11 +243,15 @@ mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
 void gelu(const fb::GeluParams& n, Context& c) {
   const auto& s = c.stream;
   const auto& input = c.in(n.x());
-  const auto x = is_half(input.dtype()) ? mx::astype(input, mx::float32, s) : input;
-  check_program(is_float(x.dtype()), "x: got ", name(x.dtype()), ", expected a float dtype");
+  check_program(is_float(input.dtype()), "x: got ", name(input.dtype()), ", expected a float dtype");
   const bool tanh = n.approximate()->string_view() == "tanh";
   check_program(tanh || n.approximate()->string_view() == "none", "approximate: got \"", n.approximate()->c_str(),
       "\", expected \"none\" or \"tanh\"");
+  if (auto y = cpu::gelu(input, tanh, s)) {
+    c.set(n.out(), std::move(*y));
+    return;
+  }
+  const auto x = is_half(input.dtype()) ? mx::astype(input, mx::float32, s) : input;
   mx::array inner = x;
   if (tanh) {
     const auto cube = mx::multiply(x, mx::square(x, s), s);
@@ -315,7 +327,7 @@ MLX_OP(BitwiseInvertNode, unary<mx::bitwise_invert>)
 MLX_OP(CeilNode, unary<mx::ceil>)
 MLX_OP(CosNode, unary<mx::cos>)
 MLX_OP(CoshNode, unary<mx::cosh>)
-MLX_OP(ErfNode, unary<erf>)
+MLX_OP(ErfNode, unary<erf, cpu::erf>)
 MLX_OP(ErfInvNode, unary<mx::erfinv>)
 MLX_OP(ExpNode, unary<exp, cpu::exp>)
 MLX_OP(Expm1Node, unary<mx::expm1>)

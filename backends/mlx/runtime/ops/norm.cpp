@@ -36,6 +36,35 @@ std::optional<mx::array> rms_norm(
   return kernel_result("RmsNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
+// Like mx::fast::layer_norm, in the same way. Weight and bias have one dtype.
+std::optional<mx::array> layer_norm(const mx::array& x, const std::optional<mx::array>& weight,
+    const std::optional<mx::array>& bias, float eps, mx::Stream stream) {
+  std::vector<mx::array> inputs{x};
+  for (const auto& parameter : {weight, bias}) {
+    if (parameter) {
+      inputs.push_back(contiguous(*parameter, stream));
+    }
+  }
+  const bool has_one_dtype = inputs.size() < 3 || inputs[1].dtype() == inputs[2].dtype();
+  if (!is_supported_operand(x, stream) || !float_type(inputs.back().dtype()) || !has_one_dtype) {
+    return std::nullopt;
+  }
+  inputs[0] = contiguous(x, stream);
+  const auto make_task = [eps, has_weight = weight.has_value(), has_bias = bias.has_value()](
+                             const auto& inputs, auto& out) -> Task {
+    const void* weights = has_weight ? inputs[1].template data<void>() : nullptr;
+    const void* biases = has_bias ? inputs.back().template data<void>() : nullptr;
+    const auto type = *float_type(out.dtype());
+    const auto parameter_type = *float_type(inputs.back().dtype());
+    const int64_t width = out.shape(-1);
+    const int64_t rows = static_cast<int64_t>(out.size()) / width;
+    return [=, from = inputs[0].template data<void>(), to = out.template data<void>()] {
+      kernel::layer_norm(from, type, weights, biases, parameter_type, to, rows, width, eps);
+    };
+  };
+  return kernel_result("LayerNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
+}
+
 } // namespace
 
 } // namespace cpu
@@ -68,6 +97,9 @@ void layer_norm(const fb::LayerNormParams& n, Context& c) {
   const auto bias = c.optional(n.bias());
   check_norm(x, weight, "weight");
   check_norm(x, bias, "bias");
+  if (const auto y = cpu::layer_norm(x, weight, bias, n.eps(), c.stream)) {
+    return c.set(n.out(), *y);
+  }
   c.set(n.out(), x.size() == 0 ? x : mx::fast::layer_norm(x, weight, bias, n.eps(), c.stream));
 }
 

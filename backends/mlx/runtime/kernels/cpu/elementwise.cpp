@@ -33,6 +33,12 @@ Unary unary_kernel(Elementwise operation) {
       return kernels().silu;
     case Elementwise::tanh:
       return kernels().tanh;
+    case Elementwise::gelu:
+      return kernels().gelu;
+    case Elementwise::gelu_tanh:
+      return kernels().gelu_tanh;
+    case Elementwise::erf:
+      return kernels().erf;
     case Elementwise::exp:
       return kernels().exponential;
     default:

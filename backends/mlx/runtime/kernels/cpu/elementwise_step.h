@@ -5,7 +5,20 @@
 
 namespace executorch_mlx {
 
-enum class Elementwise : uint8_t { add, subtract, multiply, maximum, sigmoid, silu, tanh, copy, exp };
+enum class Elementwise : uint8_t {
+  add,
+  subtract,
+  multiply,
+  maximum,
+  sigmoid,
+  silu,
+  tanh,
+  gelu,
+  gelu_tanh, // its approximation by tanh
+  erf,
+  copy,
+  exp
+};
 
 constexpr bool is_binary(Elementwise operation) { return operation <= Elementwise::maximum; }
 

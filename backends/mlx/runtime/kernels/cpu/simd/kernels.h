@@ -224,14 +224,22 @@ struct Kernels {
   void (*subtract)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
   void (*multiply)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
   void (*maximum)(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count);
-  // y = exp(x), y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x).
+  // y = exp(x), y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)), y = tanh(x), GELU, its approximation by tanh, and y =
+  // erf(x).
   void (*exponential)(const void* x, FloatType type, void* y, ptrdiff_t count);
   void (*silu)(const void* x, FloatType type, void* y, ptrdiff_t count);
   void (*sigmoid)(const void* x, FloatType type, void* y, ptrdiff_t count);
   void (*tanh)(const void* x, FloatType type, void* y, ptrdiff_t count);
+  void (*gelu)(const void* x, FloatType type, void* y, ptrdiff_t count);
+  void (*gelu_tanh)(const void* x, FloatType type, void* y, ptrdiff_t count);
+  void (*erf)(const void* x, FloatType type, void* y, ptrdiff_t count);
   // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
   void (*rms_norm)(
       const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps);
+  // y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias for each row of x [rows, width]. weight and
+  // bias may be null.
+  void (*layer_norm)(const void* x, FloatType type, const float* weight, const float* bias, void* y, ptrdiff_t rows,
+      ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
   void (*rotate)(const void* x, FloatType type, const float* cosines, const float* sines, void* y, ptrdiff_t half);
   // y = factor * x, with elements of `type`.
