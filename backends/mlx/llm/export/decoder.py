@@ -65,8 +65,8 @@ class CachedDecoder(torch.nn.Module):
     - `adapters`: the adapters of the layers of `model`, or None.
 
     Of a model that takes pictures, `has_whole_pictures` says whether the tokens of a picture attend to each other, and
-    `has_rope_offset` whether the methods have the input `rope`. The first `added_layers` layers add features of pictures
-    to their results, which are behind the embeddings.
+    `has_rope_offset` whether the methods have the input `rope`. The first `added_layers` layers add features of
+    pictures to their results, which are behind the embeddings.
     """
 
     has_whole_pictures = has_rope_offset = False
