@@ -286,29 +286,33 @@ FAMILIES = {
 }
 
 
-def save(family: str, folder: Path):
-    """Write a checkpoint of a family to `folder`. Return the model and a processor of transformers."""
+def save(family: str, folder: Path, weights: bool = True):
+    """Write a checkpoint of a family to `folder`. Return the model and a processor of transformers.
+
+    Without `weights`, there are only the files of the processor, and the model is None.
+    """
     kind, config, processor = FAMILIES[family]()
     torch.manual_seed(1)
-    model = kind(config).eval()
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(folder)
+    model = kind(config).eval() if weights else None
+    if weights:
+        model.generation_config.eos_token_id = None
+        model.save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)
     processor.image_processor.save_pretrained(folder)
     return model, processor
 
 
-def pictures(count: int, seed: int = 0) -> list:
-    """Return pictures of PIL of odd sizes."""
+def pictures(count: int, seed: int = 0, size: tuple[int, int] | None = None) -> list:
+    """Return pictures of PIL of odd sizes, or of `size`."""
     from PIL import Image
 
     generator = np.random.default_rng(seed)
     sizes = [(37, 23), (19, 61), (50, 50), (7, 90)]
     found = []
     for index in range(count):
-        width, height = sizes[index % len(sizes)]
+        width, height = sizes[index % len(sizes)] if size is None else size
         levels = generator.integers(0, 256, (height // 5 + 1, width // 5 + 1, 3), dtype=np.uint8)
-        found.append(Image.fromarray(levels).resize((width, height), Image.BICUBIC))
+        found.append(Image.fromarray(levels).resize((int(width), int(height)), Image.BICUBIC))
     return found
 
 

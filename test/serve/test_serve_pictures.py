@@ -10,6 +10,7 @@ from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import export_llm
 from executorch_mlx.serve import Settings, create_app
 from served import listening
+from test_serve_page import BROWSER, DRIVER, ENTER, browser  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +67,34 @@ def test_the_server_takes_pictures(llm):
         ):
             status, body = chat(part)
             assert status == 400 and message in body["error"]["message"] and "\n" not in body["error"]["message"]
+
+
+@pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no chromium with its chromedriver here")
+def test_the_page_takes_pasted_and_dropped_pictures(llm, browser):
+    pictures = small_vlm.pictures(2)
+    content = [*({"type": "image", "image": picture} for picture in pictures), {"type": "text", "text": "def g("}]
+    expected = llm.chat([{"role": "user", "content": content}], max_new_tokens=8).result().text
+    app = create_app(llm, name="model", settings=Settings(host="127.0.0.1", grace_seconds=0))
+    with listening(app, Settings(host="127.0.0.1", grace_seconds=0)) as address:
+        browser.open(f"{address}/")
+        browser.until("model !== null")
+        browser.js(
+            "(document.getElementById('temperature').value = 0, document.getElementById('max-tokens').value = 8)"
+        )
+        for count, (picture, event) in enumerate(zip(pictures, ("ClipboardEvent('paste'", "DragEvent('drop'"))):
+            file = io.BytesIO()
+            picture.save(file, "PNG")
+            levels = f"Uint8Array.from(atob('{base64.b64encode(file.getvalue()).decode()}'), c => c.charCodeAt(0))"
+            field = "clipboardData" if count == 0 else "dataTransfer"
+            browser.js(
+                "(() => { const data = new DataTransfer();"
+                f"data.items.add(new File([{levels}], 'a.png', {{type: 'image/png'}}));"
+                f"document.getElementById('text').dispatchEvent(new {event}, {{{field}: data, bubbles: true}}));"
+                "})()"
+            )
+            browser.until(f"pictures.length === {count + 1}")
+        browser.type("#text", "def g(" + ENTER)
+        browser.until("messages.length === 2 && running === null")
+        assert browser.js("messages[1].content") == expected
+        assert browser.js("document.querySelectorAll('#chat .user .picture').length") == 2
+        assert browser.js("pictures.length") == 0

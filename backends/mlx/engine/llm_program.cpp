@@ -65,11 +65,15 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   check_program(!reader_->has_value("encoder_config"), path,
       ": got an encoder, expected a language or speech model; executorch-mlx embed and serve run it");
   const int64_t rows = reader_->integer("get_max_batch_size", 1);
-  check_has_method(*reader_, path, rows > 1 ? "prefill" : "forward");
+  // A portable program with pictures has only text_decoder, because methods share no caches there.
+  const bool takes_only_embeddings = reader_->has_method(kTextDecoder) && !reader_->has_method("forward") && rows == 1;
+  check_has_method(*reader_, path, takes_only_embeddings ? kTextDecoder : rows > 1 ? "prefill" : "forward");
   metadata_ = read_metadata(*reader_, path);
   token_table_ = read_token_table(*reader_, metadata_.vocab_size, path);
 
-  plain_ = make_methods(Method::Form::kPlain);
+  if (!takes_only_embeddings) {
+    plain_ = make_methods(Method::Form::kPlain);
+  }
   if (metadata_.has_verify) {
     draft_ = reader_->has_method("draft") ? make_method("draft", Method::Kind::kDraft) : nullptr;
     rewind_ = reader_->has_method("rewind") ? make_method("rewind", Method::Kind::kRewind) : nullptr;
@@ -95,7 +99,8 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
 }
 
 void LlmProgram::load(LoadProgress progress) {
-  Method& method = *(plain_.draw ? plain_.draw : plain_.logits);
+  const Methods& first = takes_tokens() ? plain_ : embedded_;
+  Method& method = *(first.draw ? first.draw : first.logits);
   if (module_->is_method_loaded(method.name())) {
     return;
   }
@@ -246,7 +251,7 @@ std::vector<Method*> LlmProgram::methods() const {
 }
 
 LlmProgram::Methods& LlmProgram::methods_for(std::span<const RowTask> tasks) {
-  if (!tasks[0].embeddings.empty()) {
+  if (!tasks[0].embeddings.empty() || !takes_tokens()) {
     return embedded_; // a single task
   }
   const auto has_adapter = [](const RowTask& task) { return task.adapter != 0; };
@@ -254,7 +259,8 @@ LlmProgram::Methods& LlmProgram::methods_for(std::span<const RowTask> tasks) {
 }
 
 size_t LlmProgram::decode_width(size_t rows) const {
-  return method_for(rows, plain_, metadata_.has_head ? plain_.draw : plain_.logits).max_tasks();
+  const Methods& methods = takes_tokens() ? plain_ : embedded_;
+  return method_for(rows, methods, metadata_.has_head ? methods.draw : methods.logits).max_tasks();
 }
 
 Method& LlmProgram::method_for(size_t tasks, const Methods& methods, const std::unique_ptr<Method>& single) const {
@@ -395,10 +401,27 @@ bool LlmProgram::wants_logprobs(std::span<const RowTask> tasks) const {
   return metadata_.logprobs > 0 && std::any_of(tasks.begin(), tasks.end(), wants);
 }
 
+std::span<const RowTask> LlmProgram::with_embeddings(std::span<const RowTask> tasks) {
+  if (!tasks[0].embeddings.empty() || takes_tokens()) {
+    return tasks;
+  }
+  embedded_task_ = tasks[0];
+  embeddings_ = embed(tasks[0].tokens);
+  rope_positions_.clear();
+  for (int64_t axis = 0; metadata_.pictures.has_rope_offset && axis < PromptPictures::kRopeAxes; ++axis) {
+    for (size_t i = 0; i < tasks[0].tokens.size(); ++i) {
+      rope_positions_.push_back(tasks[0].position + static_cast<int64_t>(i) + tasks[0].rope_offset);
+    }
+  }
+  embedded_task_.embeddings = embeddings_;
+  embedded_task_.rope_positions = rope_positions_;
+  return {&embedded_task_, 1};
+}
+
 std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
   const Methods& methods = methods_for(tasks);
   Method& method = method_for(tasks.size(), methods, methods.draw);
-  const auto outputs = method.run(tasks);
+  const auto outputs = method.run(with_embeddings(tasks));
   return read_drawn(method, outputs, method.max_tasks(), tasks.size(), wants_logprobs(tasks));
 }
 
@@ -479,7 +502,7 @@ std::vector<Drawn> LlmProgram::verify(const RowTask& task, std::vector<float>* t
 std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> tasks) {
   const Methods& methods = methods_for(tasks);
   Method& method = method_for(tasks.size(), methods, methods.logits);
-  const auto outputs = method.run(tasks);
+  const auto outputs = method.run(with_embeddings(tasks));
   const auto& tensor = outputs[0].toTensor();
   const auto expected = static_cast<int64_t>(method.max_tasks());
   const int64_t vocab_size = metadata_.vocab_size;

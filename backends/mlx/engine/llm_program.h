@@ -185,6 +185,11 @@ class LlmProgram {
   Methods make_methods(Method::Form form);
   // The methods that take embeddings.
   Methods make_embedded_methods();
+  // Whether prompts can be given as tokens. If not, they are given as embeddings, one row at a time.
+  bool takes_tokens() const { return plain_.draw != nullptr || plain_.logits != nullptr; }
+  // The task with the embeddings of its tokens, if it has none and the program takes only these. Valid until the next
+  // call.
+  std::span<const RowTask> with_embeddings(std::span<const RowTask> tasks);
   // Runs a method that is not one of methods(), and returns its only output, `[..., width]` of floats.
   std::vector<float> run_encoder(const char* name, std::vector<executorch::extension::TensorPtr> inputs);
   void read_adapted_layers();
@@ -211,6 +216,9 @@ class LlmProgram {
   mutable std::mutex hashing_;
   mutable std::optional<uint64_t> hash_; // guarded by hashing_
   Methods plain_, adapted_, embedded_;
+  std::vector<float> embeddings_; // of with_embeddings()
+  std::vector<int64_t> rope_positions_;
+  RowTask embedded_task_;
   std::unique_ptr<Method> draft_, rewind_; // null if the program has no such method
   std::vector<AdaptedLayer> adapted_layers_;
   std::shared_ptr<executorch_mlx_buffers> prompt_buffers_;

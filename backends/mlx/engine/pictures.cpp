@@ -11,7 +11,7 @@ namespace executorch_mlx::engine {
 
 namespace {
 
-constexpr int64_t kRopeAxes = 3; // time, height and width
+constexpr int64_t kRopeAxes = PromptPictures::kRopeAxes;
 constexpr int64_t kPictureId = int64_t{1} << 62; // the lowest id of a token of a picture
 
 int64_t content_id(uint64_t hash, uint64_t index) {

@@ -53,6 +53,8 @@ std::vector<int64_t> content_ids(const RequestOptions& options);
 // The pictures of one request, for the calls that read its prompt. Used by the thread of the engine.
 class PromptPictures {
  public:
+  static constexpr int64_t kRopeAxes = 3; // time, height and width
+
   // `options` must outlive the object.
   explicit PromptPictures(const RequestOptions& options);
 

@@ -20,6 +20,7 @@ from ...verification.rounding import Comparison, agree, compare
 from ..export_options import HeadConfig
 from .attention.cached import use_cached_attention
 from .decoder import CachedDecoder
+from .embeddings import embeddings
 from .methods import LOAD_ADAPTER, MethodKind, example_inputs
 
 _SEED = 20
@@ -406,7 +407,9 @@ class _Runtime:
     def _method(self, form: str, returns_tokens: bool, width: int = 1, is_adapted: bool = False) -> str | None:
         """Return the name of the first method of this kind, or None if there is none."""
         wanted = MethodKind(form, returns_tokens, width, is_adapted)
-        return next((name for name, kind in self.kinds.items() if kind == wanted), None)
+        # A portable program with pictures takes embeddings only.
+        kinds = wanted, replace(wanted, is_embedded=True)
+        return next((name for wanted in kinds for name, kind in self.kinds.items() if kind == wanted), None)
 
     def departure(self, form: str, width: int) -> str:
         """Return the first departure in a method of this form and width as text, or the reason why none is named."""
@@ -426,4 +429,11 @@ class _Runtime:
         inputs = example_inputs(self.kinds[name], self.decoder, self.head, length)
         if call.is_adapted:
             inputs["adapter"] = torch.full_like(inputs["adapter"], _SLOT)
-        return [*call.inputs, *list(inputs.values())[len(call.inputs) :]]
+        given = list(call.inputs)
+        if self.kinds[name].is_embedded:
+            given[0] = embeddings(self.decoder, call.inputs[0])
+            if "ids" in inputs:
+                inputs["ids"] = call.inputs[0]
+            if "rope" in inputs:
+                inputs["rope"] = (torch.arange(length) + call.inputs[1]).expand(3, -1).contiguous()
+        return [*given, *list(inputs.values())[len(given) :]]

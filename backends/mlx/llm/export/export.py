@@ -134,6 +134,7 @@ def export_llm(
         rewind=decoder.can_rewind,
         adapters=adapters is not None,
         pictures=vision is not None,
+        portable=settings.portable,
     )
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
@@ -235,6 +236,10 @@ def _load_with_pictures(
         if settings.adapters or settings.adapter:
             raise NoPictures("pictures: got adapters, expected none")
         config = load_config(checkpoint.path)
+        if settings.portable and find_family(config.model_type).is_whole:
+            raise NoPictures(
+                "pictures: a portable program has one method, where the tokens of pictures attend as text does"
+            )
         family, picture = find_family(config.model_type), picture_settings(checkpoint.path, config, tokenizer)
         model = checkpoint.load_with_pictures(stored).requires_grad_(False)
         for _, _, part in other_media(model):

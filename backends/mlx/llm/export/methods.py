@@ -58,15 +58,16 @@ def method_kinds(
     rewind: bool = False,
     adapters: bool = False,
     pictures: bool = False,
+    portable: bool = False,
 ) -> dict[str, MethodKind]:
     """Return the methods of a program by name. `outputs` is that of `ExportOptions`.
 
     `verify`, `draft` and `rewind` say whether a program that returns tokens has the methods of these names. It can have
     `draft` and `rewind` only if it has `verify`. With `adapters`, each method that runs the layers of the model has a
     twin for calls with adapters, so that calls without one cost nothing more. With `pictures`, prompts may be given as
-    embeddings.
+    embeddings. A `portable` program has one method over the caches: with pictures, it takes embeddings only.
     """
-    kinds = _plain_kinds(outputs, rows, verify, draft, rewind)
+    kinds = {} if pictures and portable else _plain_kinds(outputs, rows, verify, draft, rewind)
     if pictures:
         kinds[TEXT_DECODER] = MethodKind("chunk", outputs == "tokens", is_embedded=True)
         if outputs == "both":

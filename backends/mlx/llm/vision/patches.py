@@ -24,10 +24,13 @@ def qwen_size(size: tuple[int, int], multiple: int, least: int, most: int) -> tu
 
 
 def pixtral_size(size: tuple[int, int], multiple: int, longest: int) -> tuple[int, int]:
-    """Return the size to which a picture is resized: the next multiples of `multiple`, at most about `longest`."""
+    """Return the width and height to which a picture is resized: the next multiples of `multiple`.
+
+    If an edge is longer than `longest`, the picture is made smaller first.
+    """
     ratio = max(*size, longest) / longest
     width, height = (math.floor(edge / ratio) if ratio > 1 else edge for edge in size)
-    return math.ceil(width / multiple) * multiple, math.ceil(height / multiple) * multiple
+    return tuple(math.ceil(max(edge, 1) / multiple) * multiple for edge in (width, height))  # type: ignore[return-value]
 
 
 def patches_of(pixels: np.ndarray, edge: int, merge: int) -> tuple[np.ndarray, np.ndarray]:

@@ -47,9 +47,13 @@ class Encoding:
 
 
 class PictureProcessor:
-    """Prepares the pictures of prompts. `settings` are those that the export has stored in the program."""
+    """Prepares the pictures of prompts. `settings` are those that the export has stored in the program.
+
+    Raises ValueError for settings that are damaged.
+    """
 
     def __init__(self, settings: Mapping[str, Any]):
+        _check(settings)
         self._settings = settings
         self.token_id, self.placeholder = settings["token_id"], settings["placeholder"]
         self._pixels = Preprocessor(settings["image"])
@@ -73,6 +77,29 @@ class PictureProcessor:
             encodings += calls
         ids = encode("".join(texts))
         return ids, _placed(encodings, ids, self.token_id)
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `settings` cost bounded memory: they may come from a file that is not trusted."""
+    if settings.get("kind") not in _KINDS:
+        raise ValueError(f"picture_settings: kind: got {settings.get('kind')}, expected one of {', '.join(_KINDS)}")
+    limits = {
+        "count": 1 << 16,
+        "merge": 16,
+        "frames": 16,
+        "patch": 256,
+        "edge": 1 << 13,
+        "longest": 1 << 13,
+        "side": 1 << 8,
+    }
+    limits |= {"most": 256} if settings["kind"] == "internvl" else {"most": 1 << 26}
+    for name, limit in limits.items():
+        value = settings.get(name)
+        if value is not None and not (isinstance(value, int) and 1 <= value <= limit):
+            raise ValueError(f"picture_settings: {name}: got {value}, expected 1 to {limit}")
+    edges = [*settings["image"]["output"], *(edge for size in settings.get("sizes", ()) for edge in size)]
+    if not all(isinstance(edge, int) and 1 <= edge <= 1 << 13 for edge in edges):
+        raise ValueError(f"picture_settings: got sizes {edges}, expected edges of 1 to {1 << 13}")
 
 
 def _placed(encodings: list[Encoding], ids: list[int], token_id: int) -> list[Encoding]:

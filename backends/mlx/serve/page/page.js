@@ -2,6 +2,7 @@
 const $ = id => document.getElementById(id);
 let messages = [], model = null, running = null; // running: the AbortController of the current request
 let conversation = newId(), contextLength = 0; // the id of the conversation, and the model's context in tokens
+let pictures = [], takesPictures = false; // data URLs for the next message; whether the model takes them
 let hasTemplate = true; // whether the model has a chat template; otherwise each message is the prompt of a completion
 let key = sessionStorage.getItem("key");
 
@@ -29,6 +30,8 @@ function selectModel(entry) {
   ({ id: model, has_chat_template: hasTemplate, context_length: contextLength } = entry);
   $("model").textContent = document.title = model;
   $("notice").hidden = hasTemplate;
+  takesPictures = entry.capabilities?.images === true;
+  $("attach").hidden = !takesPictures;
   const hidesShading = entry.capabilities?.logprobs === false;
   $("shading").parentElement.hidden = hidesShading;
   if (hidesShading) $("shading").checked = false;
@@ -92,9 +95,16 @@ async function* events(response) {
   }
 }
 
+// A message as the API takes it: with a part for each picture.
+function asRequest({ images, ...message }) {
+  if (!images?.length) return message;
+  const parts = images.map(url => ({ type: "image_url", image_url: { url } }));
+  return { ...message, content: [...parts, { type: "text", text: message.content }] };
+}
+
 function requestBody() {
   const system = $("system").value.trim() ? [{ role: "system", content: $("system").value }] : [];
-  const prompt = hasTemplate ? { messages: [...system, ...messages] } : { prompt: messages.at(-1).content };
+  const prompt = hasTemplate ? { messages: [...system, ...messages.map(asRequest)] } : { prompt: messages.at(-1).content };
   const body = { model, ...prompt, stream: true, stream_options: { include_usage: true } };
   for (const input of document.querySelectorAll("#settings input[type=number]"))
     if (input.value) body[input.id.replaceAll("-", "_")] = Number(input.value);
@@ -160,8 +170,9 @@ async function answer() {
     keepEnd(() => addAnswerActions(div, messages.length - 2));
     keep();
   } else { // no answer: the message goes back to where it was written
-    const { content } = messages.pop();
+    const { content, images } = messages.pop();
     $("text").value ||= content;
+    if (!pictures.length) setPictures(images ?? []);
     div.previousSibling?.remove();
     div.remove();
   }
@@ -187,7 +198,8 @@ function showContext(used) {
 // Stores the conversation as it is.
 function keep() {
   if (!hasTemplate) return;
-  const entry = { id: conversation, title: titleOf(messages), model, system: $("system").value, messages };
+  const texts = messages.map(({ images, ...message }) => message); // the browser has no room for pictures
+  const entry = { id: conversation, title: titleOf(messages), model, system: $("system").value, messages: texts };
   conversations.put(entry);
   listConversations();
 }
@@ -246,18 +258,59 @@ function restart(div, index) {
 
 // `index` is that of the message.
 function addUserMessage(text, index) {
-  const div = addMessage("user", text);
+  const div = addMessage("user", text), { images } = messages[index];
+  div.prepend(...(images ?? []).map(pictureOf));
   addActions(div, { Edit: () => {
     if (running) return;
     cut(div, index);
     $("text").value = text;
+    setPictures(images ?? []);
     $("text").focus();
   } });
 }
 
+// Pictures ---------------------------------------------------------------------------------
+
+const pictureOf = url => Object.assign(new Image(), { src: url, alt: "picture", className: "picture" });
+
+function setPictures(urls) {
+  pictures = urls;
+  $("pictures").replaceChildren(...urls.map((url, index) => {
+    const button = Object.assign(document.createElement("button"), { type: "button", title: "Remove" });
+    button.append(pictureOf(url));
+    button.addEventListener("click", () => setPictures(pictures.filter((_, other) => other !== index)));
+    return button;
+  }));
+}
+
+const dataUrl = file => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result);
+  reader.onerror = () => reject(reader.error);
+  reader.readAsDataURL(file);
+});
+
+// Adds the pictures among the files to the next message. Returns whether there are any.
+function addPictures(files) {
+  const found = takesPictures ? [...files].filter(file => file.type.startsWith("image/")) : [];
+  Promise.all(found.map(dataUrl)).then(urls => setPictures([...pictures, ...urls]))
+    .catch(error => { $("state").textContent = error.message; });
+  return found.length > 0;
+}
+
+$("text").addEventListener("paste", event => { if (addPictures(event.clipboardData.files)) event.preventDefault(); });
+document.addEventListener("dragover", event => { if (takesPictures) event.preventDefault(); });
+document.addEventListener("drop", event => {
+  if (takesPictures && event.dataTransfer.files.length) event.preventDefault();
+  addPictures(event.dataTransfer.files);
+});
+$("attach").addEventListener("click", () => $("picture-file").click());
+$("picture-file").addEventListener("change", () => { addPictures($("picture-file").files); $("picture-file").value = ""; });
+
 function send(text) {
   for (const error of document.querySelectorAll("#chat > .error")) error.remove();
-  messages.push({ role: "user", content: text });
+  messages.push({ role: "user", content: text, ...(pictures.length ? { images: pictures } : {}) });
+  setPictures([]);
   addUserMessage(text, messages.length - 1);
   answer();
 }
@@ -265,6 +318,7 @@ function send(text) {
 function clear() {
   running?.abort();
   messages = [];
+  setPictures([]);
   conversation = newId();
   $("chat").replaceChildren();
   $("state").textContent = "";

@@ -16,6 +16,7 @@ from ....verification.noise import RoundingNoise
 from ....verification.rounding import Comparison, compare
 from ..checkpoints.language_part import other_media
 from ..decoder import CachedDecoder
+from ..embeddings import embeddings
 from .families import Family, NoPictures
 
 VISION_ENCODER, TOKEN_EMBEDDING = "vision_encoder", "token_embedding"
@@ -93,11 +94,7 @@ class _TokenEmbedding(torch.nn.Module):
         self.decoder = decoder
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        embeddings = self.decoder.model.get_input_embeddings()(tokens).float()
-        if self.decoder.added_layers == 0:
-            return embeddings
-        nothing = torch.zeros_like(embeddings).repeat(1, 1, self.decoder.added_layers)
-        return torch.cat([embeddings, nothing], -1)
+        return embeddings(self.decoder, tokens)
 
 
 def export_token_embedding(decoder: CachedDecoder) -> torch.export.ExportedProgram:

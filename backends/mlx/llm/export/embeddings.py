@@ -1,0 +1,15 @@
+"""The embeddings of tokens, as the method `text_decoder` takes them."""
+
+from __future__ import annotations
+
+import torch
+
+from .decoder import CachedDecoder
+
+
+def embeddings(decoder: CachedDecoder, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the embeddings of `tokens` [1, S] in float32, and zeros behind them for the features of pictures."""
+    found = decoder.model.get_input_embeddings()(tokens).float()
+    if decoder.added_layers == 0:
+        return found
+    return torch.cat([found, torch.zeros_like(found).repeat(1, 1, decoder.added_layers)], -1)
