@@ -1,4 +1,4 @@
-"""Exports models in bfloat16 for benchmarks/cuda/pack.py, in the shapes of shapes.py.
+"""Exports models for benchmarks/cuda/pack.py, in the shapes of shapes.py.
 
     python benchmarks/cuda/export.py FOLDER [--shape llama-8b] [--portable] [--context 4096]
 
@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 from executorch_mlx.llm.export import export_llm
-from shapes import SHAPES
+from shapes import GROUP_SIZE, INT4, SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
 def empty_model(shape: dict) -> PreTrainedModel:
     """Return a model of uninitialized weights.
 
-    An element of each matrix has a value that no other matrix has. Equal constants would be stored only once, and
-    the file would be too small.
+    Each matrix has a number other than zero in a place of its own, also after quantization. Equal constants would be
+    stored only once, and the file would be too small.
     """
     config = AutoConfig.for_model(**shape, dtype=torch.bfloat16)
     with torch.device("meta"):
@@ -34,7 +34,7 @@ def empty_model(shape: dict) -> PreTrainedModel:
         if words.dim() == 1:
             words.fill_(0x3F80)  # 1.0, of a norm
             continue
-        words[0, 0] = number
+        words[number, number] = -0x4100  # -0.5
     for module in model.modules():
         if hasattr(module, "original_inv_freq"):  # rotary embedding: `to_empty` discarded its frequencies
             fresh = type(module)(config)
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="requests at once, for batch.py")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
     options = parser.parse_args()
+    format = {"quantize": "int4", "group_size": GROUP_SIZE} if options.shape.endswith(INT4) else {}
     options.folder.mkdir(parents=True, exist_ok=True)
     exported = export_llm(
         empty_model(SHAPES[options.shape]),
@@ -60,6 +61,7 @@ def main() -> None:
         verify=False,
         batch=options.rows,
         progress=print,
+        **format,
     )
     name = options.shape if options.rows == 1 else f"{options.shape}-rows{options.rows}"
     exported.save(options.folder / f"{name}.pte")

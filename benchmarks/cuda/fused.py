@@ -13,7 +13,12 @@ from pathlib import Path
 import numpy as np
 from op_runner import run, write
 
-DTYPES = {"float32": 1e-4, "bfloat16": 5e-2}  # dtype → limit of the error, relative to the largest logit
+# Formats of the weights → dtype, options of export, and the limit of the error, relative to the largest logit.
+FORMATS = {
+    "float32": ("float32", {}, 1e-4),
+    "bfloat16": ("bfloat16", {}, 5e-2),
+    "int4": ("bfloat16", {"quantize": "int4", "group_size": 32}, 5e-2),
+}
 # The number of tokens in each call. Beyond 256 positions, several blocks compute the attention of a query head.
 CALLS = (9, 1, 1, 4, 1, 300, 1, 1, 400, 1, 1)
 SHAPE = {
@@ -47,7 +52,7 @@ def export(folder: Path) -> None:
     for name, (architecture, changes) in MODELS.items():
         suffix = "TextConfig" if architecture == "Gemma3" else "Config"
         config = getattr(transformers, architecture + suffix)(**SHAPE | changes)
-        for dtype in DTYPES:
+        for format, (dtype, quantization, _) in FORMATS.items():
             torch.manual_seed(0)
             model = getattr(transformers, f"{architecture}ForCausalLM")(config).to(getattr(torch, dtype)).eval()
             with torch.no_grad():
@@ -55,8 +60,8 @@ def export(folder: Path) -> None:
                     if "norm" in parameter:
                         weight.copy_(weight + 0.3 * torch.randn_like(weight))
             options = {"outputs": "logits", "max_context_len": 1024, "chunk": 640, "speculation": False}
-            exported = export_llm(model, allow_extensions=True, verify=False, **options)
-            exported.save(folder / f"fused-{name}-{dtype}.pte")
+            exported = export_llm(model, allow_extensions=True, verify=False, **options, **quantization)
+            exported.save(folder / f"fused-{name}-{format}.pte")
 
 
 def logits(program: Path, inputs: list[Path], device: str, folder: Path) -> list[np.ndarray]:
@@ -69,11 +74,11 @@ def main() -> None:
     if sys.argv[1] == "export":
         return export(Path(sys.argv[2]))
     for name in MODELS:
-        for dtype, limit in DTYPES.items():
-            compare(name, dtype, limit, Path(sys.argv[1]))
+        for format, (_, _, limit) in FORMATS.items():
+            compare(name, format, limit, Path(sys.argv[1]))
 
 
-def compare(name: str, dtype: str, limit: float, programs: Path) -> None:
+def compare(name: str, format: str, limit: float, programs: Path) -> None:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
@@ -84,10 +89,10 @@ def compare(name: str, dtype: str, limit: float, programs: Path) -> None:
             write(inputs[-1] / "0.tensor", rng.integers(0, SHAPE["vocab_size"], (1, count)))
             write(inputs[-1] / "1.tensor", np.array([position]))
             position += count
-        program = programs / f"fused-{name}-{dtype}.pte"
+        program = programs / f"fused-{name}-{format}.pte"
         on_gpu, on_cpu = (logits(program, inputs, device, folder) for device in ("gpu", "cpu"))
     errors = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(on_gpu, on_cpu, strict=True)]
-    print(f"fused kernels, {name}, {dtype}: largest error of the logits {max(errors):.1e} (limit {limit:.0e})")
+    print(f"fused kernels, {name}, {format}: largest error of the logits {max(errors):.1e} (limit {limit:.0e})")
     assert max(errors) <= limit
 
 

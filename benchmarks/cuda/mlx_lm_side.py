@@ -9,18 +9,25 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_sampler
-from shapes import SHAPES
+from shapes import GROUP_SIZE, INT4, SHAPES
 
 CONTEXTS, PREFILLS, STEPS, REPEATS = (128, 2048), (512, 2048), 100, 6
 WARM_UP = 11  # tokens that are not timed
 
 
 def load(shape: str) -> nn.Module:
-    """Return the model of mlx-lm of a shape, with random weights in bfloat16."""
+    """Return the model of mlx-lm of a shape, with random weights in bfloat16, or quantized."""
     config = SHAPES[shape]
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
     model.set_dtype(mx.bfloat16)
+
+    def format_of(path, module):
+        is_end = path.endswith(("embed_tokens", "lm_head"))
+        return hasattr(module, "to_quantized") and {"group_size": GROUP_SIZE, "bits": 8 if is_end else 4}
+
+    if shape.endswith(INT4):
+        nn.quantize(model, class_predicate=format_of)
     mx.eval(model.parameters())
     return model
 

@@ -1,7 +1,7 @@
 """Compares the tokens of several requests at once on the GPU with those of each request alone, and with the CPU's.
 
 The CPU adds in another order than the GPU. In bfloat16, its tokens therefore differ as soon as two candidates are
-nearly equally likely.
+nearly equally likely. In int4, activations are bfloat16.
 
     python benchmarks/cuda/rows.py export FOLDER     writes the programs; needs no GPU
     python benchmarks/cuda/rows.py FOLDER            compares the tokens; run.sh calls it
@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 ROWS, TOKENS, RUNS = 8, 48, 3
-DTYPES = ("float32", "bfloat16")
 PROMPTS = [[(17 * i + 5 * key) % 256 for i in range(5 + 17 * key)] for key in range(ROWS)]
 
 
@@ -30,12 +29,13 @@ def export(folder: Path) -> None:
     for name, (architecture, changes) in fused.MODELS.items():
         suffix = "TextConfig" if architecture == "Gemma3" else "Config"
         config = getattr(transformers, architecture + suffix)(**fused.SHAPE | changes, eos_token_id=None)
-        for dtype in DTYPES:
+        for format, (dtype, quantization, _) in fused.FORMATS.items():
             torch.manual_seed(0)
             model = getattr(transformers, f"{architecture}ForCausalLM")(config).to(getattr(torch, dtype)).eval()
             head = HeadConfig(allowed_tokens=True)
-            exported = export_llm(model, batch=ROWS, head=head, max_context_len=256, chunk=64, verify=False)
-            exported.save(folder / f"rows-{name}-{dtype}.pte")
+            options = {"batch": ROWS, "head": head, "max_context_len": 256, "chunk": 64, "verify": False}
+            exported = export_llm(model, **options, **quantization)
+            exported.save(folder / f"rows-{name}-{format}.pte")
 
 
 def answers(program: str, device: str) -> None:

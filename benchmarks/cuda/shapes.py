@@ -1,4 +1,8 @@
-"""The Hugging Face configurations of the models that all sides run. A program is named after its shape."""
+"""The Hugging Face configurations of the models that all sides run. A program is named after its shape.
+
+With the suffix -int4, the weights have 4 bits, in groups of 32, but for the embedding and the output projection, which
+have 8 bits.
+"""
 
 SHAPES = {
     "qwen3-0.6b": {
@@ -52,3 +56,6 @@ SHAPES = {
     },
 }
 SHAPES["llama-8-layers"] = SHAPES["llama-8b"] | {"num_hidden_layers": 8}  # for several requests at once
+INT4 = "-int4"
+SHAPES |= {shape + INT4: config for shape, config in SHAPES.items()}
+GROUP_SIZE = 32

@@ -135,9 +135,16 @@ class Kernels {
     }
   }
 
-  void products(int vectors, bool has_norm) const {
+  void dequantize() const {
+    for (const int bits : {4, 8}) {
+      expect(gpu::dequantize(quantized(kDepth, kDepth, bits), stream_), "dequantize");
+    }
+  }
+
+  // The matrices have integers of `bits` bits, or none if it is 0.
+  void products(int vectors, bool has_norm, int bits = 0) const {
     gpu::Vectors x{zeros({1, vectors, kDepth})};
-    const auto w = zeros({kDepth, kDepth});
+    const auto w = bits == 0 ? gpu::Matrix(zeros({kDepth, kDepth})) : quantized(kDepth, kDepth, bits);
     if (has_norm) {
       x.norm = mx::square(zeros({kDepth}), stream_); // lazy: its address is not known when the kernel is chosen
       compile(product(x, {w})[0]);
@@ -181,6 +188,12 @@ class Kernels {
 
  private:
   mx::array zeros(const mx::Shape& shape) const { return array_of(shape, dtype_); }
+
+  gpu::Matrix quantized(int rows, int depth, int bits) const {
+    constexpr int kGroupSize = 32;
+    const auto scales = zeros({rows, depth / kGroupSize});
+    return {array_of({rows, depth * bits / 32}, mx::uint32), scales, scales, kGroupSize, bits};
+  }
 
   mx::array norm(const mx::array& x) const {
     return expect(gpu::rms_norm(x, zeros({x.shape(-1)}), 1e-5f, stream_), "rms_norm");
@@ -295,8 +308,15 @@ int main(int argc, char** argv) {
         kernels.products(rows, has_norm);
         kernels.attention_step(rows, has_norm);
       }
-      if (dtype != mx::float32) {
-        kernels.products(/*vectors=*/20, has_norm);
+      if (dtype == mx::float32) {
+        continue;
+      }
+      kernels.products(/*vectors=*/20, has_norm);
+      kernels.dequantize();
+      for (const int vectors : {1, 8, 32}) {
+        for (const int bits : {4, 8}) {
+          kernels.products(vectors, has_norm, bits);
+        }
       }
     }
     for (const int rows : {1, 8}) {

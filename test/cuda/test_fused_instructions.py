@@ -88,7 +88,6 @@ def test_products_with_a_bias_are_left_to_mlx(fused):
 
 
 def test_quantized_products(fused):
-    """An Apple GPU has kernels for them. On an NVIDIA GPU, nobody asks for them."""
     g = Layer()
     x, y = g.input((1, D)), g.output((1, D))
     h = g.norm(x)

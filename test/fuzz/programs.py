@@ -143,6 +143,10 @@ class Program:
                 outputs = self.function()(*self.arguments(each), *self.constant_values(), *state)
         return outputs
 
+    def check_eager(self) -> None:
+        """Raise an error if eager torch refuses the program at the extent used for export."""
+        self.run(EXTENTS[0])
+
     def function(self) -> Callable[..., tuple[torch.Tensor, ...]]:
         """Return the program as a function of the inputs, the constants and the state, which it writes in place."""
         return _compiled(self)

@@ -655,12 +655,16 @@ _STATIC_SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (), (4, 4))
 
 
 @st.composite
-def programs(draw) -> Program:
-    """A strategy for random graphs with at least one statement."""
+def programs(draw, has_gradients: bool = False) -> Program:
+    """A strategy for random graphs with at least one statement.
+
+    With `has_gradients`, the first input has floats, no input has special values, and there is no state.
+    """
     g = Graph(draw)
-    for _ in range(g.integer(1, 3)):
-        g.add_input(g.choice(_SHAPES), g.choice([*FLOATS, *INTEGERS, torch.bool]), special=g.integer(0, 3) == 0)
-    for _ in range(g.choice([0, 0, 0, 1, 2])):
+    for index in range(g.integer(1, 3)):
+        dtypes = FLOATS if has_gradients and index == 0 else [*FLOATS, *INTEGERS, torch.bool]
+        g.add_input(g.choice(_SHAPES), g.choice(dtypes), special=not has_gradients and g.integer(0, 3) == 0)
+    for _ in range(0 if has_gradients else g.choice([0, 0, 0, 1, 2])):
         g.add_state(g.choice(_STATIC_SHAPES), g.choice([*FLOATS, *INTEGERS]))
     templates = TEMPLATES + (write,) * (8 if g.state else 0)
     wanted = g.integer(1, MAX_STATEMENTS)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fuzz.check import Counts, WrongAnswer, check, compare
 from fuzz.direct import DirectRoute, PortableRoute
 from fuzz.exported import ExportedRoute
+from fuzz.gradients import GradientProgram, GradientRoute, gradient_programs
 from fuzz.near_misses import FAMILIES
 from fuzz.programs import EXTENTS, Input, Program, Statement
 from fuzz.random_graphs import programs
@@ -46,6 +47,27 @@ def test_random_graphs_equal_eager_torch(delegate):
         check(batch)
 
     generated()
+
+
+def test_gradients_of_random_graphs_equal_eager_torch(delegate):
+    counts = Counts()
+
+    @short(1)
+    @given(st.lists(gradient_programs(), min_size=6, max_size=6))
+    def generated(batch):
+        check(batch, counts, route=GradientRoute)
+
+    generated()
+    assert counts.compared > 0
+
+
+def test_wrong_gradients_are_found():
+    x = Input("x", (2, 3), torch.float32)
+    program = GradientProgram((x,), (Statement("y", "x.sin() * x"),), ("y",))
+    loss, gradient = program.run(EXTENTS[0])
+    compare(program, EXTENTS[0], [loss, gradient])
+    with pytest.raises(WrongAnswer, match="output 1"):
+        compare(program, EXTENTS[0], [loss, gradient * 1.0001])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

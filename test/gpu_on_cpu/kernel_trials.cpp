@@ -331,9 +331,12 @@ std::string compile(const std::string& name, const std::string& kernel, mx::Stre
   replace_all(source, R"(asm("mov.b32 %0, {0, %1};" : "=f"(x) : "h"(bits));)", "x = float_of_bfloat16(bits);");
   replace_all(source, R"(asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));)", "bits = float16_of(x);");
   replace_all(source, R"(asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));)", "x = float_of_float16(bits);");
-  if (const auto tiles = source.find("if constexpr (kIsBfloat16) {"); tiles != std::string::npos) {
+  if (const auto tiles = source.find("if constexpr (kIsBfloat16) {\n      asm(\"mma"); tiles != std::string::npos) {
     source.replace(tiles, source.find("  };\n", tiles) - tiles,
         "multiply_add_tiles<kIsBfloat16>(sums, a0, a1, a2, a3, b0, b1);\n");
+  }
+  if (const auto fused = source.find("if constexpr (kIsBfloat16) {\n      asm(\"fma"); fused != std::string::npos) {
+    source.replace(fused, source.find("    return y;", fused) - fused, "y = fused_pairs<kIsBfloat16>(a, b, c);\n");
   }
   if (const auto threads = source.find("kThreads = "); is_of_sampler(name)) {
     source.replace(threads, source.find(';', threads) - threads, "kThreads = " + std::to_string(kThreadsOfSampler));

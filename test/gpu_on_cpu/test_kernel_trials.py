@@ -6,12 +6,25 @@ times of kernels on a CPU mean nothing, so their races count steps of threads in
 
 import pytest
 
-CUDA = ["sample", "products", "attention", "norm_rope", "silu_product", "add_rms_norm"]
+CUDA = [
+    "sample",
+    "products",
+    "quantized_products",
+    "dequantize",
+    "attention",
+    "norm_rope",
+    "silu_product",
+    "add_rms_norm",
+]
 METAL = ["sample", "products", "quantized_products", "norm_rope"]
 # platform, kernel, function, and a change of its source that makes the results wrong
 WRONG = [
     ("cuda", "sample", "sample_parts", "0x1BD11BDAu", "0x1BD11BDBu"),
     ("cuda", "products", "gated_products", "silu * products[1]", "silu * products[0]"),
+    ("cuda", "quantized_products", "quantized_gated_products", "silu * products[1]", "silu * products[0]"),
+    ("cuda", "quantized_products", "quantized_product_and_sum", "go_on();", ""),
+    ("cuda", "quantized_products", "quantized_products_of_row_2", "MinusBases = kIs", "MinusBases = !kIs"),
+    ("cuda", "dequantize", "dequantize", "+ bias[i]", "+ bias[0]"),
     ("cuda", "attention", "attention_step", "copy(own_key, keys);", ""),
     ("cuda", "attention", "attention_step", "weights += factor", "weights += 1.1f * factor"),
     ("cuda", "norm_rope", "norm_rope_2", "a * cosines[pair] - b * sines[pair]", "a * cosines[pair]"),

@@ -22,6 +22,7 @@ SCALARS = {
     "size_t": ctypes.c_size_t,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
     "executorch_mlx_status": ctypes.c_int32,
     "executorch_mlx_on_event": binding.OnEvent,
     "executorch_mlx_on_progress": binding.OnProgress,
@@ -58,7 +59,9 @@ def arguments(declared: str) -> list:
 
 def test_structs_have_the_fields_of_the_header():
     found = re.findall(r"typedef struct \{(.*?)\} executorch_mlx_(\w+);", SOURCE, re.DOTALL)
-    assert [name for _, name in found] == [*binding.STRUCTS]
+    assert {name for _, name in found} == binding.STRUCTS.keys() - {
+        "array"
+    }  # test/encoders/test_encoder_program.py has the array
     for body, name in found:
         declared = [split(line) for line in body.split(";") if line.strip()]
         fields = {field: python_type(type_) for type_, field in declared}

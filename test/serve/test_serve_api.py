@@ -306,11 +306,7 @@ INVALID = [
     ({"extra_body": {"response_format": {"type": "regex"}}}, "response_format.type", "'json_object' or 'json_schema'"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid string"),
-    (
-        {"messages": [{"role": "user", "content": [IMAGE]}]},
-        "messages.0.content",
-        "a part of type 'image_url', expected",
-    ),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0", "image_url: got 'x', expected a data URL"),
     ({"messages": [{"role": "assistant"}]}, "messages.0", "without content and tool_calls"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "Field required"),
     ({"messages": [TOO_LONG]}, "messages", f"tokens, expected 1 to {small_llm.CONTEXT}"),

@@ -226,7 +226,7 @@ def test_thinking_effort_and_later_system_messages_reach_the_template(chat_progr
         ({"messages": []}, "messages: got 0 items"),
         ({"max_tokens": None}, "max_tokens: "),
         ({"max_tokens": 0}, "max_tokens: got 0"),
-        ({"messages": [HELLO | {"content": [IMAGE]}]}, 'messages.0.content.0.type: got "image"'),
+        ({"messages": [HELLO | {"content": [IMAGE]}]}, 'messages.0.content.0.source.type: got "url"'),
         ({"messages": [{"role": "tool", "content": "x"}]}, 'messages.0.role: got "tool"'),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type: got"),
         ({"tools": [*TOOLS, NOT], "tool_choice": {"type": "any"}}, "tools.2.input_schema"),

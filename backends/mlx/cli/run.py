@@ -25,7 +25,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    chat = options.chat or options.prompt is None
+    chat = options.chat or options.prompt is None or bool(options.image)
     if options.system is not None and not chat:
         raise CommandError("--system: expected --chat as well")
     return session.answer(options, options.prompt, chat)

@@ -17,7 +17,10 @@ from .errors import INTERRUPTED, CommandError
 if TYPE_CHECKING:
     from ..llm import LLM, Generation
 
-CHAT_HELP = "/clear starts a new chat, /exit or end of input quits, Ctrl-C stops an answer"
+CHAT_HELP = (
+    "/clear starts a new chat, /image FILE adds a picture to the next message, /exit or end of input quits, "
+    "Ctrl-C stops an answer"
+)
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +28,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     model_arguments.add_to(parser)
     add = parser.add_argument
     add("--system", metavar="TEXT", help="system message of the chat")
+    add(
+        "--image",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="a picture for the first message, which is a chat message then; may be repeated",
+    )
     add(
         "--stop",
         metavar="TEXT",
@@ -49,6 +60,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace, prompt: str | None, chat: bool) -> int:
     """Answer `prompt`, or the lines of standard input if it is None. Returns the exit code."""
     settings = sampling_arguments.given(options)  # before the model is loaded
+    if options.image and options.prompt_cache:
+        raise CommandError("--prompt-cache: expected a prompt without --image")
     adapters = adapter_arguments.named(options)
     if len(adapters) > 1:
         raise CommandError(f"--adapter: got {len(adapters)} adapters, expected one")
@@ -81,7 +94,7 @@ class Session:
     def __init__(self, llm: LLM, options: argparse.Namespace, settings: dict[str, Any], chat: bool):
         self.llm, self.json, self.chat = llm, options.json, chat
         self.settings = llm.defaults | settings | {"stop": options.stop}
-        self._system = options.system
+        self._system, self._images = options.system, list(options.image)
         self._new_cache: Path | None = options.prompt_cache  # to write after the first answer
         if self._new_cache is not None and self._new_cache.exists():
             self._new_cache = None
@@ -90,18 +103,25 @@ class Session:
     def clear(self) -> None:
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
+    def add_image(self, path: str) -> None:
+        """Add a picture to the next message."""
+        self._images.append(Path(path))
+
     def answer(self, prompt: str) -> str | None:
         """Print the answer to `prompt` and return the finish reason of the answer.
 
         After an error, the chat goes on without this prompt.
         """
-        messages = [*self.messages, {"role": "user", "content": prompt}]
+        parts = [{"type": "image", "image": str(path)} for path in self._images]
+        content = [*parts, {"type": "text", "text": prompt}] if parts else prompt
+        messages = [*self.messages, {"role": "user", "content": content}]
         with command_errors(is_long=bool(self.chat and self.messages)):
             if self.chat:
                 generation = self.llm.chat(messages, **self.settings)
             else:
                 generation = self.llm.generate(prompt, **self.settings)
             self._stream(generation)
+        self._images = []
         if self.chat:
             self.messages = [*messages, {"role": "assistant", "content": generation.text}]
         self._report(generation)
@@ -143,6 +163,8 @@ def converse(session: Session) -> int:
                 session.clear()
             case "/help":
                 print(CHAT_HELP, file=sys.stderr)
+            case text if text.startswith("/image "):
+                session.add_image(text.removeprefix("/image ").strip())
             case text if text.startswith("/"):
                 print(f"unknown command {text.split()[0]}; {CHAT_HELP}", file=sys.stderr)
             case text:
@@ -182,7 +204,7 @@ def command_errors(is_long: bool = False) -> Iterator[None]:
     except PromptLengthError as error:
         hint = ". The chat has filled the context: /clear starts a new one" if is_long else ""
         raise CommandError(f"{error}{hint}") from error
-    except (ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from error
 
 

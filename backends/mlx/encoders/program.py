@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ..llm import binding
+from ..llm.binding import MAX_RANK, Array
 from ..loader import load_engine
 
-MAX_RANK = 8
 _BFLOAT16 = 15
 # The numbers of the dtypes. numpy has no bfloat16.
 _DTYPES = {
@@ -37,16 +37,6 @@ _DTYPES = {
     11: np.dtype(np.bool_),
 }
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
-
-
-class Array(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t),
-        ("dtype", c_int32),
-        ("rank", c_int32),
-        ("shape", c_int64 * MAX_RANK),
-        ("data", c_void_p),
-    ]
 
 
 _HANDLE = c_void_p

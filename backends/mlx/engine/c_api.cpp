@@ -126,6 +126,33 @@ std::shared_ptr<const Adapter> find_adapter(executorch_mlx_engine& engine, const
   return engine.scheduler->adapters().find(name == nullptr ? "" : name);
 }
 
+Picture read_picture(const executorch_mlx_picture& p) {
+  Picture result;
+  for (const executorch_mlx_array& array : read_array(p.inputs, p.input_count, "pictures")) {
+    constexpr size_t kMostBytes = size_t{1} << 30;
+    const bool is_float = array.dtype == EXECUTORCH_MLX_FLOAT32;
+    check_argument(is_float || array.dtype == EXECUTORCH_MLX_INT64, "pictures: got dtype ", array.dtype,
+        ", expected float32 or int64");
+    check_argument(0 <= array.rank && array.rank <= EXECUTORCH_MLX_MAX_RANK, "pictures: got rank ", array.rank);
+    Picture::Input& input = result.inputs.emplace_back();
+    input.type = is_float ? executorch::aten::ScalarType::Float : executorch::aten::ScalarType::Long;
+    size_t bytes = is_float ? sizeof(float) : sizeof(int64_t);
+    for (const int64_t size : std::span(array.shape, static_cast<size_t>(array.rank))) {
+      check_argument(0 < size && static_cast<size_t>(size) <= kMostBytes / bytes, "pictures: got an array of size ",
+          size, ", expected at most 1 GiB");
+      bytes *= static_cast<size_t>(size);
+      input.sizes.push_back(static_cast<executorch::aten::SizesType>(size));
+    }
+    input.data = read_array(static_cast<const char*>(array.data), bytes, "pictures");
+  }
+  result.hash = p.hash;
+  result.position = static_cast<int64_t>(p.position);
+  result.rows = read_array(p.rows, p.length, "pictures");
+  result.rope_positions = read_array(p.rope_positions, p.rope_positions == nullptr ? 0 : 3 * p.length, "pictures");
+  result.rope_length = p.rope_length;
+  return result;
+}
+
 RequestOptions read_options(const executorch_mlx_request_options* given) {
   check_not_null(given, "options");
   const auto o = read_struct<executorch_mlx_request_options>(given, EXECUTORCH_MLX_REQUEST_OPTIONS);
@@ -160,6 +187,13 @@ RequestOptions read_options(const executorch_mlx_request_options* given) {
   result.draft = o.draft;
   if (o.sample_count > 0) {
     result.samples = std::make_shared<const std::vector<float>>(read_array(o.samples, o.sample_count, "samples"));
+  }
+  if (o.picture_count > 0) {
+    auto pictures = std::make_shared<std::vector<Picture>>();
+    for (const executorch_mlx_picture& picture : read_array(o.pictures, o.picture_count, "pictures")) {
+      pictures->push_back(read_picture(picture));
+    }
+    result.pictures = std::move(pictures);
   }
   result.timestamps = o.timestamps;
   result.allow_suppressed = o.allow_suppressed;

@@ -25,6 +25,9 @@ using executorch::runtime::Program;
 namespace {
 
 constexpr char kLoadAdapter[] = "load_adapter";
+constexpr char kVisionEncoder[] = "vision_encoder";
+constexpr char kTokenEmbedding[] = "token_embedding";
+constexpr char kTextDecoder[] = "text_decoder";
 
 // Returns a string that changes if the file is written to, or if another file takes its place.
 std::string version_of(const std::string& path) {
@@ -66,14 +69,17 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   metadata_ = read_metadata(*reader_, path);
   token_table_ = read_token_table(*reader_, metadata_.vocab_size, path);
 
-  plain_ = make_methods(/*is_adapted=*/false);
+  plain_ = make_methods(Method::Form::kPlain);
   if (metadata_.has_verify) {
     draft_ = reader_->has_method("draft") ? make_method("draft", Method::Kind::kDraft) : nullptr;
     rewind_ = reader_->has_method("rewind") ? make_method("rewind", Method::Kind::kRewind) : nullptr;
   }
   if (metadata_.adapter_slots > 0) {
-    adapted_ = make_methods(/*is_adapted=*/true);
+    adapted_ = make_methods(Method::Form::kAdapted);
     read_adapted_layers();
+  }
+  if (metadata_.pictures.is_taken) {
+    embedded_ = make_embedded_methods();
   }
   if (metadata_.speech.is_speech()) {
     const MethodChecker checker(*module_, path_, "encode");
@@ -123,15 +129,17 @@ void LlmProgram::unload() {
   for (Method* method : methods()) {
     method->unload();
   }
-  module_->unload_method("encode");
+  for (const char* name : {"encode", kVisionEncoder, kTokenEmbedding}) {
+    module_->unload_method(name);
+  }
   is_undefined_ = false;
 }
 
-LlmProgram::Methods LlmProgram::make_methods(bool is_adapted) {
+LlmProgram::Methods LlmProgram::make_methods(Method::Form form) {
   using Kind = Method::Kind;
   const int64_t rows = metadata_.rows;
   const auto make = [&](const std::string& name, Kind kind, int64_t tasks = 1) {
-    return make_method(name, kind, is_adapted, tasks);
+    return make_method(name, kind, form, tasks);
   };
   const bool both = metadata_.has_head && metadata_.has_logits;
   const char* const first = rows > 1 ? "prefill" : "forward";
@@ -154,6 +162,26 @@ LlmProgram::Methods LlmProgram::make_methods(bool is_adapted) {
   }
   if (metadata_.has_verify) {
     result.verify = make("verify", Kind::kVerify);
+  }
+  return result;
+}
+
+LlmProgram::Methods LlmProgram::make_embedded_methods() {
+  check_has_method(*reader_, path_, kTokenEmbedding);
+  for (const char* name : {kVisionEncoder, kTokenEmbedding}) {
+    const MethodChecker checker(*module_, path_, name);
+    checker.check_backends();
+    checker.check_returns_logits(); // floats
+  }
+  const auto make = [&](const std::string& name, Method::Kind kind) {
+    return make_method(name, kind, Method::Form::kEmbedded);
+  };
+  Methods result;
+  if (metadata_.has_logits) {
+    result.logits = make(kTextDecoder, Method::Kind::kLogits);
+  }
+  if (metadata_.has_head) {
+    result.draw = make(metadata_.has_logits ? str(kTextDecoder, "_sample") : kTextDecoder, Method::Kind::kDraw);
   }
   return result;
 }
@@ -206,7 +234,7 @@ std::vector<Method*> LlmProgram::methods() const {
       all.push_back(method.get());
     }
   };
-  for (const Methods* set : {&plain_, &adapted_}) {
+  for (const Methods* set : {&plain_, &adapted_, &embedded_}) {
     add(set->draw);
     add(set->verify);
     add(set->logits);
@@ -218,6 +246,9 @@ std::vector<Method*> LlmProgram::methods() const {
 }
 
 LlmProgram::Methods& LlmProgram::methods_for(std::span<const RowTask> tasks) {
+  if (!tasks[0].embeddings.empty()) {
+    return embedded_; // a single task
+  }
   const auto has_adapter = [](const RowTask& task) { return task.adapter != 0; };
   return std::any_of(tasks.begin(), tasks.end(), has_adapter) ? adapted_ : plain_;
 }
@@ -237,11 +268,10 @@ Method& LlmProgram::method_for(size_t tasks, const Methods& methods, const std::
 }
 
 std::unique_ptr<Method> LlmProgram::make_method(
-    const std::string& name, Method::Kind kind, bool is_adapted, int64_t tasks) {
-  const std::string full = is_adapted ? name + "_adapted" : name;
+    const std::string& name, Method::Kind kind, Method::Form form, int64_t tasks) {
+  const std::string full = form == Method::Form::kAdapted ? name + "_adapted" : name;
   check_has_method(*reader_, path_, full.c_str());
-  return std::make_unique<Method>(
-      *module_, path_, metadata_, full, kind, tasks, is_adapted, profile_.get(), is_undefined_);
+  return std::make_unique<Method>(*module_, path_, metadata_, full, kind, tasks, form, profile_.get(), is_undefined_);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -489,6 +519,47 @@ void LlmProgram::encode(std::span<const float> samples) {
   const Error error = module_->execute("encode", tensor).error();
   is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
   check_ok(error, "encode: ", padded.size(), " samples: ");
+}
+
+std::vector<float> LlmProgram::run_encoder(const char* name, std::vector<executorch::extension::TensorPtr> inputs) {
+  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
+  if (!module_->is_method_loaded(name)) {
+    auto* const tracer = profile_ ? profile_->tracer() : nullptr;
+    check_ok(module_->load_method(name, nullptr, tracer), path_, ": cannot load the method ", name, ": ");
+  }
+  std::vector<EValue> arguments;
+  for (const auto& tensor : inputs) {
+    arguments.emplace_back(*tensor);
+  }
+  const auto outputs = module_->execute(name, arguments);
+  is_undefined_ |= !outputs.ok() && executorch_mlx_is_undefined() != 0;
+  check_ok(outputs.error(), name, ": ");
+  check(outputs->size() == 1 && (*outputs)[0].isTensor(), EXECUTORCH_MLX_FAILED, name, ": expected one tensor");
+  const Tensor& result = (*outputs)[0].toTensor();
+  check(result.scalar_type() == ScalarType::Float && result.numel() > 0, EXECUTORCH_MLX_FAILED, name, ": got ",
+      result.numel(), " numbers of ", dtype_name(result.scalar_type()), ", expected Float");
+  const float* data = result.const_data_ptr<float>();
+  return {data, data + result.numel()};
+}
+
+std::vector<float> LlmProgram::encode_picture(const Picture& picture) {
+  std::vector<executorch::extension::TensorPtr> inputs;
+  for (const Picture::Input& input : picture.inputs) {
+    // The methods of ExecuTorch do not write to their inputs.
+    inputs.push_back(executorch::extension::make_tensor_ptr(input.sizes, const_cast<char*>(input.data.data()),
+        input.type)); // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  }
+  return run_encoder(kVisionEncoder, std::move(inputs));
+}
+
+std::vector<float> LlmProgram::embed(std::span<const int64_t> tokens) {
+  std::vector<int64_t> ids(tokens.begin(), tokens.end());
+  const auto size = static_cast<executorch::aten::SizesType>(ids.size());
+  auto result =
+      run_encoder(kTokenEmbedding, {executorch::extension::make_tensor_ptr({1, size}, ids.data(), ScalarType::Long)});
+  check(result.size() % ids.size() == 0, EXECUTORCH_MLX_FAILED, kTokenEmbedding, ": got ", result.size(),
+      " numbers for ", ids.size(), " tokens");
+  return result;
 }
 
 void LlmProgram::write_profile(const std::string& path) {

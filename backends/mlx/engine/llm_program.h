@@ -153,6 +153,11 @@ class LlmProgram {
   // Runs the encoder of a speech model: the tokens of later calls are those for this sound. Throws EngineError.
   void encode(std::span<const float> samples);
 
+  // Returns what vision_encoder computes for a picture, [rows, width], and the program's own embeddings of tokens.
+  // Throws EngineError.
+  std::vector<float> encode_picture(const Picture& picture);
+  std::vector<float> embed(std::span<const int64_t> tokens);
+
   // Whether logits() takes several tasks.
   bool has_logits_of_rows() const { return !plain_.decodes.empty() && !metadata_.has_head; }
 
@@ -176,10 +181,14 @@ class LlmProgram {
 
   bool wants_logprobs(std::span<const RowTask> tasks) const;
   std::unique_ptr<Method> make_method(
-      const std::string& name, Method::Kind kind, bool is_adapted = false, int64_t tasks = 1);
-  Methods make_methods(bool is_adapted);
+      const std::string& name, Method::Kind kind, Method::Form form = Method::Form::kPlain, int64_t tasks = 1);
+  Methods make_methods(Method::Form form);
+  // The methods that take embeddings.
+  Methods make_embedded_methods();
+  // Runs a method that is not one of methods(), and returns its only output, `[..., width]` of floats.
+  std::vector<float> run_encoder(const char* name, std::vector<executorch::extension::TensorPtr> inputs);
   void read_adapted_layers();
-  // The methods for these tasks: those with adapters if a task has one.
+  // The methods for these tasks: those with adapters if a task has one, those with embeddings if a task has some.
   Methods& methods_for(std::span<const RowTask> tasks);
   // All methods of the program.
   std::vector<Method*> methods() const;
@@ -201,7 +210,7 @@ class LlmProgram {
   std::string version_; // of the file that was loaded: which one, and when it was changed
   mutable std::mutex hashing_;
   mutable std::optional<uint64_t> hash_; // guarded by hashing_
-  Methods plain_, adapted_;
+  Methods plain_, adapted_, embedded_;
   std::unique_ptr<Method> draft_, rewind_; // null if the program has no such method
   std::vector<AdaptedLayer> adapted_layers_;
   std::shared_ptr<executorch_mlx_buffers> prompt_buffers_;

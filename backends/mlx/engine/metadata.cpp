@@ -178,6 +178,7 @@ LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path)
     m.adapter_layers = read_lines(reader.array<uint8_t>("adapter_layers", ScalarType::Byte));
   }
   m.speech = read_speech_metadata(reader, m.vocab_size, path);
+  m.pictures = read_picture_metadata(reader);
   check_metadata(m, path);
   return m;
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "pictures.h"
 #include "speech.h"
 
 namespace executorch_mlx::engine {
@@ -45,6 +46,7 @@ struct LlmMetadata {
   std::vector<std::string> adapter_layers; // the paths of the layers, in the order of the inputs of load_adapter
 
   SpeechMetadata speech;
+  PictureMetadata pictures;
 };
 
 // The values of the metadata methods. boolean(), integer(), integers() and array() return the value of the method

@@ -39,14 +39,14 @@ MethodInput input_of(
 } // namespace
 
 Method::Method(executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t max_tasks, bool is_adapted, Profile* profile, bool& is_undefined)
+    const std::string& name, Kind kind, int64_t max_tasks, Form form, Profile* profile, bool& is_undefined)
     : module_(module),
       path_(path),
       metadata_(metadata),
       name_(name),
       kind_(kind),
       max_tasks_(max_tasks),
-      is_adapted_(is_adapted),
+      form_(form),
       profile_(profile),
       is_undefined_(is_undefined),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
@@ -57,6 +57,7 @@ Method::Method(executorch::extension::Module& module, const std::string& path, c
     const bool has_own_limit = kind == Kind::kVerify || kind == Kind::kRewind;
     max_tokens_ = has_own_limit ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
+  width_ = is_embedded() ? std::max<int64_t>(1, checker.max_size(0, 2)) : 0;
   const auto all = inputs();
   checker.check_inputs(all); // before memory is allocated: a damaged file may have any sizes in its metadata
   checker.check_backends();
@@ -76,17 +77,30 @@ Method::Method(executorch::extension::Module& module, const std::string& path, c
 std::vector<MethodInput> Method::inputs() {
   const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto tokens = static_cast<SizesType>(max_tokens_);
-  std::vector<MethodInput> all = {
-      input_of("tokens", ScalarType::Long, {tasks, tokens}, values_.tokens, max_tasks_ == 1 ? 1 : -1),
-      input_of("input_pos", ScalarType::Long, {tasks}, values_.position)};
+  std::vector<MethodInput> all;
+  if (is_embedded()) {
+    const auto width = static_cast<SizesType>(width_);
+    all.push_back(input_of("embeddings", ScalarType::Float, {1, tokens, width}, values_.embeddings, 1));
+  } else {
+    all.push_back(input_of("tokens", ScalarType::Long, {tasks, tokens}, values_.tokens, max_tasks_ == 1 ? 1 : -1));
+  }
+  all.push_back(input_of("input_pos", ScalarType::Long, {tasks}, values_.position));
   if (metadata_.rows > 1) {
     all.push_back(input_of("row", ScalarType::Long, {tasks}, values_.row));
   }
   if (kind_ == Kind::kDraft) {
     all.push_back(input_of("row_length", ScalarType::Long, {1}, values_.row_length));
   }
-  if (is_adapted_) {
+  if (form_ == Form::kAdapted) {
     all.push_back(input_of("adapter", ScalarType::Long, {tasks}, values_.adapter));
+  }
+  if (is_embedded() && metadata_.takes_penalties) {
+    all.push_back(input_of("tokens", ScalarType::Long, {1, tokens}, values_.tokens, 1));
+  }
+  if (metadata_.pictures.has_rope_offset && is_embedded()) {
+    all.push_back(input_of("rope_positions", ScalarType::Long, {3, tokens}, values_.rope_positions, 1));
+  } else if (metadata_.pictures.has_rope_offset) {
+    all.push_back(input_of("rope_offset", ScalarType::Long, {tasks}, values_.rope_offset));
   }
   if (kind_ != Kind::kLogits && kind_ != Kind::kRewind) {
     add_head_inputs(all);
@@ -158,7 +172,15 @@ void Method::fill(size_t index, const RowTask& task) {
   const SamplingParameters& s = task.sampling ? *task.sampling : kGreedy;
   Values& v = values_;
   const size_t count = task.tokens.size();
-  std::copy(task.tokens.begin(), task.tokens.end(), v.tokens.begin() + index * count);
+  if (!v.tokens.empty()) {
+    std::copy(task.tokens.begin(), task.tokens.end(), v.tokens.begin() + index * count);
+  }
+  if (is_embedded()) {
+    check(task.embeddings.size() == count * width_, EXECUTORCH_MLX_FAILED, name_, ": got ", task.embeddings.size(),
+        " numbers for ", count, " embeddings of ", width_);
+    std::copy(task.embeddings.begin(), task.embeddings.end(), v.embeddings.begin());
+    std::copy(task.rope_positions.begin(), task.rope_positions.end(), v.rope_positions.begin());
+  }
   v.position[index] = task.position;
   const auto set = [index](auto& values, auto value) {
     if (!values.empty()) {
@@ -168,6 +190,7 @@ void Method::fill(size_t index, const RowTask& task) {
   set(v.row, task.row);
   set(v.row_length, task.row_length);
   set(v.adapter, task.adapter);
+  set(v.rope_offset, task.rope_offset);
   set(v.temperature, s.temperature);
   set(v.top_p, s.top_p);
   set(v.seed, task.seed);

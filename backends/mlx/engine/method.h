@@ -24,6 +24,9 @@ struct RowTask {
   int64_t position = 0; // of the first token
   int64_t row = 0;
   int64_t adapter = 0; // the slot of the adapter; 0: none
+  std::span<const float> embeddings = {}; // of the tokens, in place of the program's own; empty: none
+  int64_t rope_offset = 0; // from a position in the row to the rotary position
+  std::span<const int64_t> rope_positions = {}; // [3, tokens], with embeddings
   int64_t row_length = 0; // for the method draft: how many positions of the row the main model has written
   // The fields below say how to draw. They have no effect on a method that returns logits.
   const SamplingParameters* sampling = nullptr; // null: greedy
@@ -53,13 +56,17 @@ class Method {
     kDraft, // returns the token that the head for multi-token prediction draws after the last token
     kRewind, // returns to the states after the tokens, and returns the next position
   };
+  enum class Form {
+    kPlain,
+    kAdapted, // each task has an adapter
+    kEmbedded, // takes the embeddings of the tokens
+  };
 
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of
-  // several rows, the number of these rows. `is_adapted`: whether each task has an adapter. A call that fails sets
-  // `is_undefined` if the mutable buffers of the program are undefined afterwards. All references must outlive the
-  // method. Throws EngineError.
+  // several rows, the number of these rows. A call that fails sets `is_undefined` if the mutable buffers of the program
+  // are undefined afterwards. All references must outlive the method. Throws EngineError.
   Method(executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t max_tasks, bool is_adapted, Profile* profile, bool& is_undefined);
+      const std::string& name, Kind kind, int64_t max_tasks, Form form, Profile* profile, bool& is_undefined);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -67,6 +74,7 @@ class Method {
   int64_t max_tokens() const { return max_tokens_; }
   size_t max_tasks() const { return static_cast<size_t>(max_tasks_); }
   size_t num_outputs() const { return num_outputs_; }
+  bool is_embedded() const { return form_ == Form::kEmbedded; }
   // Whether the method is one call of MLXBackend and nothing else. Its mutable buffers are then MLX arrays.
   bool is_one_mlx_call() const { return is_one_mlx_call_; }
 
@@ -92,7 +100,8 @@ class Method {
  private:
   // The memory behind the input tensors.
   struct Values {
-    std::vector<int64_t> tokens, position, row, row_length, adapter;
+    std::vector<float> embeddings;
+    std::vector<int64_t> tokens, position, row, row_length, adapter, rope_offset, rope_positions;
     std::vector<float> temperature, top_p;
     std::vector<int64_t> seed, top_k;
     std::vector<float> min_p, repetition_penalty, presence_penalty, frequency_penalty;
@@ -115,11 +124,12 @@ class Method {
   std::string name_;
   Kind kind_;
   int64_t max_tasks_;
-  bool is_adapted_;
+  Form form_;
   Profile* profile_;
   bool& is_undefined_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one task
+  int64_t width_ = 0; // of an embedding
   size_t num_outputs_ = 0;
   bool is_one_mlx_call_ = false;
   Values values_;

@@ -93,6 +93,7 @@ void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, 
 void check_options(const LlmProgram& program, const RequestOptions& options) {
   check_prompt(program.metadata(), options.prompt);
   check_samples(program.metadata().speech, options.samples ? *options.samples : std::vector<float>());
+  check_pictures(program.metadata(), options);
   const bool has_timestamps = program.metadata().speech.timestamp_begin >= 0;
   check_argument(!options.timestamps || has_timestamps, "timestamps: the model has no timestamp tokens");
   check_stop_conditions(program, options);

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "pictures.h"
+
 namespace executorch_mlx::engine {
 
 // How the next token is chosen, besides seed and allowed tokens. With the default values, decoding is greedy and the
@@ -34,6 +36,7 @@ struct SamplingParameters {
 struct RequestOptions {
   std::vector<int64_t> prompt = {};
   std::shared_ptr<const std::vector<float>> samples = nullptr; // null: none
+  std::shared_ptr<const std::vector<Picture>> pictures = nullptr; // null: none
   bool timestamps = false;
   bool allow_suppressed = false;
   SamplingParameters sampling = {};

@@ -47,13 +47,24 @@ Request::Request(
       work(std::move(work)),
       yields(yields),
       samples_on_host(samples_on_host),
-      ids(options.prompt),
+      ids(content_ids(options)),
       program_(program),
       answer_(program, options),
       on_event_(options.on_event),
       allowed_tokens_(options.allowed_tokens) {
+  if (options.pictures != nullptr) {
+    pictures = std::make_unique<PromptPictures>(options);
+  }
   info_.stop_id = -1;
   info_.prompt_tokens = static_cast<int64_t>(ids.size());
+}
+
+std::vector<int64_t> Request::shown_ids() const {
+  std::vector<int64_t> result = ids;
+  if (pictures != nullptr) {
+    pictures->show_tokens(result);
+  }
+  return result;
 }
 
 bool Request::wait(double seconds) {

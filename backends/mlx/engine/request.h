@@ -16,6 +16,7 @@
 #include "answer_builder.h"
 #include "llm_program.h"
 #include "options.h"
+#include "pictures.h"
 #include "rows.h"
 #include "speculation.h"
 
@@ -81,6 +82,9 @@ class Request {
   // guessed the token.
   void take(const Drawn& drawn, bool has_room, bool was_drafted);
 
+  // The tokens of the vocabulary for the ids, which are those of pictures in part.
+  std::vector<int64_t> shown_ids() const;
+
   // Counts a call that drew tokens. It checked `drafted` draft tokens.
   void count_call(int64_t drafted);
 
@@ -97,6 +101,7 @@ class Request {
   const std::function<bool(Row&)> work; // empty: the request generates an answer
   const bool yields;
   const bool samples_on_host;
+  std::unique_ptr<PromptPictures> pictures; // null: none
   std::shared_ptr<const Adapter> adapter; // until the request has ended; null: none
   double turn_seconds = 0; // of the work, since the request has its row
   std::vector<int64_t> ids; // prompt and answer

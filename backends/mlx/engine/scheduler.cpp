@@ -249,7 +249,10 @@ void Scheduler::begin_next() {
   const auto length = static_cast<int64_t>(request->ids.size());
   Row* row = nullptr;
   try {
-    row = rows_.take(request->ids, request->work ? length : length - 1, request->conditions());
+    const int64_t most = request->pictures != nullptr ? request->pictures->reusable(program_.metadata(), length)
+        : request->work                               ? length
+                                                      : length - 1;
+    row = rows_.take(request->ids, most, request->conditions());
   } catch (const std::bad_alloc&) {
     row = rows_.take({}, 0); // without reuse, which needs memory
   }
@@ -314,7 +317,11 @@ int64_t Scheduler::advance_prompt(double seconds) {
   }
   const auto request = *found;
   int64_t size = 0;
-  const bool overlaps = can_overlap(*request) && !request->work && seconds == kAnyTime;
+  const auto has_pictures = [&] {
+    const auto begin = static_cast<int64_t>(request->row->ids.size());
+    return request->pictures != nullptr && request->pictures->overlap(begin, std::ssize(request->ids) - begin);
+  };
+  const bool overlaps = can_overlap(*request) && !request->work && seconds == kAnyTime && !has_pictures();
   if (!overlaps) {
     finish_pending();
   }
@@ -324,6 +331,9 @@ int64_t Scheduler::advance_prompt(double seconds) {
     const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
     const auto begin = static_cast<int64_t>(request->row->ids.size());
     size = chunk_size(begin, static_cast<int64_t>(rest.size()), seconds);
+    if (request->pictures != nullptr) {
+      size = request->pictures->chunk_size(program_.metadata(), begin, size);
+    }
     const auto chunk = rest.first(static_cast<size_t>(size));
     if (rest.empty()) {
       work(request);
@@ -380,10 +390,13 @@ void Scheduler::encode(Request& request) {
 void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   const auto begin = Clock::now();
   Row& row = *request.row;
-  const RowTask task = {.tokens = tokens,
+  RowTask task = {.tokens = tokens,
       .position = static_cast<int64_t>(row.ids.size()),
       .row = row.index,
       .adapter = row.adapter_slot};
+  if (request.pictures != nullptr) {
+    request.pictures->prepare(program_, task);
+  }
   row.expect(task);
   if (request.samples_on_host) {
     program_.logits({&task, 1});
@@ -517,6 +530,9 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
       task.position = static_cast<int64_t>(request->row->ids.size());
       task.row = request->row->index;
       task.adapter = request->row->adapter_slot;
+      if (request->pictures != nullptr) {
+        request->pictures->prepare(program_, task);
+      }
       request->row->expect(task);
       tasks.push_back(task);
       ready.push_back(request);
@@ -532,7 +548,7 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
     const auto size = is_chunk ? std::ssize(tasks[0].tokens) : std::ssize(ready);
     fits(ready, limit, size, [&] { drawn = run_tasks(ready, tasks); });
     for (size_t i = 0; i < drawn.size(); ++i) {
-      take_plain(ready[i], tasks[i].tokens, drawn[i]);
+      take_plain(ready[i], std::span(ready[i]->ids).subspan(ready[i]->row->ids.size()), drawn[i]);
     }
   });
 }
@@ -548,7 +564,8 @@ std::vector<Drawn> Scheduler::run_tasks(
     auto logits = program_.logits(tasks);
     for (size_t i = 0; i < tasks.size(); ++i) {
       const RequestOptions& options = requests[i]->options;
-      std::span<const int64_t> history = requests[i]->ids;
+      const std::vector<int64_t> shown = requests[i]->shown_ids();
+      std::span<const int64_t> history = shown;
       if (meta.history > 0 && static_cast<int64_t>(history.size()) > meta.history) {
         history = history.last(meta.history);
       }
@@ -604,6 +621,9 @@ void Scheduler::take(
   }
   const bool has_room = static_cast<int64_t>(request->row->ids.size()) < program_.metadata().max_context_len;
   request->take(drawn, has_room, was_drafted);
+  if (request->pictures != nullptr) {
+    request->pictures->forget(); // the prompt is read
+  }
   if (request->is_over()) {
     leave(request, /*is_valid=*/true);
   }

@@ -67,7 +67,7 @@ Draft Scheduler::find_draft(const std::shared_ptr<Request>& given, size_t runnin
     const auto length = static_cast<int64_t>(draft.tokens.size());
     lookup = costs_.best_draft(rate, length, running, program_.decode_width(running), 0);
   }
-  if (guesser_) {
+  if (guesser_ && request.pictures == nullptr) { // a draft model sees no pictures
     const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
     if (length > 0) {
       const auto begin = Clock::now();
@@ -105,6 +105,7 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     task.position = static_cast<int64_t>(row.ids.size());
     task.row = row.index;
     task.adapter = row.adapter_slot;
+    task.rope_offset = request->pictures == nullptr ? 0 : request->pictures->rope_offset(task.position);
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const int64_t end = task.position + static_cast<int64_t>(tokens.size());
     row.expect(task);

@@ -119,6 +119,9 @@ Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* s
     task.position = static_cast<int64_t>(is_ahead ? request->ids.size() : row.ids.size());
     task.row = row.index;
     task.adapter = row.adapter_slot;
+    if (request->pictures != nullptr) {
+      request->pictures->prepare(program_, task);
+    }
     row.expect(task);
     tasks.push_back(task);
     if (source != nullptr) {

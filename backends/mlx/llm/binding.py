@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 from array import array
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +100,32 @@ OnEvent = ctypes.CFUNCTYPE(c_bool, c_void_p, POINTER(Event))
 AllowedTokens = ctypes.CFUNCTYPE(c_bool, c_void_p, POINTER(c_int64), c_size_t, POINTER(c_int32), c_size_t)
 
 
+MAX_RANK = 8
+
+
+class Array(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * MAX_RANK),
+        ("data", c_void_p),
+    ]
+
+
+class Picture(ctypes.Structure):
+    _fields_ = [
+        ("inputs", POINTER(Array)),
+        ("input_count", c_size_t),
+        ("hash", c_uint64),
+        ("position", c_size_t),
+        ("rows", POINTER(c_int64)),
+        ("length", c_size_t),
+        ("rope_positions", POINTER(c_int64)),
+        ("rope_length", c_int64),
+    ]
+
+
 class RequestOptions(_Struct):
     _fields_ = [
         ("size", c_size_t),
@@ -135,6 +161,8 @@ class RequestOptions(_Struct):
         ("allow_suppressed", c_bool),
         ("min_new_tokens", c_int64),
         ("adapter", c_char_p),
+        ("pictures", POINTER(Picture)),
+        ("picture_count", c_size_t),
     ]
     _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}
 
@@ -187,11 +215,13 @@ class RequestInfo(_Struct):
 
 
 STRUCTS = {
+    "array": Array,
     "load_options": LoadOptions,
     "engine_options": EngineOptions,
     "engine_stats": EngineStats,
     "adapter_weights": AdapterWeights,
     "event": Event,
+    "picture": Picture,
     "request_options": RequestOptions,
     "score_options": ScoreOptions,
     "request_info": RequestInfo,

@@ -16,6 +16,8 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from .vision.messages import as_parts
+
 # The variables that every template gets. It also gets the special tokens and the options of the caller.
 VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Added to a message, it shows where the template writes the content: no template has this character for private use.
@@ -47,6 +49,7 @@ def render(
         if not isinstance(message, dict):
             raise ValueError(f"messages: got {message!r}, expected a mapping with role and content")
     messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    messages = [as_parts(message, always=_wants_parts(template)) for message in messages]
     chat = {
         "tools": None,
         "documents": None,
@@ -121,6 +124,22 @@ def check(template: str) -> None:
         _compile(template)
     except TemplateError as error:
         raise ValueError(f"chat_template: {error}") from error
+
+
+@cache
+def _wants_parts(template: str) -> bool:
+    """Whether a template shows a text only as a part of a content, as those of some models for pictures do."""
+    text = "<0>"
+
+    def shows(content: Any) -> bool:
+        message = {"role": "user", "content": content}
+        chat = {"messages": [message], "add_generation_prompt": True, "bos_token": "", "eos_token": ""}
+        try:
+            return text in _compile(template).render(chat)
+        except _TEMPLATE_ERRORS:
+            return False
+
+    return not shows(text) and shows([{"type": "text", "text": text}])
 
 
 @cache

@@ -245,6 +245,8 @@ class ExportOptions:
     - `portable`: make a program that gives the same values on ExecuTorch's own MLX delegate. It has a single method,
       `forward`, and one row, because methods share no caches there; `speculation` has no effect. What that delegate
       would compute differently is an error.
+    - `pictures`: whether the program takes pictures. By default, it does if the folder of a model for text and pictures
+      has the settings of its processor and the family is supported; otherwise, a note says why it does not.
     - `verify`: whether `save` compares the finished file with the eager model, for language and speech models. The
       model stays in memory until then.
 
@@ -405,6 +407,13 @@ class ExportOptions:
         "one row, no speculation; what would differ there is an error",
         models=(TEXT, ENCODER),
         flags={"--portable": True},
+    )
+    pictures: bool | None = _option(
+        None,
+        "whether the program takes pictures; by default, if the folder has a processor of pictures that is supported",
+        models=(TEXT,),
+        flags={"--pictures": True, "--no-pictures": False},
+        default_text="if the model is supported",
     )
     verify: bool = _option(
         True, "write the file without comparing it with the eager model", models=_ALL, flags={"--no-verify": False}

@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import binding
 from .errors import SettingError
 from .metrics import Metrics
 from .program import LLMProgram, enter_callback
 from .sampling_parameters import PENALTIES, SamplingParameters, check_integer, mask_word_count, python_number, shown
+
+if TYPE_CHECKING:
+    from .vision.processor import Encoding
 
 # The reasons for which an answer ends, in the order of executorch_mlx_finish.
 FINISH_REASONS = (None, "stop", "length", "context", "cancelled", "error")
@@ -70,6 +73,7 @@ class Result:
 class Options:
     """The options of a request besides the sampling parameters. `stop_ids` includes those of the tokenizer.
 
+    `pictures` are those of the prompt, of a vision-language model.
     `samples` (float32, contiguous), `timestamps` and `allow_suppressed` are for speech models.
 
     Raises SettingError for a value of the wrong type or out of range.
@@ -87,6 +91,7 @@ class Options:
     timestamps: bool = False
     allow_suppressed: bool = False
     adapter: str | None = None
+    pictures: Sequence[Encoding] = ()
 
     def __post_init__(self):
         check_adapter_name(self.adapter)
@@ -432,4 +437,27 @@ def _request_options(prompt: Sequence[int], parameters: SamplingParameters, opti
         timestamps=options.timestamps,
         allow_suppressed=options.allow_suppressed,
         adapter=None if options.adapter is None else options.adapter.encode(),
+        pictures=(binding.Picture * len(options.pictures))(*map(_picture, options.pictures)),
+        picture_count=len(options.pictures),
+    )
+
+
+_NUMBERS = {"int64": 4, "float32": 6}  # of dtypes, as in executorch_mlx.h
+
+
+def _picture(encoding: Encoding) -> binding.Picture:
+    arrays = (binding.Array * len(encoding.inputs))()
+    for array, values in zip(arrays, encoding.inputs):
+        array.size, array.dtype, array.rank = ctypes.sizeof(array), _NUMBERS[values.dtype.name], values.ndim
+        array.shape[: values.ndim], array.data = values.shape, values.ctypes.data
+    positions = encoding.rope_positions
+    return binding.Picture(
+        arrays,
+        len(arrays),
+        encoding.hash,
+        encoding.position,
+        binding.ids(encoding.rows),
+        len(encoding.rows),
+        None if positions is None else binding.ids(positions.reshape(-1).tolist()),
+        encoding.rope_length,
     )

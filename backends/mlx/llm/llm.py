@@ -7,9 +7,10 @@ import operator
 import reprlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .adapter_files import read_adapter
 from .binding import BusyError
@@ -20,6 +21,11 @@ from .sampling_parameters import PARAMETERS, SamplingParameters, check_integer, 
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer, reading_tokenizer
 from .tokens import TokenTable, token_bytes
+from .vision.messages import with_pictures
+from .vision.picture import PictureError
+
+if TYPE_CHECKING:
+    from .vision.processor import Encoding, PictureProcessor
 
 Prompt = str | Sequence[int]
 
@@ -182,6 +188,16 @@ class LLM:
         values = json.loads(self.program.data("sampling_defaults") or b"{}")
         return {name: value for name, value in values.items() if name in PARAMETERS and self.program.takes(name)}
 
+    @cached_property
+    def pictures(self) -> PictureProcessor | None:
+        """What prepares the pictures of prompts, or None if the program takes none."""
+        settings = self.program.data("picture_settings")
+        if settings is None:
+            return None
+        from .vision.processor import PictureProcessor
+
+        return PictureProcessor(json.loads(settings))
+
     # One answer -------------------------------------------------------------------------
 
     def generate(
@@ -197,9 +213,14 @@ class LLM:
         priority: int = 0,
         draft: int = -1,
         adapter: str | None = None,
+        images: Sequence[Any] = (),
         **parameters: Any,
     ) -> Generation:
         """Start to answer `prompt`, which is text or token ids. Return an iterator over the tokens of the answer.
+
+        `images` are the pictures of a vision-language model: paths, bytes of files, data URLs or pictures of PIL. The
+        prompt is then a text with a placeholder for each picture, as a chat template writes it; or both are what
+        `picture_ids` returned.
 
         Raises PromptLengthError for an empty prompt, or one longer than the context; SettingError for an argument that
         is invalid, or that the program does not support; ValueError if `prompt` is text and there is no tokenizer, or
@@ -209,7 +230,13 @@ class LLM:
         options = self._options(
             max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft, adapter
         )
-        return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
+        if not images:
+            return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
+        ids, encodings = (
+            self.picture_ids(prompt, images) if isinstance(prompt, str) else (self.prompt_ids(prompt), images)
+        )
+        options = replace(options, pictures=encodings)
+        return Generation(self.program, ids, _sampling_parameters(parameters), options)
 
     @property
     def chats(self) -> bool:
@@ -223,6 +250,7 @@ class LLM:
         template_options: Mapping[str, Any] = {},
         continue_final_message: bool = False,
         parse_special: bool = False,
+        images: Sequence[Any] = (),
         **options: Any,
     ) -> Generation:
         """Start to answer `messages`. Return an iterator over the tokens of the answer.
@@ -232,6 +260,9 @@ class LLM:
         - `continue_final_message`: continue the last message, such as the beginning of an answer.
         - `template_options`: variables of the template, such as `enable_thinking` or `tools`.
         - `parse_special`: special tokens in `messages` are control tokens. By default, they are text.
+        - `images`: pictures, as in `generate`. Parts `{"type": "image"}` of messages say where they are. Without such
+          parts, they precede the text of the last message of the user. Parts can also have the pictures: `{"type":
+          "image", "image": …}`, or `{"type": "image_url", "image_url": {"url": "data:…"}}`.
         - `options`: the arguments of `generate`.
 
         Raises ValueError if there is no chat template or the template rejects the messages, and the
@@ -240,10 +271,13 @@ class LLM:
         _check_list("messages", messages)
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
+        messages, images = with_pictures(messages, images)
         if not parse_special:
             messages, template_options = self.tokenizer.special_text.cut([messages, template_options])
         text = self.tokenizer.chat_text(messages, template_options, continue_final_message=continue_final_message)
-        return self.generate(self.chat_ids(text), **options)
+        return (
+            self.generate(text, images=images, **options) if images else self.generate(self.chat_ids(text), **options)
+        )
 
     # Many prompts -----------------------------------------------------------------------
 
@@ -448,7 +482,27 @@ class LLM:
 
     def chat_ids(self, text: str) -> list[int]:
         """Return the token ids of the text of a chat; see `Tokenizer.encode_chat`. Raises the same errors."""
-        return self._checked_ids(text, lambda: self.tokenizer.encode_chat(text))
+        return self._checked_ids(text, lambda: self.tokenizer.encode_chat(text, special=self.pictures is not None))
+
+    def picture_ids(self, text: Prompt, images: Sequence[Any]) -> tuple[list[int], list[Encoding]]:
+        """Return the token ids of a text with a placeholder for each of `images`, and their encodings.
+
+        Raises PictureError, a ValueError, if the program takes no pictures, or for one that is invalid.
+        """
+        if self.pictures is None:
+            raise PictureError(f"{self._name} takes no pictures")
+        if not isinstance(text, str) or self.tokenizer is None:
+            raise PictureError("expected a prompt that is text, and a tokenizer")
+        encodings: list[Encoding] = []
+
+        def encode() -> list[int]:
+            ids, found = self.pictures.insert(
+                text, images, lambda shown: self.tokenizer.encode_chat(shown, special=True)
+            )
+            encodings.extend(found)
+            return ids
+
+        return self._checked_ids(text, encode), encodings
 
     def _checked_ids(self, prompt: Prompt, encode: Callable[[], list[int]]) -> list[int]:
         longest = self.program.max_context_len

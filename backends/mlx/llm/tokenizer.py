@@ -100,13 +100,16 @@ class Tokenizer:
         """Finds the special tokens in texts of a user."""
         return SpecialText(filter(None, map(self.backend.id_to_token, self.special_ids)))
 
-    def encode_chat(self, text: str) -> list[int]:
+    def encode_chat(self, text: str, special: bool = False) -> list[int]:
         """Return the token ids of the text of a chat, in which `special_text` may have cut what users wrote.
 
-        The template has written the special tokens. Raises ValueError if `text` has lone surrogates.
+        The template has written the special tokens. With `special`, those around a text are added, unless the text
+        begins with the first of them: processors of pictures do so. Raises ValueError if `text` has lone surrogates.
         """
         first, *others = text.split(CUT)
-        return self.encode(first, special=False) + [id for piece in others for id in self._encode_inside(piece)]
+        bos = self.special_tokens.get("bos_token")
+        special = special and not (bos and first.startswith(bos))
+        return self.encode(first, special) + [id for piece in others for id in self._encode_inside(piece)]
 
     def _encode_inside(self, text: str) -> list[int]:
         """Return the token ids of `text` within a longer text: without a space before it, which some tokenizers add."""

@@ -6,12 +6,15 @@ import os.path
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..llm.chat_template import MARK, Abilities
 from .chat_request import ChatRequest, template_message
 from .errors import ApiError, request_error
 from .model import ServedModel
+
+if TYPE_CHECKING:
+    from ..llm.vision.processor import Encoding
 
 # The variables of chat templates that switch the reasoning on or off.
 THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -21,12 +24,14 @@ THINKING_VARIABLES = ("enable_thinking", "thinking")
 class ChatPrompt:
     """The prompt of a chat: the whole `text` that `render`, the chat template, makes from the messages.
 
-    In the text, special tokens that the client wrote are cut; see `llm.special_text`.
+    In the text, special tokens that the client wrote are cut; see `llm.special_text`. `pictures` are the data URLs of
+    the pictures in the messages, for which the text has placeholders.
     """
 
     text: str
     messages: list[dict[str, Any]]
     render: Callable[[list[dict[str, Any]]], str]
+    pictures: tuple[str, ...] = ()
 
     @cached_property
     def opening(self) -> str:
@@ -52,6 +57,10 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         raise ApiError(message, param="messages")
     template = model.abilities_for(bool(body.functions))
     messages = [template_message(message) for message in body.messages]
+    pictures = tuple(url for message in body.messages for url in getattr(message, "pictures", ()))
+    if pictures and model.llm.pictures is None:
+        message = f"messages: the model {model.name!r} takes no pictures"
+        raise ApiError(message, param="messages", code="unsupported_parameter")
     if "thinking" in template.fields:  # gpt-oss's name for it
         messages = [_with_thinking(message) for message in messages]
     shown = {"name", "description", "parameters"}
@@ -83,7 +92,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         continue_final_message=bool(body.continue_final_message),
     )
     try:
-        return ChatPrompt(render(messages), messages, render)
+        return ChatPrompt(render(messages), messages, render, pictures)
     except ValueError as error:
         field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
         raise ApiError(str(error), param=field) from error
@@ -91,13 +100,17 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
 
 def all_ids(model: ServedModel, prompt: ChatPrompt) -> list[int]:
     """Return the token ids of a prompt, which may be longer than the context. Raises ValueError."""
+    if prompt.pictures:
+        return chat_ids(model, prompt)[0]
     return model.llm.tokenizer.encode_chat(prompt.text)
 
 
-def chat_ids(model: ServedModel, prompt: ChatPrompt) -> list[int]:
-    """Return the token ids of a prompt. Raises ApiError, also if it is longer than the context."""
+def chat_ids(model: ServedModel, prompt: ChatPrompt) -> tuple[list[int], list[Encoding]]:
+    """Return the token ids of a prompt and its pictures. Raises ApiError, also if it is longer than the context."""
     try:
-        return model.llm.chat_ids(prompt.text)
+        if prompt.pictures:
+            return model.llm.picture_ids(prompt.text, prompt.pictures)
+        return model.llm.chat_ids(prompt.text), []
     except ValueError as error:
         raise request_error(error, "messages") from error
 

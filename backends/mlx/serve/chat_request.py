@@ -7,8 +7,9 @@ import re
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
+from ..llm.vision.messages import PICTURE
 from . import strict_json
 from .errors import ApiError
 from .parts import FUNCTION_NAME, RequestPart, Several
@@ -49,7 +50,20 @@ class TextPart(RequestPart):
     text: str
 
 
+class ImageUrl(RequestPart):
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(RequestPart):
+    """A picture in a message of the user. Only the OpenAPI schema uses this class; `take_pictures` reads the parts."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart])]
+UserContent = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart | ImagePart])]
 
 
 def text_input(arguments: str) -> str:
@@ -141,15 +155,75 @@ class ChatMessage(Cacheable):
     type: Literal["text", "message"] | None = None  # lm-eval sends it; it has no effect
 
 
+MAX_PICTURES = 64  # of a message
+
+
+def take_pictures(content: Any) -> tuple[Any, list[str]]:
+    """Return a content in which the mark PICTURE takes the place of each picture, and the data URLs of the pictures.
+
+    Raises ValueError for other URLs: the server fetches nothing.
+    """
+    if isinstance(content, str):
+        return content.replace(PICTURE, ""), []
+    if not isinstance(content, list):
+        return content, []
+    parts, urls = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("image_url", "input_image"):
+            url = part.get("image_url")
+            url = url.get("url") if isinstance(url, dict) else url
+            if not isinstance(url, str) or not url.startswith("data:"):
+                raise ValueError(f"image_url: got {str(url)[:40]!r}, expected a data URL, data:image/png;base64,…")
+            urls.append(url)
+            part = {"type": "text", "text": PICTURE}
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            part = part | {"text": part["text"].replace(PICTURE, "")}
+        parts.append(part)
+    if len(urls) > MAX_PICTURES:
+        raise ValueError(f"got {len(urls)} pictures, expected at most {MAX_PICTURES}")
+    return parts, urls
+
+
 class SystemMessage(ChatMessage):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
 
 
-class UserMessage(ChatMessage):
+class Pictured(RequestPart):
+    """A message with the mark PICTURE in its content for each of its `pictures`, which are data URLs."""
+
+    content: UserContent
+    _pictures: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_pictures(cls, value: Any, handler: Any) -> Any:
+        urls: list[str] = []
+        if isinstance(value, dict) and "content" in value:
+            content, urls = take_pictures(value["content"])
+            value = value | {"content": content}
+        message = handler(value)
+        message._pictures += urls
+        return message
+
+    @property
+    def pictures(self) -> list[str]:
+        return self._pictures
+
+    @property
+    def parts(self) -> str | list[dict[str, Any]]:
+        """The content as a client sends it, with the pictures."""
+        first, *texts = self.content.split(PICTURE)
+        parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
+        for url, text in zip(self._pictures, texts):
+            parts += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+        return parts if texts else self.content
+
+
+class UserMessage(Pictured, ChatMessage):
     role: Literal["user"]
-    content: Content
     name: str | None = None
 
 

@@ -29,6 +29,23 @@ class TextBlock(Cacheable):
 Texts = str | Several[TextBlock]
 
 
+class ImageSource(RequestPart):
+    type: Literal["base64"]
+    media_type: str = Field(pattern=r"^image/[a-z]+$")
+    data: str
+
+
+class ImageBlock(Cacheable):
+    type: Literal["image"]
+    source: ImageSource
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The part of a chat message."""
+        url = f"data:{self.source.media_type};base64,{self.source.data}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+
 class ToolUse(Cacheable):
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=256)
@@ -59,7 +76,7 @@ class RedactedThinking(RequestPart):
     data: str
 
 
-UserBlock = Annotated[TextBlock | ToolResult, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | ImageBlock | ToolResult, Field(discriminator="type")]
 AssistantBlock = Annotated[TextBlock | ToolUse | Thinking | RedactedThinking, Field(discriminator="type")]
 
 
@@ -89,11 +106,20 @@ def _text(content: Texts | None) -> str:
     return BETWEEN_BLOCKS.join(block.text for block in _blocks(content))
 
 
-def _user_messages(blocks: Iterable[TextBlock | ToolResult]) -> Iterable[dict[str, Any]]:
-    """Yield the chat messages for blocks of the user: one for each result, and one for adjacent texts."""
+def _parts(blocks: Iterable[TextBlock | ImageBlock]) -> list[dict[str, Any]]:
+    """Return the parts of a chat message for texts and pictures."""
+    parts: list[dict[str, Any]] = []
     for is_text, group in groupby(blocks, lambda block: block.type == "text"):
-        if is_text:
-            yield {"role": "user", "content": _text(list(group))}
+        same = list(group)
+        parts += [{"type": "text", "text": _text(same)}] if is_text else [block.part for block in same]
+    return parts
+
+
+def _user_messages(blocks: Iterable[TextBlock | ImageBlock | ToolResult]) -> Iterable[dict[str, Any]]:
+    """Yield the chat messages for blocks of the user: one for each result, and one for adjacent texts and pictures."""
+    for is_result, group in groupby(blocks, lambda block: block.type == "tool_result"):
+        if not is_result:
+            yield {"role": "user", "content": _parts(group)}
             continue
         for block in group:
             content = ("Error: " if block.is_error else "") + _text(block.content)

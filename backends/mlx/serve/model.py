@@ -117,6 +117,7 @@ class ServedModel:
         return {
             "chat": self.llm.chats,
             "tools": self.llm.chats,
+            "images": self.llm.chats and self.llm.pictures is not None,
             "forced_tools": not self.grammars.obstacle,
             "response_format": not self.grammars.obstacle,
             "logprobs": program.has_logits or program.logprobs > 0,

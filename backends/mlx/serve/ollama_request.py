@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .chat_request import MAX_TOOLS, ChatRequest, Tool
+from .chat_request import MAX_PICTURES, MAX_TOOLS, ChatRequest, Tool
 from .errors import ApiError
 from .parts import RequestPart, Several
 from .request import CompletionRequest, ExtendedFields, Stops
 
 NO_LIMIT = -1
 HARDWARE = {"num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"}
-NoImages = Annotated[list[Any], Field(max_length=0)]
+Images = Annotated[list[str], Field(max_length=MAX_PICTURES)]  # in base64
 
 
 class Options(ExtendedFields):
@@ -79,7 +79,7 @@ class Message(RequestPart):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: NoImages | None = None
+    images: Images | None = None
     tool_calls: Several[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -110,7 +110,7 @@ class OllamaGenerateRequest(Request):
     suffix: str | None = None
     template: str | None = None
     context: list[int] | None = None
-    images: NoImages | None = None
+    images: Images | None = None
 
     @property
     def loads_only(self) -> bool:
@@ -121,9 +121,11 @@ class OllamaGenerateRequest(Request):
             if getattr(self, name):
                 raise ApiError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
         if self.raw or not has_template:
+            if self.images:
+                raise ApiError("images: expected a prompt that is a chat message", param="images")
             logprobs = (self.top_logprobs or 0) if self.logprobs else None
             return CompletionRequest(prompt=(self.system or "") + self.prompt, logprobs=logprobs, **self._fields())
-        messages = [{"role": "user", "content": self.prompt}]
+        messages = [{"role": "user", "content": _content(self.prompt, self.images)}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         return self._chat(messages, variables)
@@ -137,12 +139,20 @@ class ShowRequest(RequestPart):
     verbose: bool | None = False
 
 
+def _content(text: str, images: list[str] | None) -> str | list[dict[str, Any]]:
+    """Return the content of a chat message with pictures before the text."""
+    if not images:
+        return text
+    urls = [{"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}} for data in images]
+    return [*urls, {"type": "text", "text": text}]
+
+
 def _chat_messages(messages: list[Message]) -> Iterator[dict[str, Any]]:
     """Yield chat messages. Calls and their results get ids, which Ollama's API need not have, in their order."""
     count = 0
     waiting: deque[tuple[str, str]] = deque()  # the names and ids of calls without a result
     for message in messages:
-        given: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        given: dict[str, Any] = {"role": message.role, "content": _content(message.content or "", message.images)}
         if message.thinking:
             given["reasoning_content"] = message.thinking
         if message.tool_calls:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Grammar, PlainFormat, ReasoningEffort
+from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Grammar, Pictured, PlainFormat, ReasoningEffort
 from .errors import ApiError
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
@@ -25,12 +25,11 @@ class InputItemBase(RequestPart):
     status: str | None = None
 
 
-class InputMessage(InputItemBase):
+class InputMessage(Pictured, InputItemBase):
     """A message. `phase` also comes from an answer."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
     phase: str | None = None
 
 
@@ -340,7 +339,11 @@ class ResponsesRequest(ExtendedFields, RequestPart):
     @property
     def stored_items(self) -> list[dict[str, Any]]:
         """The items of the input in JSON, to be stored."""
-        return [item.model_dump(exclude_none=True) for item in self.input if isinstance(item, RequestPart)]
+        items = [item for item in self.input if isinstance(item, RequestPart)]
+        return [
+            item.model_dump(exclude_none=True) | ({"content": item.parts} if isinstance(item, InputMessage) else {})
+            for item in items
+        ]
 
     def as_chat_request(self) -> ChatRequest:
         """Return the chat request with the same answer. The input has no references. Raises ApiError."""
@@ -375,7 +378,7 @@ class ResponsesRequest(ExtendedFields, RequestPart):
                 reasoning += item.text
                 continue
             if isinstance(item, InputMessage):
-                messages.append({"role": item.role, "content": item.content})
+                messages.append({"role": item.role, "content": item.parts})
             elif isinstance(item, InputResult):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
             elif isinstance(item, (InputCall, InputCustomCall)):

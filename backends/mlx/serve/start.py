@@ -56,13 +56,15 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     """Start the answer to the messages of a request. Raises ApiError."""
     body.check_fields()
     prompt = chat_prompt(model, body)
-    ids = chat_ids(model, prompt)
+    ids, pictures = chat_ids(model, prompt)
     functions = {function.name: function.parameters for function in body.functions}
     one_call = body.wants_one_call or model.format.has_one_call
     constraint = _constraint(model.grammars.for_chat, body, prompt.opening)
+    if pictures and any(count is not None for count in body.prompt_logprob_counts.values()):
+        raise ApiError("prompt_logprobs: got a prompt with pictures, expected text", param="prompt_logprobs")
     scores = _prompt_scores(model, body, ids)
     choices = []
-    for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
+    for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint, pictures)):
         choices.append(
             Choice(
                 index,
@@ -131,15 +133,21 @@ def _prompt_scores(model: ServedModel, body: GenerationRequest, ids: list[int]) 
 
 
 def _starts(
-    model: ServedModel, body: GenerationRequest, prompts: Sequence[list[int]], field: str, constraint: Any = None
+    model: ServedModel,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    field: str,
+    constraint: Any = None,
+    pictures: Sequence[Any] = (),
 ) -> list[Callable[[], Generation]]:
     """Return a function for each choice that starts its generation. It raises ApiError, and BusyError.
 
     - `prompts`: the token ids of the prompt of each choice.
     - `field`: the field of the request that has the prompt, for messages.
+    - `pictures`: those of all prompts, as `LLM.picture_ids` returns them.
     """
     arguments = body.generate_arguments(model.llm.defaults)
-    arguments |= {"allowed_tokens": token_rules(model, body), "adapter": model.adapter}
+    arguments |= {"allowed_tokens": token_rules(model, body), "adapter": model.adapter, "images": pictures}
 
     def start(index: int, ids: list[int]) -> Generation:
         own = {"seed": body.choice_seed(index % (body.n or 1))}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .chat_prompt import chat_prompt
+from .chat_prompt import chat_ids, chat_prompt
 from .chat_request import ChatRequest, Message
+from .errors import ApiError
 from .model import ServedModel
 
 
@@ -19,10 +20,12 @@ def without_oldest_turns(model: ServedModel, body: ChatRequest) -> ChatRequest:
     room = context - min(body.max_new_tokens or context, context // 2)
 
     def fits(messages: Sequence[Message], longest: int) -> bool:
-        text = chat_prompt(model, body.model_copy(update={"messages": list(messages)})).text
+        prompt = chat_prompt(model, body.model_copy(update={"messages": list(messages)}))
         try:
-            return len(model.llm.chat_ids(text)) <= longest
-        except ValueError:  # longer than the context
+            return len(chat_ids(model, prompt)[0]) <= longest
+        except ApiError as error:
+            if error.body["error"]["code"] != "context_length_exceeded":
+                raise
             return False
 
     if fits(body.messages, context):

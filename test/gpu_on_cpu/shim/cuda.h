@@ -64,6 +64,10 @@ inline float rsqrtf(float x) { return 1.0f / __builtin_sqrtf(x); }
 
 // The assembler instructions of the kernels.
 inline float float_of_bfloat16(unsigned short bits) { return __uint_as_float(unsigned{bits} << 16); }
+inline unsigned short bfloat16_of(float x) { // not of NaN
+  const unsigned b = __float_as_uint(x);
+  return (b + 0x7FFF + (b >> 16 & 1)) >> 16;
+}
 inline unsigned short float16_of(float x) { return __builtin_bit_cast(unsigned short, static_cast<_Float16>(x)); }
 inline float float_of_float16(unsigned short bits) { return __builtin_bit_cast(_Float16, bits); }
 
@@ -82,9 +86,28 @@ void multiply_add_tiles(
   for (int i = 0; i < 4; ++i) {
     const int row = gpu_lane() / 4 + i / 2 * 8, column = gpu_lane() % 4 * 2 + i % 2;
     for (int k = 0; k < 16; ++k) {
-      const unsigned a = all.at(row % 8 * 4 + k % 8 / 2).a[row / 8 + k / 8 * 2];
       const unsigned b = all.at(column * 4 + k % 8 / 2).b[k / 8];
+      if (b == 0) {
+        continue; // of a vector that does not exist
+      }
+      const unsigned a = all.at(row % 8 * 4 + k % 8 / 2).a[row / 8 + k / 8 * 2];
       sums[i] += half(a, k) * half(b, k);
     }
   }
+}
+
+// fma.rn.bf16x2 and fma.rn.f16x2: a * b + c of two numbers each, rounded once.
+template <bool is_bfloat16>
+unsigned fused_pairs(unsigned a, unsigned b, unsigned c) {
+  unsigned pair = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const auto half = [&](unsigned x) {
+      const unsigned short bits = x >> shift;
+      return double{is_bfloat16 ? float_of_bfloat16(bits) : float_of_float16(bits)};
+    };
+    const double y = half(a) * half(b) + half(c); // exact, but for the last bits of a sum of very different numbers
+    const unsigned bits = is_bfloat16 ? bfloat16_of(static_cast<float>(y)) : float16_of(static_cast<float>(y));
+    pair |= bits << shift;
+  }
+  return pair;
 }

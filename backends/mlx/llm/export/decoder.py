@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from .attention.rope import use_stateless_rotary
 from .mtp import MTPDecoder
 from .positions import given_positions
 from .precision import compute_dtype
+from .quantization.tuning import decoder_layers
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .recurrent.state import StateCache, StateObserver, can_rewind, has_state
 
@@ -43,6 +44,8 @@ class Tracing(TorchFunctionMode):
 class CachedDecoder(torch.nn.Module):
     """`(tokens [1, S], input_pos, row or None) -> logits [1, 1 or S, V]` of the last position or of all.
 
+    In place of the tokens, their embeddings can be given, floats `[1, S, width]`.
+
     The caches have `rows` rows, each for one sequence. `input_pos` and `row` are int64. If their shape is `[1]`, the
     tokens are consecutive: `input_pos` is the position of the first of them, and `row` is their row. If the shape is
     `[S]`, each token has a position and a row of its own. `row` is None if there is one row.
@@ -60,7 +63,14 @@ class CachedDecoder(torch.nn.Module):
     - `logs_states`: whether states are logged, so that a row can be rewound after draft tokens. `can_rewind` says
       whether they are.
     - `adapters`: the adapters of the layers of `model`, or None.
+
+    Of a model that takes pictures, `has_whole_pictures` says whether the tokens of a picture attend to each other, and
+    `has_rope_offset` whether the methods have the input `rope`. The first `added_layers` layers add features of
+    pictures to their results, which are behind the embeddings.
     """
+
+    has_whole_pictures = has_rope_offset = False
+    added_layers = 0
 
     def __init__(
         self,
@@ -120,18 +130,25 @@ class CachedDecoder(torch.nn.Module):
         input_pos: torch.Tensor,
         row: torch.Tensor | None = None,
         adapter: torch.Tensor | None = None,
+        rope: torch.Tensor | None = None,
         *,
         all_positions: bool = False,
         keep_log: bool = False,
+        is_picture: bool = False,
     ) -> torch.Tensor:
         """Run the model. With `keep_log`, `rewind` can then return to the states after the first of the tokens.
+
+        `rope` is what to add to a position to get the rotary position, int64 with the shape of `input_pos`; or, for
+        embeddings, the rotary positions [3, S]. With `is_picture`, all of the tokens attend to each other.
 
         `adapter` is the slot of the adapter of each row, int64 with the shape of `input_pos`. None stands for none.
         """
         consecutive = input_pos.shape[0] == 1
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
-        cache = self.cache.begin_call(tokens.shape[1], input_pos, row)
-        positions = positions.unsqueeze(0)
+        cache = self.cache.begin_call(tokens.shape[1], input_pos, row, is_picture)
+        if rope is not None and rope.dim() == 1:
+            positions = positions + rope
+        positions = positions.unsqueeze(0) if rope is None or rope.dim() == 1 else rope.unsqueeze(1)
         # The tokens of different rows form a batch, because each row has its own state.
         is_batch = self.has_state and not consecutive
         if is_batch:
@@ -158,14 +175,35 @@ class CachedDecoder(torch.nn.Module):
 
     def _logits(self, tokens, positions, cache: Any, *, all_positions: bool = False) -> torch.Tensor:
         known = inspect.signature(self.model.forward).parameters
+        given, added = {"input_ids": tokens}, []
+        if tokens.is_floating_point():
+            embeddings, *added = tokens.to(compute_dtype(self.model)).chunk(1 + self.added_layers, -1)
+            given = {"inputs_embeds": embeddings}
         options = {"position_ids": positions, "logits_to_keep": 0 if all_positions else 1}
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
         kernels = kernels_of(self.model, cache) if self.has_state else nullcontext()
         places = nullcontext() if "position_ids" in known else given_positions(self.model, positions[0])
-        with Tracing(), sorted_sets(self.model), kernels, places, self._record_hidden_states(cache):
-            logits = self.model(input_ids=tokens, use_cache=True, **options).logits
+        with (
+            Tracing(),
+            sorted_sets(self.model),
+            kernels,
+            places,
+            self._record_hidden_states(cache),
+            self._adding(added),
+        ):
+            logits = self.model(**given, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
+
+    @contextmanager
+    def _adding(self, features: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Within the context, the first layers add `features`, one [1, S, width] each, to their results."""
+        layers = [layer for _, layer in decoder_layers(self.model)]
+        with ExitStack() as hooks:
+            for layer, added in zip(layers, features):
+                hook = layer.register_forward_hook(lambda module, inputs, output, added=added: output + added)
+                hooks.enter_context(hook)
+            yield
 
     @contextmanager
     def _record_hidden_states(self, cache: Any) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,12 @@ from ...preprocess import NotPortable
 from ...workarounds.program_caches import forget_programs
 from ..export_options import OPTIONS, TEXT, ExportOptions, HeadConfig
 from .adapters import AdapterSlots
-from .check import check_program
+from .check import ProgramCheck, check_program
 from .checkpoints.adapter import merge_adapter
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.checks import reading
+from .checkpoints.hf import HFFolder
+from .checkpoints.language_part import load_config, other_media
 from .checkpoints.open import opened
 from .checkpoints.tokenizer import check_tokenizer, load_tokenizer
 from .context_len import SMALL, default_context_len, position_limit
@@ -29,11 +32,20 @@ from .lowering import lower
 from .metadata import metadata
 from .methods import export_methods, method_kinds
 from .packed import set_int8_activations
-from .precision import compute_dtype
+from .precision import cast_parameters, compute_dtype
 from .quantization.conversion import convert_mtp, convert_weights
 from .quantization.kv_caches import KVQuantization, half_precision, quantize_caches
 from .reference import Reference
 from .serialize import serialize
+from .vision.families import NoPictures, find_family, has_pictures, picture_settings
+from .vision.methods import (
+    TOKEN_EMBEDDING,
+    VISION_ENCODER,
+    Vision,
+    check_encoder,
+    export_token_embedding,
+    export_vision,
+)
 
 DTYPES = {name: getattr(torch, name) for name in OPTIONS["dtype"].choices}
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
@@ -69,7 +81,7 @@ def export_llm(
     has_head = settings.outputs != "logits"
     head = settings.head if has_head else HeadConfig.minimal()
     speculation = settings.speculation and not settings.portable and has_head
-    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, settings, has_mtp=speculation)
+    model, mtp, vision, tokenizer, dtype, notes = _load(model, tokenizer, settings, has_mtp=speculation)
     if settings.adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, settings.adapter, dtype or compute_dtype(model))
@@ -106,6 +118,9 @@ def export_llm(
         adapters=adapters,
     )
     decoder, kv_quantization = _decoder_to_export(make_decoder, reference, settings, tokenizer, progress)
+    if vision is not None:
+        decoder.has_whole_pictures, decoder.has_rope_offset = vision.is_whole, vision.has_rope_offset
+        decoder.added_layers = vision.added_layers
     progress("export")
     # If draft tokens cannot be verified, the method `verify` can still return the log probabilities of given tokens.
     has_verify = speculation and (head.logprobs > 0 or decoder.can_verify_drafts)
@@ -118,9 +133,13 @@ def export_llm(
         draft=decoder.mtp is not None,
         rewind=decoder.can_rewind,
         adapters=adapters is not None,
+        pictures=vision is not None,
     )
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
+    if vision is not None:
+        methods |= {VISION_ENCODER: vision.encoder, TOKEN_EMBEDDING: export_token_embedding(decoder)}
+        constants |= vision.metadata()
     progress("lower")
     try:
         lowered, report = lower(
@@ -132,7 +151,7 @@ def export_llm(
     program = serialize(lowered)
     checker = None
     if settings.verify:
-        checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
+        checker = functools.partial(_check, program=program, decoder=decoder, kinds=kinds, head=head, vision=vision)
     return ExportedLLM(
         program,
         report,
@@ -179,23 +198,71 @@ def _decoder_to_export(
 
 def _load(
     model: str | Path | Checkpoint | PreTrainedModel, tokenizer: Any, settings: ExportOptions, has_mtp: bool
-) -> tuple[PreTrainedModel, MtpModel | None, Any, torch.dtype | None, list[str]]:
-    """Return the model with frozen weights, its head for multi-token prediction, its tokenizer, a dtype, and notes.
+) -> tuple[PreTrainedModel, MtpModel | None, Vision | None, Any, torch.dtype | None, list[str]]:
+    """Return the model with frozen weights, its head for multi-token prediction, pictures, tokenizer, dtype and notes.
 
     The dtype is the one to cast the weights to, or None if they keep theirs. The notes are those of the checkpoint.
     """
-    mtp, notes, dtype = None, [], settings.torch_dtype
+    mtp, vision, notes, dtype = None, None, [], settings.torch_dtype
     if not isinstance(model, PreTrainedModel):
         checkpoint = opened(model, "export_llm")
         dtype = dtype or torch.float32
         with reading(checkpoint.path):
             tokenizer = tokenizer or checkpoint.tokenizer()
             # To be quantized, weights keep the precision of the checkpoint. Else none is larger than it has to be.
-            model = checkpoint.load(dtype if settings.quantize == "none" else None)
+            stored = dtype if settings.quantize == "none" else None
+            loaded = _load_with_pictures(checkpoint, tokenizer, settings, stored, dtype)
+            model, vision = (checkpoint.load(stored), None) if loaded is None else loaded
             if has_mtp and settings.kv_bits in (16, None):
                 mtp = checkpoint.head(model)
         notes = checkpoint.notes
-    return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
+    return model.eval().requires_grad_(False), mtp, vision, tokenizer, dtype, notes
+
+
+def _load_with_pictures(
+    checkpoint: Checkpoint, tokenizer: Any, settings: ExportOptions, stored: torch.dtype | None, dtype: torch.dtype
+) -> tuple[PreTrainedModel, Vision] | None:
+    """Return the language model of a model for text and pictures, and its pictures; or None without pictures.
+
+    `stored` is the dtype of the weights of the language model, or None for that of the checkpoint, and `dtype` that of
+    the encoder. Raises NoPictures if the settings ask for pictures, and the model cannot have them.
+    """
+    try:
+        if settings.pictures is False or not (settings.pictures or has_pictures(checkpoint.path)):
+            return None
+        if type(checkpoint) is not HFFolder:
+            raise NoPictures(f"pictures: got {type(checkpoint).__name__}, expected a folder that transformers reads")
+        if settings.adapters or settings.adapter:
+            raise NoPictures("pictures: got adapters, expected none")
+        config = load_config(checkpoint.path)
+        family, picture = find_family(config.model_type), picture_settings(checkpoint.path, config, tokenizer)
+        model = checkpoint.load_with_pictures(stored).requires_grad_(False)
+        for _, _, part in other_media(model):
+            cast_parameters(part, dtype)
+        vision = export_vision(model, family, picture)
+    except NoPictures as reason:
+        if settings.pictures:
+            raise ValueError(f"export_llm: {reason}") from reason
+        if has_pictures(checkpoint.path):
+            checkpoint.notes.append(f"left out the pictures: {reason}")
+        return None
+    for parent, name, _ in other_media(model):
+        setattr(parent, name, None)
+    return model, vision
+
+
+def _check(path: Path, *, vision: Vision | None, **program: Any) -> ProgramCheck:
+    """Compare the file `path` with the eager model, and its encoder of pictures with eager torch."""
+    check = check_program(path, **program)
+    if vision is None:
+        return check
+    of_encoder = check_encoder(path, vision)
+    if of_encoder.ok:
+        return check
+    note = (
+        f"vision_encoder: the largest difference is {of_encoder.difference:.1e}, tolerance {of_encoder.tolerance:.1e}"
+    )
+    return dataclasses.replace(check, values_ok=False, departure=note)
 
 
 def _context_len(model: PreTrainedModel, settings: ExportOptions) -> int:

@@ -24,6 +24,7 @@ from .recurrent.rewind import LENGTH
 
 ADAPTED = "adapted"  # the end of the names of methods for calls with adapters
 LOAD_ADAPTER = "load_adapter"  # the method that writes a slot
+TEXT_DECODER = "text_decoder"  # the method for embeddings, under ExecuTorch's name
 # Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.
 OF_TARGETS, OF_DRAWN = 1, 2
 
@@ -39,24 +40,37 @@ class MethodKind:
     - `returns_tokens`: whether the method returns tokens. If False, it returns logits.
     - `width`: the number of rows of a call. It is 1 unless the form is `decode`.
     - `is_adapted`: whether each row has an adapter, which may be none.
+    - `is_embedded`: whether the method takes embeddings in place of tokens.
     """
 
     form: str
     returns_tokens: bool
     width: int = 1
     is_adapted: bool = False
+    is_embedded: bool = False
 
 
 def method_kinds(
-    outputs: str, rows: int, verify: bool, draft: bool, rewind: bool = False, adapters: bool = False
+    outputs: str,
+    rows: int,
+    verify: bool,
+    draft: bool,
+    rewind: bool = False,
+    adapters: bool = False,
+    pictures: bool = False,
 ) -> dict[str, MethodKind]:
     """Return the methods of a program by name. `outputs` is that of `ExportOptions`.
 
     `verify`, `draft` and `rewind` say whether a program that returns tokens has the methods of these names. It can have
     `draft` and `rewind` only if it has `verify`. With `adapters`, each method that runs the layers of the model has a
-    twin for calls with adapters, so that calls without one cost nothing more.
+    twin for calls with adapters, so that calls without one cost nothing more. With `pictures`, prompts may be given as
+    embeddings.
     """
     kinds = _plain_kinds(outputs, rows, verify, draft, rewind)
+    if pictures:
+        kinds[TEXT_DECODER] = MethodKind("chunk", outputs == "tokens", is_embedded=True)
+        if outputs == "both":
+            kinds[f"{TEXT_DECODER}_sample"] = MethodKind("chunk", True, is_embedded=True)
     adapted = {name: kind for name, kind in kinds.items() if kind.form not in ("draft", "rewind")} if adapters else {}
     return kinds | {f"{name}_{ADAPTED}": replace(kind, is_adapted=True) for name, kind in adapted.items()}
 
@@ -96,13 +110,21 @@ def export_methods(
 def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
     """Return inputs of a method by name, in their order, with `length` tokens. All parameters have their off values."""
     rows = kind.width
-    inputs = {"tokens": torch.zeros(rows, length, dtype=torch.int64), "input_pos": torch.zeros(rows, dtype=torch.int64)}
+    tokens = torch.zeros(rows, length, dtype=torch.int64)
+    if kind.is_embedded:
+        width = decoder.model.get_input_embeddings().embedding_dim * (1 + decoder.added_layers)
+        embeddings = torch.zeros(1, length, width)
+    inputs = {"tokens": embeddings if kind.is_embedded else tokens, "input_pos": torch.zeros(rows, dtype=torch.int64)}
     if decoder.rows > 1:
         inputs["row"] = torch.arange(rows)
     if kind.form == "draft":
         inputs["row_length"] = torch.zeros(1, dtype=torch.int64)
     if kind.is_adapted:
         inputs["adapter"] = torch.zeros(rows, dtype=torch.int64)
+    if kind.is_embedded and head.penalties:
+        inputs["ids"] = tokens
+    if decoder.has_rope_offset:
+        inputs["rope"] = torch.zeros((3, length) if kind.is_embedded else rows, dtype=torch.int64)
     if kind.returns_tokens:
         vocab_size = decoder.model.config.get_text_config().vocab_size
         inputs |= head.inputs(length if kind.form == "verify" else rows, vocab_size, per_row=kind.form == "decode")
@@ -131,6 +153,8 @@ class _Method(torch.nn.Module):
         row=None,
         row_length=None,
         adapter=None,
+        ids=None,
+        rope=None,
         logprobs=None,
         adjusts=None,
         targets=None,
@@ -146,10 +170,19 @@ class _Method(torch.nn.Module):
             input_pos = input_pos + 1  # that of the first token; in a call of `draft`, it was that of its hidden state
         else:
             keep_log = form == "verify" and self.decoder.can_rewind
-            logits = self.decoder(tokens, input_pos, row, adapter, all_positions=form != "chunk", keep_log=keep_log)
+            logits = self.decoder(
+                tokens,
+                input_pos,
+                row,
+                adapter,
+                rope,
+                all_positions=form != "chunk",
+                keep_log=keep_log,
+                is_picture=self.kind.is_embedded and self.decoder.has_whole_pictures,
+            )
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
-        written = None if self.history is None else self.history.write(tokens, input_pos, row)
+        written = None if self.history is None else self.history.write(tokens if ids is None else ids, input_pos, row)
         if not self.kind.returns_tokens:
             return logits.transpose(0, 1) if form == "decode" else logits
         logits = logits[:, -1] if form in ("chunk", "draft") else logits[0]
@@ -197,7 +230,7 @@ class _Method(torch.nn.Module):
 _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
 _ARGUMENTS += [
     inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
-    for n in ("row", "row_length", "adapter", *INPUTS, "logprobs", "adjusts", "targets")
+    for n in ("row", "row_length", "adapter", "ids", "rope", *INPUTS, "logprobs", "adjusts", "targets")
 ]
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)  # type: ignore[attr-defined]
 
@@ -236,7 +269,9 @@ def _export(method: _Method, head: HeadConfig, *, repeat: bool = True) -> torch.
     shapes = dict.fromkeys(inputs)
     if not is_decode:
         sequence = torch.export.Dim("sequence", min=1, max=_max_length(kind, decoder, head))
-        shapes["tokens"] = {1: sequence}
+        shapes |= {name: {1: sequence} for name in ("tokens", "ids") if name in inputs}
+        if kind.is_embedded and "rope" in inputs:
+            shapes["rope"] = {1: sequence}
         if kind.form == "verify":
             axes = {"allowed_tokens": 0, "targets": 1}
             shapes |= {name: {axis: sequence} for name, axis in axes.items() if name in inputs}

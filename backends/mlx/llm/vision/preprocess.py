@@ -57,13 +57,22 @@ class Preprocessor:
         self._mean, self._std = (np.asarray(settings[name], np.float32)[:, None, None] for name in ("mean", "std"))
 
     def __call__(self, picture: Image) -> np.ndarray:
+        return self.normalized(self.levels(picture))
+
+    def levels(self, picture: Image) -> np.ndarray:
+        """Return the levels of a picture after resize and crop, uint8 [3, H, W]."""
         resize, crop = self._settings["resize"], self._settings["crop"]
         if resize is not None:
             picture = picture.resize(_new_size(picture.size, resize), self._settings["resample"])
-        values = np.moveaxis(np.asarray(picture, np.uint8), -1, 0)
-        if crop is not None:
-            values = _center(values, *crop)
-        return (values * np.float32(self._settings["scale"]) - self._mean) / self._std
+        return levels_of(picture) if crop is None else _center(levels_of(picture), *crop)
+
+    def normalized(self, levels: np.ndarray) -> np.ndarray:
+        """Return the pixels for levels [3, H, W] of 0 to 255."""
+        return (levels * np.float32(self._settings["scale"]) - self._mean) / self._std
+
+
+def levels_of(picture: Image) -> np.ndarray:
+    return np.moveaxis(np.asarray(picture, np.uint8), -1, 0)
 
 
 def _new_size(size: tuple[int, int], resize: Mapping[str, int]) -> tuple[int, int]:

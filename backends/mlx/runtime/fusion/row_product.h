@@ -35,8 +35,8 @@ struct ProductOperands {
   const fb::Tid* matrix; // of an AddmmNode, or null
   const fb::QuantizedMatmulParams* quantized; // the node itself, or null
 
-  // The operands of an AddmmNode whose matrix is the transpose of a constant, or of a QuantizedMatmulNode, for which an
-  // NVIDIA GPU has no kernel. Else nullopt.
+  // The operands of an AddmmNode whose matrix is the transpose of a constant, or of a QuantizedMatmulNode in MLX's
+  // affine format. Else nullopt.
   static std::optional<ProductOperands> of(const MlxProgram& program, const DecodedInstruction& instruction);
 
   // Throws Failure if the quantized weights are invalid.

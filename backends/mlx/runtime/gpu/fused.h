@@ -84,8 +84,9 @@ struct Matrix {
   int group_size = 0, bits = 0;
 };
 
-// Whether the kernels can multiply the vectors by matrices: these are available and row-major. An NVIDIA GPU has no
-// kernels for quantized matrices, and an Apple GPU has kernels for one vector only.
+// Whether the kernels can multiply the vectors by matrices, of which there is at least one: these are available and
+// row-major, and quantized alike or not at all. For quantized matrices, an NVIDIA GPU has kernels in half precision. An
+// Apple GPU has kernels for one vector only.
 bool can_multiply(const Vectors& vectors, const std::vector<Matrix>& matrices, mx::Stream stream);
 
 // x @ w.T for each of one to four matrices w.
@@ -95,6 +96,9 @@ std::optional<std::vector<mx::array>> products_of_row(
 // silu(x @ gate.T) * (x @ up.T)
 std::optional<mx::array> gated_products(
     const Vectors& vectors, const Matrix& gate, const Matrix& up, mx::Stream stream);
+
+// The numbers of a quantized matrix, of the dtype of its scales, which is one of half precision.
+std::optional<mx::array> dequantize(const Matrix& matrix, mx::Stream stream);
 
 // x @ w.T + added
 std::optional<mx::array> product_and_sum(

@@ -23,7 +23,7 @@ std::string steps_of_warp(int max_ahead) {
 const std::string kRowOfWarp = steps_of_warp(6) + R"(
   const uint32_t warps = gridDim.x * (kThreads / 32);
   uint32_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
-  const T* w[kCount];
+  Row w[kCount];
   rows_of(row, w);
   uint4 weights[kCount][kAhead];
   const auto load = [&](int step, int slot) {
@@ -39,7 +39,7 @@ const std::string kRowOfWarp = steps_of_warp(6) + R"(
 // the loads of the vectors.
 const std::string kRowsOfWarp = steps_of_warp(4) + R"(
   const uint32_t first_row = (blockIdx.x * (kThreads / 32) + threadIdx.x / 32) * kRowsPerWarp;
-  const T* w[kRowsPerWarp][kCount];
+  Row w[kRowsPerWarp][kCount];
   #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
     rows_of(first_row + r, w[r]);
@@ -69,7 +69,7 @@ const std::string kRowsOfTile = str("  constexpr int kTileRows = ", kTileRows, "
   constexpr int kEarly = kAhead < kMaxEarly ? kAhead : kMaxEarly;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
   const int own = (warp * 4 + lane % 4) * kWide;
-  const T* w[2][kCount];
+  Row w[2][kCount];
   rows_of(blockIdx.x * kTileRows + row, w[0]);
   rows_of(blockIdx.x * kTileRows + row + 8, w[1]);
   uint4 weights[2][kCount][kAhead];
@@ -298,11 +298,8 @@ const std::string kSumsOfWarp = R"(
   }
 )";
 
-// Adds up the products of the vectors with the rows of the tile. The Tensor Cores multiply 16 rows of 16 elements by 8
-// vectors, and expect certain elements in each thread. Which elements of the rows these are does not matter, as long as
-// those of the vectors are the same: a thread has eight elements side by side, for two multiplications. It loads those
-// of the vectors one step ahead.
-const std::string kSumsOfTile = R"(
+// sums [16 rows, 8 vectors] += a [16 rows, 16] @ b [16, 8 vectors], whose elements lie in the registers of the warp.
+const std::string kMultiplyTiles = R"(
   const auto multiply_add = [](float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                uint32_t b1) {
     if constexpr (kIsBfloat16) {
@@ -317,6 +314,13 @@ const std::string kSumsOfTile = R"(
           : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
     }
   };
+)";
+
+// Adds up the products of the vectors with the rows of the tile. The Tensor Cores multiply 16 rows of 16 elements by 8
+// vectors, and expect certain elements in each thread. Which elements of the rows these are does not matter, as long as
+// those of the vectors are the same: a thread has eight elements side by side, for two multiplications. It loads those
+// of the vectors one step ahead.
+const std::string kSumsOfTile = R"(
   constexpr int kGroups = (kVectors + 7) / 8;  // of vectors
   constexpr int kSums = kCount * kGroups * 4;
   __shared__ float sums_of_warp[kWarps][kCount][kVectors][kTileRows];
@@ -395,20 +399,35 @@ const std::string kSumsOfTile = R"(
 } // namespace
 
 std::string product_text(ProductMethod method, const std::string& definitions) {
+  const std::string row = "  using Row = const T*;\n";
+  const std::string several = kLoadEarly + "  const T* const vectors = x;\n" + kLoadOthers;
   switch (method) {
     case ProductMethod::single:
-      return definitions + kRowOfWarp + kReadNorm + kLoadEarly + R"(
+      return row + definitions + kRowOfWarp + single_vector_text(kLoadEarly, kLoadOthers, "") + kSumsOfRows;
+    case ProductMethod::few:
+      return row + definitions + kRowsOfWarp + several + kSumsOfWarp;
+    default:
+      return row + definitions + kRowsOfTile + several + kMultiplyTiles + kSumsOfTile;
+  }
+}
+
+std::string row_text(const std::string& matrix, bool is_quantized) {
+  return is_quantized ? str("Row{", matrix, " + begin * kBits / 32, ", matrix, "_scales + begin / kGroupSize, ", matrix,
+                            "_biases + begin / kGroupSize}")
+                      : matrix + " + begin";
+}
+
+std::string single_vector_text(
+    const std::string& load_early, const std::string& load_others, const std::string& before_write) {
+  return kReadNorm + load_early + R"(
   __shared__ __align__(16) T vectors[kDepth];
   const T* const vector = x;
   T* const to = vectors;
 )" + kReadVector +
-          kLoadOthers + "  if (kNorm) {" + kNormalize + "  }\n" + kWriteVector + "  __syncthreads();\n" + kSumsOfRows;
-    case ProductMethod::few:
-      return definitions + kRowsOfWarp + kLoadEarly + "  const T* const vectors = x;\n" + kLoadOthers + kSumsOfWarp;
-    default:
-      return definitions + kRowsOfTile + kLoadEarly + "  const T* const vectors = x;\n" + kLoadOthers + kSumsOfTile;
-  }
+      load_others + "  if (kNorm) {" + kNormalize + "  }\n" + before_write + kWriteVector + "  __syncthreads();\n";
 }
+
+std::string multiply_tiles_text() { return kMultiplyTiles; }
 
 const char* product_attributes(ProductMethod method) {
   return method == ProductMethod::in_tiles ? "__launch_bounds__(kThreads, 2)" : "";

@@ -313,6 +313,9 @@ CUfunc_st* SequenceKernel::function(const Launch& launch, mx::Stream stream) con
   for (const auto& input : launch.inputs) {
     key.push_back(static_cast<int>(input.dtype.val()));
   }
+  for (const auto& weight : launch.call.weights) {
+    key.push_back(static_cast<int>(weight.dtype().val()));
+  }
   for (const auto& constant : launch.constants) {
     key.push_back(constant.second);
   }
@@ -330,8 +333,8 @@ std::string SequenceKernel::source(const Launch& launch) const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     parameters.push_back(input_parameter(launch.inputs[i].dtype, inputs_[i]));
   }
-  for (const auto& weight : weights_) {
-    parameters.push_back(input_parameter(type, weight));
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    parameters.push_back(input_parameter(launch.call.weights[i].dtype(), weights_[i]));
   }
   for (const auto& output : outputs_) {
     parameters.push_back(output_parameter(launch.call.dtype, output));

@@ -25,7 +25,7 @@ namespace executorch_mlx::gpu {
 class SequenceKernel {
  public:
   // `body` is the source of the body of a function. Its parameters are pointers with the names in `inputs`, `weights`
-  // and `outputs`, and int32 numbers with the names in `numbers`. T is the dtype of the first input and of the weights.
+  // and `outputs`, and int32 numbers with the names in `numbers`. T is the dtype of the first input.
   // Every thread that reads an input or writes to memory calls wait_for_inputs() before. It may read weights earlier,
   // and those inputs that Call::early lists. `attributes` are those of the kernel in CUDA.
   SequenceKernel(std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,

@@ -14,9 +14,10 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-constexpr int kRounds = 7; // of a race
-// A kernel that takes the same time as what it replaces must not lose because of noise.
-constexpr double kMargin = 1.1;
+constexpr int kRounds = 15; // of a race
+// A kernel that takes the same time as what it replaces must not lose because of noise: the fastest runs of the same
+// work of 50 us, in different processes on one machine, differ by up to a third.
+constexpr double kMargin = 1.4;
 constexpr double kMaxError = 1e30; // also that of NaN: a file of verdicts has only finite numbers
 
 // The elements as numbers on the host. Integers of the kernels are small enough for float32.

@@ -29,7 +29,7 @@ namespace {
 constexpr char kVariable[] = "EXECUTORCH_MLX_KERNELS";
 constexpr int kMaxCrashes = 2; // one may be the user who has stopped the process
 constexpr const char* kNames[kKernels] = {
-    "sample", "products", "quantized_products", "attention", "norm_rope", "silu_product", "add_rms_norm"};
+    "sample", "products", "quantized_products", "dequantize", "attention", "norm_rope", "silu_product", "add_rms_norm"};
 constexpr const char* kOutcomeNames[] = {"used", "wrong", "slow", "failed", "crashed"}; // in the order of Outcome
 
 thread_local int trials_of_thread = 0;

@@ -15,9 +15,18 @@
 
 namespace executorch_mlx::gpu {
 
-enum class Kernel { sample, products, quantized_products, attention, norm_rope, silu_product, add_rms_norm };
+enum class Kernel {
+  sample,
+  products,
+  quantized_products,
+  dequantize,
+  attention,
+  norm_rope,
+  silu_product,
+  add_rms_norm
+};
 
-inline constexpr size_t kKernels = 7;
+inline constexpr size_t kKernels = 8;
 
 const char* name(Kernel kernel);
 
@@ -56,5 +65,8 @@ std::vector<Decision> decide(const std::vector<std::pair<Kernel, Trial>>& trials
 
 // The trials of the kernels that the GPU of the stream has.
 std::vector<std::pair<Kernel, Trial>> trials_of(mx::Stream stream);
+Trial products_trial();
+Trial quantized_products_trial();
+Trial dequantize_trial();
 
 } // namespace executorch_mlx::gpu

@@ -164,6 +164,7 @@ struct RequestOptions {
   bool allow_suppressed = false;
   int64_t min_new_tokens = 0;
   std::string adapter; // the name of a LoRA adapter, or ""
+  std::span<const executorch_mlx_picture> pictures;
 };
 
 // The fields of executorch_mlx_event.
@@ -323,6 +324,8 @@ class Engine {
     o.allow_suppressed = options.allow_suppressed;
     o.min_new_tokens = options.min_new_tokens;
     o.adapter = options.adapter.empty() ? nullptr : options.adapter.c_str();
+    o.pictures = options.pictures.data();
+    o.picture_count = options.pictures.size();
     o.on_event = request.state_->on_event ? Request::call_on_event : nullptr;
     o.user_data = request.state_.get();
     executorch_mlx_request* handle = nullptr;

@@ -20,6 +20,7 @@
 // library reads no field beyond that size, so that a program built with an older header keeps working.
 #pragma once
 
+#include <executorch_mlx/array.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -267,6 +268,19 @@ typedef bool (*executorch_mlx_on_event)(void* user_data, const executorch_mlx_ev
 typedef bool (*executorch_mlx_allowed_tokens)(
     void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words);
 
+// A picture in a prompt, or a part of one that the model's method vision_encoder takes by itself. Its result has a row
+// for each embedding. These replace the embeddings of the tokens at the positions of the picture in the prompt.
+typedef struct {
+  const executorch_mlx_array* inputs; // of vision_encoder: FLOAT32 or INT64
+  size_t input_count;
+  uint64_t hash; // of the content: prompts whose pictures have equal hashes share their caches
+  size_t position; // of its first token in the prompt
+  const int64_t* rows; // [length], of the result, for each token; -1: the embedding of the token itself
+  size_t length; // in tokens
+  const int64_t* rope_positions; // [3, length] from the first token on, for models with three rotary axes; else NULL
+  int64_t rope_length; // of such a model: how many rotary positions the picture takes
+} executorch_mlx_picture;
+
 typedef struct {
   size_t size;
   const int64_t* prompt;
@@ -311,10 +325,14 @@ typedef struct {
   int64_t min_new_tokens;
 
   const char* adapter; // the name of a LoRA adapter, or NULL
+
+  // Of a vision-language model, in the order of their positions.
+  const executorch_mlx_picture* pictures;
+  size_t picture_count;
 } executorch_mlx_request_options;
 #define EXECUTORCH_MLX_REQUEST_OPTIONS                                                                              \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
-      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0, NULL}
+      false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false, 0, NULL, NULL, 0}
 
 static inline executorch_mlx_request_options executorch_mlx_default_request_options(void) {
   executorch_mlx_request_options options = EXECUTORCH_MLX_REQUEST_OPTIONS;

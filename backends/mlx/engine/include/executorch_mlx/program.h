@@ -15,30 +15,6 @@ extern "C" {
 
 typedef struct executorch_mlx_program executorch_mlx_program;
 
-// The dtypes, numbered as ExecuTorch's ScalarType.
-enum {
-  EXECUTORCH_MLX_UINT8 = 0,
-  EXECUTORCH_MLX_INT8 = 1,
-  EXECUTORCH_MLX_INT16 = 2,
-  EXECUTORCH_MLX_INT32 = 3,
-  EXECUTORCH_MLX_INT64 = 4,
-  EXECUTORCH_MLX_FLOAT16 = 5,
-  EXECUTORCH_MLX_FLOAT32 = 6,
-  EXECUTORCH_MLX_FLOAT64 = 7,
-  EXECUTORCH_MLX_BOOL = 11,
-  EXECUTORCH_MLX_BFLOAT16 = 15,
-  EXECUTORCH_MLX_MAX_RANK = 8,
-};
-
-// A row-major array.
-typedef struct {
-  size_t size; // of this struct
-  int32_t dtype;
-  int32_t rank;
-  int64_t shape[8];
-  const void* data;
-} executorch_mlx_array;
-
 // Loads a program. `device` is "cpu", "gpu", or NULL for the default.
 executorch_mlx_status executorch_mlx_program_load(
     const char* path, const char* device, executorch_mlx_program** program);

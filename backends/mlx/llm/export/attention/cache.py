@@ -63,6 +63,7 @@ class KVCache(Cache):
 
     rows: int
     length: int
+    is_picture = False
     position: torch.Tensor
     row: torch.Tensor | None
     attended: set[str]  # names of the layers that attended over this cache in the current call
@@ -102,9 +103,15 @@ class KVCache(Cache):
         cache.rows = rows
         return cache
 
-    def begin_call(self, length: int, position: torch.Tensor, row: torch.Tensor | None = None) -> KVCache:
-        """Prepare this cache for a call of `length` tokens at `position` and `row`, and return it."""
+    def begin_call(
+        self, length: int, position: torch.Tensor, row: torch.Tensor | None = None, is_picture: bool = False
+    ) -> KVCache:
+        """Prepare this cache for a call of `length` tokens at `position` and `row`, and return it.
+
+        With `is_picture`, all of the tokens attend to each other.
+        """
         self.length, self.position, self.row, self.attended = length, position, row, set()
+        self.is_picture = is_picture
         for layer in self.layers:
             layer.cache = self
         return self
@@ -250,6 +257,14 @@ class _Layer(_NoCache):
         keys = self.updated[0] if keys is None else keys
         values = self.updated[-1] if values is None else values
         values = values if value_size is None else values[..., :value_size]
+        if self.cache.is_picture:
+            if (
+                sinks is not None
+                or slopes is not None
+                or not statically_known_true(query.shape[2] == self.cache.length)
+            ):
+                raise ValueError(f"export_llm: model: {self.name} attends to pictures in another way than to text")
+            return self._attend_picture(query, keys, values, scale, softcap)
         before, after = self._arguments(query, scale, softcap, sinks, slopes)
         try:
             return torch.ops.mlx.cached_attention(query, keys, values, *before, *after)
@@ -260,6 +275,23 @@ class _Layer(_NoCache):
                 f"export_llm: model: {self.name} attends to keys that it does not write to its cache, expected "
                 "attention over the whole cache"
             ) from error
+
+    def _attend_picture(self, query, keys, values, scale, softcap) -> torch.Tensor:
+        """Return the attention of tokens that attend to each other, and to the tokens before them as text does."""
+        rows, first, length = self.cache.rows, self.cache.position, self.cache.length
+        row = torch.zeros(1, dtype=torch.int64) if self.cache.row is None else self.cache.row
+        keys, values = (x.unflatten(2, (rows, -1)).index_select(2, row).squeeze(2) for x in (keys, values))
+        last, capacity = first + length - 1, keys.shape[2]
+        held = last - (last - torch.arange(capacity)) % capacity  # the position of each key, if it was written
+        place = (first + torch.arange(length))[:, None]
+        earliest = 0 if self.window is None else place - self.window + 1
+        allowed = (held >= 0) & (held <= last) & ((held >= first) | (held <= place) & (held >= earliest))
+        groups = query.shape[1] // keys.shape[1]
+        keys, values = (x.to(query.dtype).repeat_interleave(groups, 1) for x in (keys, values))
+        scores = (query @ keys.mT).float() * scale
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        weights = torch.where(allowed, scores, float("-inf")).softmax(-1)
+        return weights.to(query.dtype) @ values
 
     def _arguments(self, query, scale, softcap, sinks, slopes) -> tuple[tuple, tuple]:
         """Return the arguments of the attention operator in two tuples.
@@ -321,6 +353,10 @@ class _QuantizedLayer(_Layer):
             )
         self.cache.attended.add(self.name)
         format, spec = self.spec.format, self.spec
+        if self.cache.is_picture:
+            raise ValueError(
+                "export_llm: kv_bits: expected None for a model in which the tokens of pictures attend to each other"
+            )
         if spec.values is None:
             offset, size = 0, value_size or spec.keys[1]
         else:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from ..precision import cast_parameters
 from .checkpoint import Checkpoint
 from .checks import CHECKPOINT_ERRORS, check_float8, check_loaded, check_quantization, setting
 from .head import UnknownHead, load_mtp
@@ -35,10 +36,6 @@ class HFFolder(Checkpoint):
         self.architecture = str(names[0]) if isinstance(names, list) and names else "unknown"
 
     def _load(self, dtype: torch.dtype | None) -> PreTrainedModel:
-        """Raises ValueError for missing or mismatched tensors, which transformers would initialize at random."""
-        self.check()
-        where = f"load_causal_lm: {self.path}"
-        check_float8(self.path, self.quantization, where)
         whole = load_config(self.path)
         config = config_to_load(whole)
         language = language_class(config, self.path)
@@ -46,8 +43,22 @@ class HFFolder(Checkpoint):
         is_text = config is not whole or config.get_text_config() is config
         if is_text and language is AutoModelForCausalLM:  # also its own folder may have the names of a whole model
             options["key_mapping"] = names_in_language_model(whole, config)
+        return self._loaded(language, dtype, options)
+
+    def load_with_pictures(self, dtype: torch.dtype | None = None) -> PreTrainedModel:
+        """Return the whole model for pictures and text, with weights as `load` has them."""
+        model = self._loaded(AutoModelForImageTextToText, dtype, {"config": load_config(self.path)})
+        if dtype is not None:
+            cast_parameters(model, dtype)
+        return model.eval()
+
+    def _loaded(self, kind: Any, dtype: torch.dtype | None, options: dict[str, Any]) -> PreTrainedModel:
+        """Raises ValueError for missing or mismatched tensors, which transformers would initialize at random."""
+        self.check()
+        where = f"load_causal_lm: {self.path}"
+        check_float8(self.path, self.quantization, where)
         try:
-            model, info = language.from_pretrained(
+            model, info = kind.from_pretrained(
                 self.path, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
         except (*CHECKPOINT_ERRORS, ValueError) as error:

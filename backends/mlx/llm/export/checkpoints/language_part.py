@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,18 +158,26 @@ def remove_other_media(model: PreTrainedModel) -> None:
 
     A causal language model stays as it is.
     """
+    if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        for parent, name, _ in other_media(model):
+            setattr(parent, name, None)
+
+
+def other_media(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    """Return the modules for other media than text, each behind its parent and its name there."""
     parts = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}
-    if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and None not in parts:
-        _remove_all_but(parts, model)
+    return [] if None in parts else list(_all_but(parts, model))
 
 
-def _remove_all_but(parts: set[torch.nn.Module], parent: torch.nn.Module) -> None:
-    """Remove from `parent` what is neither in one of the parts nor contains one."""
+def _all_but(
+    parts: set[torch.nn.Module], parent: torch.nn.Module
+) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    """Yield what is neither in one of the parts nor contains one: the parent, the name and the module."""
     for name, child in list(parent.named_children()):
         if parts.isdisjoint(child.modules()):
-            setattr(parent, name, None)
+            yield parent, name, child
         elif child not in parts:
-            _remove_all_but(parts, child)
+            yield from _all_but(parts, child)
 
 
 def language_tensors(

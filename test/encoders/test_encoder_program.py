@@ -14,7 +14,7 @@ from executorch_mlx.encoders import program as binding
 from executorch_mlx.encoders.program import ArrayProgram
 
 INCLUDE = Path(__file__).parents[2] / "backends" / "mlx" / "engine" / "include" / "executorch_mlx"
-HEADER = re.sub(r"//[^\n]*", "", (INCLUDE / "program.h").read_text())
+HEADER = re.sub(r"//[^\n]*", "", "".join((INCLUDE / name).read_text() for name in ("array.h", "program.h")))
 TYPES = {
     "executorch_mlx_status": ctypes.c_int32,
     "void": None,

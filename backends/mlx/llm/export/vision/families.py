@@ -1,0 +1,240 @@
+"""How families of vision-language models encode pictures, and what takes the place of a picture in a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoImageProcessor, PreTrainedModel
+
+from ...vision.preprocess import preprocessor_settings
+from ..checkpoints.checks import CHECKPOINT_ERRORS
+from ..checkpoints.hf import read_json
+from .patches import deep_features, patch_features, pixtral_features
+
+_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+class NoPictures(ValueError):
+    """Raised for a model whose pictures cannot be exported. The message names the module."""
+
+
+Examples = tuple[tuple[torch.Tensor, ...], Any]
+
+
+def _pixels(settings: dict[str, Any]) -> Examples:
+    return (_random(1, 3, *settings["image"]["output"]),), None
+
+
+def _patches(settings: dict[str, Any]) -> Examples:
+    """Return patches and their places, in blocks of those that become one embedding."""
+    edge, merge = settings["patch"], settings["merge"]
+    unit, numbers = merge * merge, 3 * settings["frames"] * edge * edge
+    blocks = torch.export.Dim("blocks", min=1, max=settings["most"] // (edge * merge) ** 2)
+    rows, columns = (index.flatten() for index in torch.meshgrid(torch.arange(4), torch.arange(6), indexing="ij"))
+    places = torch.stack([rows, columns], 1).repeat_interleave(unit, 0)
+    return (_random(len(places), numbers), places), ({0: unit * blocks}, {0: unit * blocks})
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(20))
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family takes pictures.
+
+    - `encode`: `(model, *inputs) -> embeddings [N, width]`.
+    - `examples`: `settings -> example inputs, dynamic shapes`. By default, the input is `pixels` [1, 3, H, W].
+    - `settings`: `(source) -> settings` of `vision.processor.PictureProcessor`, without those that `picture_settings`
+      adds.
+    - `is_whole`: whether the tokens of a picture attend to each other.
+    - `added_layers`: `config -> the number of layers of the decoder that add features of the encoder`. These are beside
+      the embeddings: the width is that of the embedding times one more than this number.
+    - `has_rope_offset`: whether the rotary positions of the model have three axes.
+    """
+
+    encode: Callable[..., torch.Tensor]
+    settings: Callable[[Source], dict[str, Any]]
+    is_whole: bool = False
+    has_rope_offset: bool = False
+    examples: Callable[[dict[str, Any]], Examples] = _pixels
+    added_layers: Callable[[Any], int] = lambda config: 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the settings of a family are read from.
+
+    - `config`: that of the model.
+    - `processor`: the settings of the image processor in transformers, with its defaults.
+    - `options`: the settings of the processor of pictures and text, as far as the checkpoint has them.
+    - `tokenizer`: the tokenizer of transformers.
+    """
+
+    config: Any
+    processor: dict[str, Any]
+    options: dict[str, Any]
+    tokenizer: Any
+
+    @property
+    def size(self) -> int:
+        """The edge of the pictures that the model takes."""
+        size = self.config.vision_config.image_size
+        return size[0] if isinstance(size, (list, tuple)) else size
+
+    def token(self, id: int) -> str:
+        return self.tokenizer.convert_ids_to_tokens(id)
+
+
+def has_pictures(folder: Path) -> bool:
+    """Whether a checkpoint has the settings of a processor of pictures."""
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def find_family(model_type: str) -> Family:
+    """Return the family of a model. Raises NoPictures if it is not known."""
+    if model_type not in FAMILIES:
+        raise NoPictures(f"pictures: got a model of kind {model_type}, expected one of {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[model_type]
+
+
+def picture_settings(folder: Path, config: Any, tokenizer: Any) -> dict[str, Any]:
+    """Return the settings of `vision.processor.PictureProcessor`. Raises NoPictures if they are not supported."""
+    family = find_family(config.model_type)
+    if tokenizer is None:
+        raise NoPictures("pictures: expected a tokenizer")
+    try:
+        loaded = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        processor = json.loads(loaded.to_json_string())
+    except (*CHECKPOINT_ERRORS, OSError, ValueError) as error:
+        raise NoPictures(f"pictures: transformers cannot read the processor: {error}") from error
+    options = read_json(folder / "processor_config.json") if (folder / "processor_config.json").is_file() else {}
+    try:
+        settings = family.settings(Source(config, processor, options, tokenizer))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise NoPictures(f"pictures: {config.model_type}: processor: {error}") from error
+    token_id = config.image_token_id
+    token = tokenizer.convert_ids_to_tokens(token_id)
+    return {"token_id": token_id, "token": token, "placeholder": token} | settings
+
+
+def _features(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
+    features = model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+    return torch.cat(list(features), 0) if isinstance(features, (list, tuple)) else features.flatten(0, 1)
+
+
+def _idefics3_features(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
+    states = model.model.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
+    return model.model.connector(states).flatten(0, 1)
+
+
+def _single(source: Source) -> dict[str, Any]:
+    return {"kind": "single", "image": preprocessor_settings(source.processor, source.size)}
+
+
+def _gemma3(source: Source) -> dict[str, Any]:
+    if source.processor.get("do_pan_and_scan"):
+        raise ValueError("do_pan_and_scan: got true, expected false")
+    begin, end = (source.token(id) for id in (source.config.boi_token_index, source.config.eoi_token_index))
+    around = {"placeholder": begin, "before": f"\n\n{begin}", "after": f"{end}\n\n"}
+    return _single(source) | around
+
+
+def _internvl(source: Source) -> dict[str, Any]:
+    names = {"before": "start_image_token", "after": "end_image_token"}
+    defaults = {"before": "<img>", "after": "</img>"}
+    around = {key: getattr(source.tokenizer, name, defaults[key]) for key, name in names.items()}
+    settings = source.processor
+    tiles = {"least": settings["min_patches"], "most": settings["max_patches"]}
+    if not settings.get("crop_to_patches"):
+        tiles = {"least": 1, "most": 1}
+    return _single(source) | {"kind": "internvl", **tiles, **around}
+
+
+def _idefics3(source: Source) -> dict[str, Any]:
+    settings, edge = source.processor, source.processor["max_image_size"]["longest_edge"]
+    if edge != source.size:
+        raise ValueError(f"max_image_size: got {edge}, expected {source.size}, as the model takes them")
+    image = preprocessor_settings({**settings, "size": {"height": edge, "width": edge}}, edge)
+    return {
+        "kind": "idefics3",
+        "image": image,
+        "edge": settings["size"]["longest_edge"] if settings.get("do_resize", True) else None,
+        "splits": settings.get("do_image_splitting", True),
+        "around": "<fake_token_around_image>",
+        "whole": "<global-img>",
+    }
+
+
+def _qwen(source: Source) -> dict[str, Any]:
+    settings = source.processor
+    size = {"height": settings["patch_size"], "width": settings["patch_size"]}  # `Preprocessor` only normalizes
+    return {
+        "kind": "qwen",
+        "image": preprocessor_settings({**settings, "size": size}, settings["patch_size"]),
+        "patch": settings["patch_size"],
+        "frames": settings["temporal_patch_size"],
+        "merge": settings["merge_size"],
+        "least": settings["size"]["shortest_edge"],
+        "most": settings["size"]["longest_edge"],
+    }
+
+
+def _tiled(settings: dict[str, Any]) -> Examples:
+    height, width = settings["image"]["output"]
+    most = max(rows * columns for rows, columns in settings["sizes"]) // (height * width) + 1
+    return (_random(3, 3, height, width),), ({0: torch.export.Dim("tiles", min=2, max=max(most, 4))},)
+
+
+def _llava_next_features(model: PreTrainedModel, tiles: torch.Tensor) -> torch.Tensor:
+    whole, layer = model.model, model.config.vision_feature_layer
+    if not isinstance(layer, int):
+        raise ValueError(f"vision_feature_layer: got {layer}, expected one layer")
+    states = whole.vision_tower(tiles, output_hidden_states=True, return_dict=True).hidden_states[layer]
+    states = states[:, 1:] if model.config.vision_feature_select_strategy == "default" else states
+    return torch.cat([whole.multi_modal_projector(states).flatten(0, 1), whole.image_newline[None]])
+
+
+def _llava_next(source: Source) -> dict[str, Any]:
+    sizes = source.processor["image_grid_pinpoints"]
+    side = source.size // source.config.vision_config.patch_size
+    return _single(source) | {"kind": "llava_next", "sizes": sizes, "side": side}
+
+
+def _mistral3(source: Source) -> dict[str, Any]:
+    settings, edge = source.processor, source.config.vision_config.patch_size
+    return {
+        "kind": "pixtral",
+        "image": preprocessor_settings({**settings, "size": {"height": edge, "width": edge}}, edge),
+        "patch": edge,
+        "frames": 1,
+        "merge": source.config.spatial_merge_size,
+        "longest": settings["size"]["longest_edge"],
+        "most": (settings["size"]["longest_edge"] + edge * source.config.spatial_merge_size) ** 2,
+        "break": source.options.get("image_break_token", "[IMG_BREAK]"),
+        "end": source.options.get("image_end_token", "[IMG_END]"),
+    }
+
+
+def _deepstack_layers(config: Any) -> int:
+    return len(config.vision_config.deepstack_visual_indexes)
+
+
+_QWEN = Family(patch_features, _qwen, has_rope_offset=True, examples=_patches)
+FAMILIES = {
+    "gemma3": Family(_features, _gemma3, is_whole=True),
+    "idefics3": Family(_idefics3_features, _idefics3),
+    "internvl": Family(_features, _internvl),
+    "llava": Family(_features, _single),
+    "llava_next": Family(_llava_next_features, _llava_next, examples=_tiled),
+    "mistral3": Family(pixtral_features, _mistral3, examples=_patches),
+    "qwen2_5_vl": _QWEN,
+    "qwen2_vl": _QWEN,
+    "qwen3_vl": Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers),
+    "smolvlm": Family(_idefics3_features, _idefics3),
+}

@@ -1,0 +1,43 @@
+"""Cuts pictures of any size into patches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def qwen_size(size: tuple[int, int], multiple: int, least: int, most: int) -> tuple[int, int]:
+    """Return the width and height to which a picture is resized: multiples of `multiple`, about in its aspect ratio.
+
+    The number of pixels is `least` to `most`, if the aspect ratio permits it.
+    """
+    edges = [round(edge / multiple) * multiple for edge in size]
+    area = math.prod(size)
+    if math.prod(edges) > most:
+        factor = math.sqrt(area / most)
+        edges = [max(multiple, math.floor(edge / factor / multiple) * multiple) for edge in size]
+    elif math.prod(edges) < least:
+        factor = math.sqrt(least / area)
+        edges = [math.ceil(edge * factor / multiple) * multiple for edge in size]
+    return edges[0], edges[1]
+
+
+def pixtral_size(size: tuple[int, int], multiple: int, longest: int) -> tuple[int, int]:
+    """Return the size to which a picture is resized: the next multiples of `multiple`, at most about `longest`."""
+    ratio = max(*size, longest) / longest
+    width, height = (math.floor(edge / ratio) if ratio > 1 else edge for edge in size)
+    return math.ceil(width / multiple) * multiple, math.ceil(height / multiple) * multiple
+
+
+def patches_of(pixels: np.ndarray, edge: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the patches of pixels [3, H, W], float32 [N, 3, edge²], and the row and column of each, int64 [N, 2].
+
+    They are in blocks of `merge` × `merge` patches, block by block and row by row.
+    """
+    rows, columns = pixels.shape[1] // edge, pixels.shape[2] // edge
+    shape = (rows // merge, merge, columns // merge, merge)
+    blocks = pixels.reshape(3, shape[0], merge, edge, shape[2], merge, edge)
+    patches = blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, 3, edge * edge)
+    places = [index.reshape(shape).transpose(0, 2, 1, 3).reshape(-1) for index in np.indices((rows, columns))]
+    return np.ascontiguousarray(patches, np.float32), np.ascontiguousarray(np.stack(places, 1), np.int64)

@@ -1,0 +1,175 @@
+"""`PictureProcessor`: what a program needs of a picture, and the text that takes its place in a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .patches import patches_of, pixtral_size, qwen_size
+from .picture import PictureError, open_picture
+from .preprocess import Preprocessor, levels_of
+from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A call of `vision_encoder` and the tokens that get its result.
+
+    - `inputs`: the arrays of the call, contiguous.
+    - `rows`: for each token, the row of the result that is its embedding, or -1 for a token of text in between.
+    - `position`: the position of the first token in the prompt.
+    - `rope_positions`, `rope_length`: for models with three rotary axes, the rotary positions of the tokens from the
+      first one on, int64 [3, tokens], and how many positions the tokens take.
+    """
+
+    inputs: tuple[np.ndarray, ...]
+    rows: Sequence[int]
+    position: int = 0
+    rope_positions: np.ndarray | None = None
+    rope_length: int = 0
+
+    @cached_property
+    def hash(self) -> int:
+        """64 bits of a hash of the inputs and rows."""
+        digest = hashlib.sha256(repr([(array.shape, array.dtype.str) for array in self.inputs]).encode())
+        for array in self.inputs:
+            digest.update(array.data)
+        digest.update(np.asarray(self.rows, np.int64).tobytes())
+        return int.from_bytes(digest.digest()[:8], "little")
+
+
+class PictureProcessor:
+    """Prepares the pictures of prompts. `settings` are those that the export has stored in the program."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        self._settings = settings
+        self.token_id, self.placeholder = settings["token_id"], settings["placeholder"]
+        self._pixels = Preprocessor(settings["image"])
+        self._prepare = _KINDS[settings["kind"]]
+
+    def insert(
+        self, text: str, pictures: Sequence[Any], encode: Callable[[str], list[int]]
+    ) -> tuple[list[int], list[Encoding]]:
+        """Return the token ids of `text`, in which each placeholder stands for one of `pictures`, and the pictures.
+
+        `pictures` are what `open_picture` takes. `encode` returns the ids of a text. Raises PictureError if the numbers
+        differ, or for a picture that is invalid.
+        """
+        parts = text.split(self.placeholder)
+        if len(parts) != len(pictures) + 1:
+            raise PictureError(f"got {len(pictures)} pictures for a prompt with {len(parts) - 1} of {self.placeholder}")
+        texts, encodings = [parts[0]], []
+        for source, part in zip(pictures, parts[1:]):
+            shown, calls = self._prepare(open_picture(source), self._settings, self._pixels)
+            texts += [shown, part]
+            encodings += calls
+        ids = encode("".join(texts))
+        return ids, _placed(encodings, ids, self.token_id)
+
+
+def _placed(encodings: list[Encoding], ids: list[int], token_id: int) -> list[Encoding]:
+    """Return the encodings with their positions: those of the tokens `token_id`, one after the other."""
+    is_token = np.asarray(ids) == token_id
+    placed, end = [], 0
+    for encoding in encodings:
+        has_row = np.asarray(encoding.rows) >= 0
+        first = end + int(is_token[end:].argmax()) - int(has_row.argmax())
+        end = first + len(has_row)
+        if not (is_token[max(first, 0) : end].shape == has_row.shape and (is_token[first:end] == has_row).all()):
+            raise PictureError(f"got other tokens for a picture than {has_row.sum()} in a row")
+        placed.append(replace(encoding, position=first))
+    if (count := is_token.sum()) != (used := sum((np.asarray(e.rows) >= 0).sum() for e in encodings)):
+        raise PictureError(f"got {count} tokens in the prompt for pictures of {used}")
+    return placed
+
+
+_Prepared = tuple[str, list[Encoding]]  # the text of a picture, and the calls of the encoder
+
+
+def _tiles(settings: Mapping[str, Any], pixels: Preprocessor, tiles: Sequence[np.ndarray]) -> list[Encoding]:
+    """Return a call for each of `tiles`, the levels of pictures, uint8 [3, H, W]."""
+    count = range(settings["count"])
+    return [Encoding((np.ascontiguousarray(pixels.normalized(tile)[None]),), count) for tile in tiles]
+
+
+def _around(settings: Mapping[str, Any], tiles: int) -> str:
+    return settings.get("before", "") + settings["token"] * settings["count"] * tiles + settings.get("after", "")
+
+
+def _single(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    return _around(settings, 1), _tiles(settings, pixels, [pixels.levels(picture)])
+
+
+def _internvl(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles = [levels_of(tile) for tile in internvl_tiles(picture, settings)]
+    return _around(settings, len(tiles)), _tiles(settings, pixels, tiles)
+
+
+def _idefics3(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles, columns, rows = idefics3_tiles(picture, settings)
+    around, tokens = settings["around"], settings["token"] * settings["count"]
+    lines = [
+        "".join(f"{around}<row_{row}_col_{column}>{tokens}" for column in range(1, columns + 1)) + "\n"
+        for row in range(1, rows + 1)
+    ]
+    split = "".join(lines) + ("\n" if lines else "")
+    text = f"{split}{around}{settings['whole']}{tokens}{around}"
+    return text, _tiles(settings, pixels, [levels_of(tile) for tile in tiles])
+
+
+def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, merge = settings["patch"], settings["merge"]
+    width, height = qwen_size(picture.size, edge * merge, settings["least"], settings["most"])
+    levels = levels_of(picture.resize((width, height), settings["image"]["resample"]))
+    patches, places = patches_of(pixels.normalized(levels), edge, merge)
+    patches = np.repeat(patches[:, :, None], settings["frames"], 2).reshape(len(patches), -1)
+    rows, columns = height // (edge * merge), width // (edge * merge)
+    count = rows * columns
+    row, column = np.divmod(np.arange(count), columns)
+    positions = np.stack([np.zeros(count, np.int64), row, column])
+    encoding = Encoding((patches, places), range(count), rope_positions=positions, rope_length=max(rows, columns))
+    return settings["token"] * count, [encoding]
+
+
+def _pixtral(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, merge = settings["patch"], settings["merge"]
+    width, height = pixtral_size(picture.size, edge * merge, settings["longest"])
+    levels = levels_of(picture.resize((width, height), settings["image"]["resample"]))
+    patches, places = patches_of(pixels.normalized(levels), edge, merge)
+    rows, columns = height // (edge * merge), width // (edge * merge)
+    index = np.full((rows, columns + 1), -1)  # behind each row of the picture is a token of text
+    index[:, :-1] = np.arange(rows * columns).reshape(rows, columns)
+    line = settings["token"] * columns
+    text = settings["break"].join([line] * rows) + settings["end"]
+    return text, [Encoding((patches.reshape(len(patches), -1), places), index.reshape(-1)[:-1].tolist())]
+
+
+def _llava_next(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles, columns, rows = llava_next_tiles(picture, settings)
+    inputs = np.stack([pixels.normalized(tile) for tile in tiles])
+    side = settings["side"]
+    tile = side * side
+    # Behind the rows of all tiles is that of the end of a line.
+    index = np.arange(tile, len(tiles) * tile).reshape(rows, columns, side, side).transpose(0, 2, 1, 3)
+    index = without_border(index.reshape(rows * side, columns * side), picture.size)
+    lines = np.pad(index, ((0, 0), (0, 1)), constant_values=len(tiles) * tile)
+    found = [*range(tile), *lines.reshape(-1).tolist()]
+    return settings["token"] * len(found), [Encoding((np.ascontiguousarray(inputs),), found)]
+
+
+_KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] = {
+    "idefics3": _idefics3,
+    "internvl": _internvl,
+    "llava_next": _llava_next,
+    "pixtral": _pixtral,
+    "qwen": _qwen,
+    "single": _single,
+}

@@ -1,0 +1,322 @@
+"""Small vision-language models with random weights, and what transformers computes with them."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
+CONTEXT = 1024
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+}
+MEAN = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.25, 0.2]}
+# Each message is a line. Pictures are where their parts are.
+TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.content is string -%}{{ message.content }}{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == "image" -%}PLACEHOLDER{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}{{ "\n" }}
+{%- endfor -%}"""
+
+
+def tokenizer(tokens: list[str], placeholder: str):
+    """Return the tokenizer of the demo model with more special tokens."""
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(DEMO)
+    loaded.add_special_tokens({"additional_special_tokens": tokens})
+    loaded.chat_template = TEMPLATE.replace("PLACEHOLDER", placeholder)
+    return loaded
+
+
+def _llava():
+    from transformers import (
+        CLIPImageProcessorPil,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    words = tokenizer(["<image>"], "<image>")
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**VISION, image_size=24, patch_size=8),
+        text_config=LlamaConfig(**TEXT, vocab_size=len(words)),
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+    )
+    edge = {"height": 24, "width": 24}
+    images = CLIPImageProcessorPil(size={"shortest_edge": 24}, crop_size=edge, **MEAN)
+    processor = LlavaProcessor(
+        images, words, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return LlavaForConditionalGeneration, config, processor
+
+
+def _idefics3():
+    from transformers import (
+        Idefics3Config,
+        Idefics3ForConditionalGeneration,
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
+    )
+
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    tokens = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>", *places]
+    words = tokenizer(tokens, "<image>")
+    config = Idefics3Config(
+        vision_config={**VISION, "image_size": 16, "patch_size": 4},
+        text_config={**TEXT, "model_type": "llama", "vocab_size": len(words)},
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+    )
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 48}, max_image_size={"longest_edge": 16}, resample=3, **MEAN
+    )
+    return Idefics3ForConditionalGeneration, config, Idefics3Processor(images, words, image_seq_len=4)
+
+
+def _smolvlm():
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration, SmolVLMImageProcessorPil
+
+    _, config, processor = _idefics3()
+    settings = {**config.to_dict(), "model_type": "smolvlm"}
+    settings["vision_config"]["model_type"] = "smolvlm_vision"
+    images = SmolVLMImageProcessorPil(
+        size={"longest_edge": 48}, max_image_size={"longest_edge": 16}, resample=3, **MEAN
+    )
+    processor.image_processor = images
+    return SmolVLMForConditionalGeneration, SmolVLMConfig(**settings), processor
+
+
+def _internvl():
+    from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
+
+    words = tokenizer(["<IMG_CONTEXT>", "<img>", "</img>"], "<IMG_CONTEXT>")
+    config = InternVLConfig(
+        vision_config={**VISION, "image_size": [16, 16], "patch_size": [4, 4]},
+        text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(words)},
+        image_token_id=words.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        downsample_ratio=0.5,
+    )
+    size = {"height": 16, "width": 16}
+    images = GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, min_patches=1, max_patches=6, **MEAN)
+
+    class Processor:
+        image_processor, tokenizer = images, words
+
+        def __call__(self, images, text, return_tensors):
+            from transformers import BatchFeature
+
+            if images is None:
+                return self.tokenizer(text, return_tensors="pt")
+            found = self.image_processor(images, return_tensors="pt")
+            parts = text.split("<IMG_CONTEXT>")
+            for count, part in zip(found.pop("num_patches"), parts[1:]):
+                parts[0] += "<img>" + "<IMG_CONTEXT>" * 4 * int(count) + "</img>" + part
+            return BatchFeature({**found, **self.tokenizer(parts[0], return_tensors="pt")})
+
+    return InternVLForConditionalGeneration, config, Processor()
+
+
+class _Joined:
+    """A processor of pictures and text, where that of transformers needs torchvision for videos."""
+
+    def __init__(self, images, words, expand, placeholder):
+        self.image_processor, self.tokenizer, self.expand, self.placeholder = images, words, expand, placeholder
+
+    def __call__(self, images, text, return_tensors):
+        from transformers import BatchFeature
+
+        if images is None:
+            return self.tokenizer(text, return_tensors="pt")
+        found = self.image_processor(images, return_tensors="pt")
+        parts = text.split(self.placeholder)
+        for index, part in enumerate(parts[1:]):
+            parts[0] += self.expand(found, index) + part
+        inputs = BatchFeature({**found, **self.tokenizer(parts[0], return_tensors="pt")})
+        inputs.pop("num_crops", None)
+        inputs.pop("num_patches", None)
+        return inputs
+
+
+def _qwen(kind: str):
+    import transformers
+
+    words = tokenizer(["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"], "<|image_pad|>")
+    token = words.convert_tokens_to_ids("<|image_pad|>")
+    vision = {"depth": 2, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    if kind == "Qwen2":
+        vision |= {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "window_size": 16}
+        vision |= {"fullatt_block_indexes": [1]}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    if kind == "Qwen3":
+        vision = {"depth": 3, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+        vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32}
+        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
+    name = {"Qwen2": "Qwen2VL", "Qwen2.5": "Qwen2_5_VL", "Qwen3": "Qwen3VL"}[kind]
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={**vision, "initializer_range": 0.3},
+        text_config={**TEXT, "vocab_size": len(words), "rope_parameters": rope},
+        image_token_id=token,
+        video_token_id=words.convert_tokens_to_ids("<|video_pad|>"),
+    )
+    size = {"shortest_edge": 16 * 16, "longest_edge": 40 * 40}
+    images = transformers.Qwen2VLImageProcessorPil(size=size, patch_size=4, merge_size=2, **MEAN)
+
+    def expand(found, index):
+        return "<|image_pad|>" * int(found["image_grid_thw"][index].prod() // 4)
+
+    processor = _Joined(images, words, expand, "<|image_pad|>")
+
+    def call(images, text, return_tensors, plain=processor):
+        inputs = _Joined.__call__(plain, images, text, return_tensors)
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == token).int()
+        return inputs
+
+    processor.call = call
+    return getattr(transformers, f"{name}ForConditionalGeneration"), config, processor
+
+
+def _mistral3():
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
+
+    words = tokenizer(["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
+    config = Mistral3Config(
+        vision_config={**VISION, "model_type": "pixtral", "head_dim": 8, "image_size": 48, "patch_size": 4},
+        text_config={**TEXT, "model_type": "mistral", "vocab_size": len(words), "sliding_window": None},
+        image_token_id=words.convert_tokens_to_ids("[IMG]"),
+        spatial_merge_size=2,
+    )
+    images = PixtralImageProcessorPil(size={"longest_edge": 48}, patch_size={"height": 8, "width": 8}, **MEAN)
+
+    def expand(found, index):
+        rows, columns = (int(edge) // 8 for edge in found["image_sizes"][index])
+        return "[IMG_BREAK]".join(["[IMG]" * columns] * rows) + "[IMG_END]"
+
+    return Mistral3ForConditionalGeneration, config, _Joined(images, words, expand, "[IMG]")
+
+
+def _llava_next():
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+        LlavaNextImageProcessorPil,
+        LlavaNextProcessor,
+    )
+
+    words = tokenizer(["<image>"], "<image>")
+    sizes = [[16, 32], [32, 16], [32, 32], [16, 48]]
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(**VISION, image_size=16, patch_size=4),
+        text_config=LlamaConfig(**TEXT, vocab_size=len(words)),
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=sizes,
+    )
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, image_grid_pinpoints=sizes, **MEAN
+    )
+    processor = LlavaNextProcessor(
+        images, words, patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return LlavaNextForConditionalGeneration, config, processor
+
+
+def _gemma3():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
+
+    words = tokenizer(["<image_soft_token>", "<start_of_image>", "<end_of_image>"], "<start_of_image>")
+    token, begin, end = map(words.convert_tokens_to_ids, ["<image_soft_token>", "<start_of_image>", "<end_of_image>"])
+    config = Gemma3Config(
+        vision_config={**VISION, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8},
+        text_config={**TEXT, "vocab_size": len(words), "sliding_window": 24, "query_pre_attn_scalar": 8},
+        image_token_index=token,
+        boi_token_index=begin,
+        eoi_token_index=end,
+        mm_tokens_per_image=4,
+    )
+    images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32}, do_pan_and_scan=False, **MEAN)
+    text = "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
+    processor = _Joined(images, words, lambda found, index: text, "<start_of_image>")
+
+    def call(images, text, return_tensors, plain=processor):
+        inputs = _Joined.__call__(plain, images, text, return_tensors)
+        inputs["token_type_ids"] = (inputs["input_ids"] == token).int()
+        return inputs
+
+    processor.call = call
+    return Gemma3ForConditionalGeneration, config, processor
+
+
+FAMILIES = {
+    "gemma3": _gemma3,
+    "llava_next": _llava_next,
+    "mistral3": _mistral3,
+    "qwen3_vl": lambda: _qwen("Qwen3"),
+    "qwen2_vl": lambda: _qwen("Qwen2"),
+    "qwen2_5_vl": lambda: _qwen("Qwen2.5"),
+    "idefics3": _idefics3,
+    "internvl": _internvl,
+    "llava": _llava,
+    "smolvlm": _smolvlm,
+}
+
+
+def save(family: str, folder: Path):
+    """Write a checkpoint of a family to `folder`. Return the model and a processor of transformers."""
+    kind, config, processor = FAMILIES[family]()
+    torch.manual_seed(1)
+    model = kind(config).eval()
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+    return model, processor
+
+
+def pictures(count: int, seed: int = 0) -> list:
+    """Return pictures of PIL of odd sizes."""
+    from PIL import Image
+
+    generator = np.random.default_rng(seed)
+    sizes = [(37, 23), (19, 61), (50, 50), (7, 90)]
+    found = []
+    for index in range(count):
+        width, height = sizes[index % len(sizes)]
+        levels = generator.integers(0, 256, (height // 5 + 1, width // 5 + 1, 3), dtype=np.uint8)
+        found.append(Image.fromarray(levels).resize((width, height), Image.BICUBIC))
+    return found
+
+
+def reference(model, processor, messages, images, tokens: int) -> tuple[list[int], list[int]]:
+    """Return the token ids of the prompt, and the greedy tokens of transformers after it."""
+    text = processor.tokenizer.apply_chat_template(messages, tokenize=False)
+    inputs = getattr(processor, "call", processor)(images=images or None, text=text, return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    with torch.no_grad():
+        out = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=None)
+    return out[0, :length].tolist(), out[0, length:].tolist()
