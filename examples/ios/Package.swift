@@ -6,8 +6,8 @@ let package = Package(
   platforms: [.iOS(.v17), .macOS(.v14)],
   products: [.library(name: "PortableModel", targets: ["PortableModel"])],
   dependencies: [
-    .package(url: "https://github.com/pytorch/executorch.git", branch: "swiftpm-1.5.0"),
-    .package(url: "https://github.com/huggingface/swift-transformers.git", from: "1.1.0"),
+    .package(url: "https://github.com/pytorch/executorch.git", branch: "swiftpm-1.5.1"),
+    .package(url: "https://github.com/huggingface/swift-transformers.git", from: "1.1.4"),
   ],
   targets: [
     .target(

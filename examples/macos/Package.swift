@@ -5,7 +5,7 @@ import PackageDescription
 let package = Package(
   name: "LanguageModel",
   platforms: [.macOS(.v14)],
-  products: [.library(name: "LanguageModel", targets: ["LanguageModel"])],
+  products: [.library(name: "LanguageModel", targets: ["LanguageModel", "ExecutorchMLX"])],
   targets: [
     .binaryTarget(name: "ExecutorchMLX", path: "ExecutorchMLX.xcframework"),
     .target(name: "LanguageModel", dependencies: ["ExecutorchMLX"]),

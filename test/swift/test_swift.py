@@ -77,22 +77,31 @@ def lines(*command: object) -> list[str]:
 
 @needs_compiler
 def test_engine_in_swift(tmp_path, tmp_path_factory):
-    """The wrapper of examples/macos gives the answer of the engine."""
+    """The wrapper of examples/macos gives the answer of the engine, and its functions do what the C API says."""
     headers = "\n".join(f'  header "{path}"' for path in HEADERS if path.name != "engine.h")
     libraries = '  link "mlx_llm_engine"\n  link "mlx_delegate"'
     text = f"module ExecutorchMLX {{\n{headers}\n{libraries}\n  export *\n}}\n"
     (tmp_path / "module.modulemap").write_text(text)
     module(tmp_path, "LanguageModel", MACOS / "LanguageModel" / "LanguageModel.swift")
-    swiftc(tmp_path, MACOS / "answer" / "main.swift", "-o", tmp_path / "answer")
+    for source in (MACOS / "answer", HERE / "engine"):
+        swiftc(tmp_path, source / "main.swift", "-o", tmp_path / source.name)
     path = small_llm.shared(tmp_path_factory, "swift-engine", batch=2, speculation=True)
     options = {"temperature": 0.8, "top_k": 40, "seed": 7, "max_new_tokens": 32}
     answer = LLM.load(path).generate([5, 17, 200], **options).result().text
     assert "\n".join(lines(tmp_path / "answer", path, "5,17,200")) == answer
+    assert lines(tmp_path / "engine", path, "5,17,200")[:-1] == [
+        "loaded 1.0",
+        "ended 7",
+        "cancelled 0",
+        "resumed true",
+        "loaded again true",
+    ]
 
 
 @needs_compiler
 def test_portable_model_in_swift(tmp_path, tmp_path_factory):
-    """The token loop of examples/ios draws the tokens that the engine draws, and reuses the caches."""
+    """The token loop of examples/ios draws the tokens that the engine draws, and reuses the caches. A conversation
+    keeps whole turns."""
     from executorch_mlx.loader import load_delegate
 
     (tmp_path / "module.modulemap").write_text((HERE / "ExecuTorch" / "module.modulemap").read_text())
@@ -101,7 +110,8 @@ def test_portable_model_in_swift(tmp_path, tmp_path_factory):
     module(tmp_path, "ExecuTorch", HERE / "ExecuTorch" / "ExecuTorch.swift", version=5)
     module(tmp_path, "Tokenizers", HERE / "Tokenizers" / "Tokenizers.swift")
     module(tmp_path, "PortableModel", *sorted((IOS / "PortableModel").glob("*.swift")), version=5)
-    swiftc(tmp_path, HERE / "portable" / "main.swift", "-o", tmp_path / "portable")
+    for name in ("portable", "chat"):
+        swiftc(tmp_path, HERE / name / "main.swift", "-o", tmp_path / name)
 
     path = small_llm.shared(tmp_path_factory, "swift-portable", portable=True)
     llm = LLM.load(path)
@@ -113,6 +123,13 @@ def test_portable_model_in_swift(tmp_path, tmp_path_factory):
         options = {"temperature": temperature, "top_k": top_k, "seed": seed, "max_new_tokens": 12}
         expected = [llm.generate(prompt, **options).result().tokens for prompt in prompts]
         assert [line.split()[0] for line in printed] == [",".join(map(str, tokens)) for tokens in expected]
+        assert [line.split()[1] for line in printed] == [
+            "length" if len(tokens) == 12 else "stop" for tokens in expected
+        ]
+    full = ",".join(["5"] * small_llm.CONTEXT)  # leaves room for no other token
+    assert lines(tmp_path / "portable", path, 0, 0, 0, 12, full)[0].split()[1] == "context"
+    two = "user assistant user assistant"
+    assert lines(tmp_path / "chat", path) == [f"{two} context", "true", two, two, "cancelled length"]
 
 
 def compile_shim(library: Path, build: Path) -> None:

@@ -9,43 +9,65 @@ struct ChatApp: App {
 }
 
 struct ChatView: View {
-  @State private var conversation: Conversation?
+  @Environment(\.scenePhase) private var phase
+  @State private var conversation: Conversation?  // nil: the model is not loaded
+  @State private var messages: [[String: String]] = []  // of a conversation whose model was dropped
   @State private var message = ""
-  @State private var answer = "Loading …"
+  @State private var answer = ""
   @State private var running: Task<Void, Never>?
 
   var body: some View {
     VStack {
       ScrollView { Text(answer).frame(maxWidth: .infinity, alignment: .leading) }
-      TextField("Message", text: $message).onSubmit(send).disabled(conversation == nil)
+      TextField("Message", text: $message).onSubmit(send)
       Button("Stop") { running?.cancel() }
     }
     .padding()
-    .task {
-      do {
-        let bundle = Bundle.main
-        conversation = try await Conversation(
-          model: bundle.path(forResource: "phone", ofType: "pte")!,
-          tokenizer: bundle.url(forResource: "tokenizer", withExtension: nil)!)
-        answer = ""
-      } catch {
-        answer = "The model cannot be loaded: \(error)"
-      }
+    .onChange(of: phase) { if phase != .active { running?.cancel() } }
+    .onReceive(NotificationCenter.default.publisher(for: UIApplication.didReceiveMemoryWarningNotification)) { _ in
+      drop()
     }
   }
 
   private func send() {
-    guard let conversation else { return }
-    running?.cancel()
+    let previous = running
+    previous?.cancel()
     let sampling = Sampling(temperature: 0.8, topP: 0.95, topK: 40, seed: .random(in: 0..<1_000_000_000))
     let question = message
-    answer = ""
     running = Task {
+      await previous?.value
+      answer = ""
       do {
-        for try await text in conversation.answer(to: question, sampling) { answer += text }
+        let conversation = try await load()
+        let parts = await conversation.answer(to: question, sampling)
+        for try await text in parts { answer += text }
+        let finish = await conversation.finish
+        if finish == .context { answer += "\nThe context is full." }
       } catch {
-        answer += "\n\(error)"
+        if !(error is CancellationError) { answer += "\n\(error)" }
       }
+    }
+  }
+
+  private func load() async throws -> Conversation {
+    if let conversation { return conversation }
+    let path = Bundle.main.path(forResource: "phone", ofType: "pte")!
+    let model = try await Task.detached { try PortableModel(path: path) }.value  // not on the main thread
+    let tokenizer = Bundle.main.url(forResource: "tokenizer", withExtension: nil)!
+    let loaded = try await Conversation(model, tokenizer: tokenizer, messages: messages)
+    conversation = loaded
+    return loaded
+  }
+
+  /// Frees the model. The next message loads it again.
+  private func drop() {
+    let previous = running
+    previous?.cancel()
+    running = Task {
+      await previous?.value
+      await conversation?.stop()
+      messages = await conversation?.messages ?? messages
+      conversation = nil
     }
   }
 }

@@ -1,4 +1,5 @@
-// portable MODEL.pte TEMPERATURE TOP_K SEED COUNT IDS...: prints the tokens of the answer to each prompt, and its text.
+// portable MODEL.pte TEMPERATURE TOP_K SEED COUNT IDS...: prints the tokens of the answer to each prompt, why it ended, and
+// its text.
 import PortableModel
 
 let arguments = CommandLine.arguments
@@ -9,9 +10,12 @@ for ids in arguments.dropFirst(6) {
   var answer: [Int] = []
   var stream = TextStream(model.tokenTexts)
   var text = ""
-  for try await token in model.tokens(after: prompt, sampling, maxTokens: Int(arguments[5])!) {
-    answer.append(token)
-    text += stream.text(adding: token)
+  for try await output in model.tokens(after: prompt, sampling, maxTokens: Int(arguments[5])!) {
+    switch output {
+    case .token(let token):
+      answer.append(token)
+      text += stream.text(adding: token)
+    case .end(let finish): print(answer.map(String.init).joined(separator: ","), finish, text.debugDescription)
+    }
   }
-  print(answer.map(String.init).joined(separator: ","), text.debugDescription)
 }

@@ -20,6 +20,19 @@ public struct Sampling: Sendable {
   }
 }
 
+/// Why an answer ended.
+public enum Finish: Sendable {
+  case stop  // a token of `endTokens`
+  case length  // `maxTokens`
+  case context  // all positions of the caches are written
+  case cancelled  // its task
+}
+
+public enum Output: Sendable {
+  case token(Int)
+  case end(Finish)
+}
+
 public enum PortableModelError: Error {
   case notPortable  // the file has no method forward with the inputs that this code passes
   case promptTooLong(tokens: Int, capacity: Int)
@@ -33,7 +46,7 @@ public actor PortableModel {
   public nonisolated let tokenTexts: TokenTexts
   private let module: Module
   private let maxRewind: Int
-  private let takes: (seed: Bool, topK: Bool, minP: Bool, adjusts: Bool)
+  private let takes: (seed: Bool, topK: Bool, minP: Bool)
   private var cached: [Int] = []  // the tokens at the positions 0, 1, …
   private var written = 0  // 1 + the highest position that was written since position 0 was
 
@@ -46,9 +59,7 @@ public actor PortableModel {
     guard try flag("sampling_head"), try !flag("sampling_penalties"), try !flag("sampling_allowed_tokens"),
       try module.execute("sampling_logit_bias") == 0, try module.execute("sampling_logprobs") == 0
     else { throw PortableModelError.notPortable }
-    takes = (
-      try flag("sampling_seed"), try flag("sampling_top_k"), try flag("sampling_min_p"), try flag("sampling_adjusts")
-    )
+    takes = (try flag("sampling_seed"), try flag("sampling_top_k"), try flag("sampling_min_p"))
     chunk = try module.execute("get_max_seq_len")
     capacity = try module.execute("get_max_context_len")
     maxRewind = try module.execute("get_max_rewind")
@@ -58,38 +69,49 @@ public actor PortableModel {
     self.module = module
   }
 
-  /// Draws up to `maxTokens` tokens after `prompt`, and passes each to `onToken`, which returns whether to go on.
-  /// `prompt` is the whole conversation: positions that already hold its beginning are not computed again.
+  /// Draws up to `maxTokens` tokens after `prompt`, and passes each to `onToken`. Cancelling the task ends the answer
+  /// before the next call. `prompt` is the whole conversation: positions that already hold its beginning are not computed
+  /// again. With `maxTokens` 0, only reads the prompt.
+  @discardableResult
   public func generate(
-    after prompt: [Int], _ sampling: Sampling, maxTokens: Int = .max, onToken: (Int) -> Bool
-  ) throws {
-    guard !prompt.isEmpty, prompt.count < capacity else {
+    after prompt: [Int], _ sampling: Sampling, maxTokens: Int = .max, onToken: (Int) -> Void
+  ) throws -> Finish {
+    guard !prompt.isEmpty, prompt.count <= capacity else {
       throw PortableModelError.promptTooLong(tokens: prompt.count, capacity: capacity)
     }
     rewind(to: commonBeginning(prompt))
     var next = 0
     while cached.count < prompt.count {  // the prompt, in chunks; only the draw of the last one counts
+      if Task.isCancelled { return .cancelled }
       let end = min(cached.count + chunk, prompt.count)
       next = try draw(after: prompt[cached.count..<end], sampling, step: 0)
     }
-    var step = 1
-    while !endTokens.contains(next), step <= maxTokens, onToken(next), step < maxTokens, cached.count < capacity {
-      next = try draw(after: [next], sampling, step: step)
-      step += 1
+    var count = 0  // tokens of the answer
+    while true {
+      if endTokens.contains(next) { return .stop }
+      if Task.isCancelled { return .cancelled }
+      if count < maxTokens {
+        onToken(next)
+        count += 1
+      }
+      if count == maxTokens { return .length }
+      if cached.count == capacity { return .context }
+      next = try draw(after: [next], sampling, step: count)
     }
   }
 
-  /// The same as a stream. Ending the loop over it, or cancelling its task, ends the answer.
+  /// The same as a stream. Ending the loop over it, or cancelling its task, ends the answer; the last element is lost
+  /// then.
   public nonisolated func tokens(
     after prompt: [Int], _ sampling: Sampling, maxTokens: Int = .max
-  ) -> AsyncThrowingStream<Int, any Error> {
+  ) -> AsyncThrowingStream<Output, any Error> {
     AsyncThrowingStream { continuation in
       let task = Task {
         do {
-          try await self.generate(after: prompt, sampling, maxTokens: maxTokens) { token in
-            continuation.yield(token)
-            return !Task.isCancelled
+          let finish = try await self.generate(after: prompt, sampling, maxTokens: maxTokens) {
+            continuation.yield(.token($0))
           }
+          continuation.yield(.end(finish))
           continuation.finish()
         } catch {
           continuation.finish(throwing: error)
@@ -98,6 +120,9 @@ public actor PortableModel {
       continuation.onTermination = { _ in task.cancel() }
     }
   }
+
+  /// Returns when the running answer has ended. A stream whose task was cancelled ends before its last call does.
+  public func wait() {}
 
   /// One call of the program: writes the tokens at the next positions, and draws the token after the last of them.
   private func draw(after tokens: ArraySlice<Int>, _ sampling: Sampling, step: Int) throws -> Int {
@@ -112,7 +137,6 @@ public actor PortableModel {
     if takes.seed { inputs.append(Tensor<Int>(Int(sampling.seed &+ Int32(truncatingIfNeeded: step)))) }
     if takes.topK { inputs.append(Tensor<Int>(sampling.topK)) }
     if takes.minP { inputs.append(Tensor<Float>(sampling.minP)) }
-    if takes.adjusts { inputs.append(Tensor<Bool>(false)) }
     written = max(written, position + tokens.count)
     cached = []  // if the call fails, the next answer begins at position 0
     let outputs: [Value] = try module.forward(inputs)

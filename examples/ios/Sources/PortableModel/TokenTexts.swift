@@ -11,7 +11,7 @@ public struct TokenTexts: Sendable {
     self.offsets = offsets.scalars()
   }
 
-  /// The UTF-8 bytes of a token, which may be a part of a character.
+  /// The UTF-8 bytes of a token that the model has drawn. They may be a part of a character. Special tokens have none.
   public func bytes(of token: Int) -> ArraySlice<UInt8> { bytes[offsets[token]..<offsets[token + 1]] }
 }
 
@@ -28,6 +28,12 @@ public struct TextStream: Sendable {
     let complete = held.count - beginningOfCharacter(held)
     defer { held.removeFirst(complete) }
     return String(decoding: held.prefix(complete), as: UTF8.self)
+  }
+
+  /// Returns what is left at the end of the answer: U+FFFD if it ends within a character.
+  public mutating func end() -> String {
+    defer { held = [] }
+    return String(decoding: held, as: UTF8.self)
   }
 
   /// The number of bytes at the end that begin a character without completing it.

@@ -42,16 +42,28 @@ public struct Piece: Sendable {
   public let finish: Finish?  // of the last piece
 }
 
-/// A loaded model and its engine, which runs on a thread of its own. All functions may be called from any thread.
+/// A loaded model and its engine, which runs on a thread of its own. All functions may be called from any thread. Those
+/// that throw wait for the engine: call them in a task, not on the main thread.
 public final class LanguageModel: @unchecked Sendable {
   private let model: OpaquePointer
   private let engine: OpaquePointer
 
-  /// Loads a file that `executorch-mlx export` wrote. Call it in a task: it reads the weights.
-  public init(path: String) throws {
+  /// Called with the part of the weights that is loaded, up to 1. Returning false ends the load, which then throws.
+  public typealias OnProgress = (Double) -> Bool
+
+  /// Loads a file that `executorch-mlx export` wrote.
+  public init(path: String, onProgress: OnProgress = { _ in true }) throws {
     var model: OpaquePointer?
     var engine: OpaquePointer?
-    try check(executorch_mlx_model_load(path, nil, &model))
+    try withoutActuallyEscaping(onProgress) { onProgress in
+      var onProgress = onProgress
+      try withUnsafeMutablePointer(to: &onProgress) { onProgress in
+        var options = executorch_mlx_default_load_options()
+        options.on_progress = { user, part in user!.assumingMemoryBound(to: OnProgress.self).pointee(part) }
+        options.user_data = UnsafeMutableRawPointer(onProgress)
+        try check(executorch_mlx_model_load(path, &options, &model))
+      }
+    }
     do {
       try check(executorch_mlx_engine_create(model, nil, &engine))
     } catch {
@@ -62,7 +74,7 @@ public final class LanguageModel: @unchecked Sendable {
     self.engine = engine!
   }
 
-  deinit {
+  deinit {  // waits for the running step
     executorch_mlx_engine_free(engine)
     executorch_mlx_model_free(model)
   }
@@ -81,12 +93,26 @@ public final class LanguageModel: @unchecked Sendable {
       do {
         let request = Request(model: self, continuation)
         try request.submit(prompt, sampling)
-        continuation.onTermination = { _ in request.cancel() }
+        continuation.onTermination = { [weak request] _ in request?.cancel() }
       } catch {
         continuation.finish(throwing: error)
       }
     }
   }
+
+  /// Reads a prompt into the caches. An answer to a prompt that begins like it then computes only the rest.
+  public func prefill(_ prompt: [Int64]) throws { try check(executorch_mlx_engine_prefill(engine, prompt, prompt.count)) }
+
+  /// Copies the caches of a conversation, so that two answers can go on from it. For files with more than one row.
+  public func clone(_ ids: [Int64]) throws { try check(executorch_mlx_engine_clone(engine, ids, ids.count)) }
+
+  /// Waits for the running step, and starts no other one until `resume()`. Answers pause, and can be cancelled.
+  public func suspend() throws { try check(executorch_mlx_engine_suspend(engine)) }
+  public func resume() throws { try check(executorch_mlx_engine_resume(engine)) }
+
+  /// Frees what the engine can do without; if no answer runs, also the weights and caches, which the next answer loads
+  /// again. Also while it is suspended.
+  public func releaseMemory() throws { try check(executorch_mlx_engine_release_memory(engine)) }
 
   fileprivate func submit(
     _ options: inout executorch_mlx_request_options, _ request: UnsafeMutablePointer<OpaquePointer?>
@@ -99,6 +125,7 @@ public final class LanguageModel: @unchecked Sendable {
 private final class Request: @unchecked Sendable {
   private let model: LanguageModel  // the engine lives as long as its requests
   private let continuation: AsyncThrowingStream<Piece, any Error>.Continuation
+  // The library writes it before it queues the request, and so before the first event.
   private let handle = UnsafeMutablePointer<OpaquePointer?>.allocate(capacity: 1)
 
   init(model: LanguageModel, _ continuation: AsyncThrowingStream<Piece, any Error>.Continuation) {
@@ -159,8 +186,11 @@ private final class Request: @unchecked Sendable {
         finish: finish))
     guard let finish else { return }
     if finish == .error {
+      var info = executorch_mlx_request_info()
+      info.size = MemoryLayout.size(ofValue: info)
+      executorch_mlx_request_get_info(handle.pointee, &info)
       let message = String(cString: executorch_mlx_request_error(handle.pointee))
-      continuation.finish(throwing: EngineError(status: 4, description: message))
+      continuation.finish(throwing: EngineError(status: info.status, description: message))
     } else {
       continuation.finish()
     }
