@@ -55,6 +55,7 @@ def create_files(folder: Path, chat_program: Path) -> Path:
         for block in OTHER_EXPORTS:
             run_command(block.code)
     create_adapters(folder)
+    create_vision_model(folder)
     llm = LLM.load(folder / "demo.pte", profile=True)
     llm.generate("Return the", max_new_tokens=1).result()
     llm.program.write_profile(folder / "answer.etdp")
@@ -72,6 +73,17 @@ def create_adapters(folder: Path) -> None:
     for name in ("poet", "coder"):
         model = AutoModelForCausalLM.from_pretrained(MODEL)
         get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(folder / "adapters" / name)
+
+
+def create_vision_model(folder: Path) -> None:
+    """Create `smolvlm.pte` and a picture for it, for docs/vision.md."""
+    import small_vlm
+    from executorch_mlx.llm.export import export_llm
+
+    small_vlm.save("smolvlm", folder / "smolvlm")
+    exported = export_llm(folder / "smolvlm", max_context_len=small_vlm.CONTEXT, speculation=False, verify=False)
+    exported.save(folder / "smolvlm.pte")
+    small_vlm.pictures(1, 0)[0].save(folder / "cat.jpg")
 
 
 @pytest.fixture
