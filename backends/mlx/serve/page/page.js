@@ -258,13 +258,13 @@ function restart(div, index) {
 
 // `index` is that of the message.
 function addUserMessage(text, index) {
-  const div = addMessage("user", text), { images } = messages[index];
-  div.prepend(...(images ?? []).map(pictureOf));
+  const div = addMessage("user", text), images = messages[index]?.images ?? [];
+  div.prepend(...images.map(pictureOf));
   addActions(div, { Edit: () => {
     if (running) return;
     cut(div, index);
     $("text").value = text;
-    setPictures(images ?? []);
+    setPictures(images);
     $("text").focus();
   } });
 }
@@ -276,7 +276,7 @@ const pictureOf = url => Object.assign(new Image(), { src: url, alt: "picture", 
 function setPictures(urls) {
   pictures = urls;
   $("pictures").replaceChildren(...urls.map((url, index) => {
-    const button = Object.assign(document.createElement("button"), { type: "button", title: "Remove" });
+    const button = Object.assign(document.createElement("button"), { type: "button", title: "Remove", ariaLabel: "Remove the picture" });
     button.append(pictureOf(url));
     button.addEventListener("click", () => setPictures(pictures.filter((_, other) => other !== index)));
     return button;
