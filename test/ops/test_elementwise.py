@@ -389,6 +389,18 @@ SOFTMAX = [
             ),
         ],
     ),
+    # Wider than the vectors of the kernels, with values in the last partial vector.
+    row(
+        "softmax.int/wide",
+        lambda x: torch.softmax(x, -1),
+        cases=[(floats(3, 77),), (data([[0.5] * 76 + [float("nan")], [-float("inf")] * 76 + [3.0]]),)],
+    ),
+    row(
+        "log_softmax.int/wide",
+        lambda x: torch.log_softmax(x, -1),
+        cases=[(floats(3, 77),), (data([[0.5] * 76 + [float("nan")], [2.0] * 76 + [-float("inf")]]),)],
+        loose=2,
+    ),
     row("softmax.int/dtype", lambda x: torch.softmax(x, 0, dtype=f32), floats(4, 2, 3)),
     row("_softmax", torch.softmax, cases=[(floats(2, 3, 4), 1), (floats(2, 3, 4), -3)], traced=True),
     row(

@@ -57,7 +57,13 @@ ROWS = (
         row(
             "logsumexp",
             cases=[(floats(2, 3, 4), [1]), (floats(2, 3), [0, 1], True)],
-            once=[(GRID, [1]), (data([[-INF, -INF], [1e4, 1e4]]), [1]), (floats(0, 3), [0])],
+            once=[
+                (GRID, [1]),
+                (data([[-INF, -INF], [1e4, 1e4]]), [1]),
+                (floats(0, 3), [0]),
+                (floats(3, 77), [-1], True),
+                (data([[0.5] * 76 + [NAN], [-INF] * 76 + [3.0], [2.0] * 76 + [INF]]), [1]),
+            ],
         ),
         row("any", cases=[(edges(),)], once=[(floats(0),), (data([0.0, NAN]),), (bools(3),)], dtypes=NUMBERS),
         row("all", cases=[(edges(),)], once=[(floats(0),), (data([1.0, NAN]),), (bools(3),)], dtypes=NUMBERS),

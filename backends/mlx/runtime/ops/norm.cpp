@@ -1,6 +1,7 @@
 // Normalization and softmax. See op.h.
 #include "gpu/fused.h"
 #include "kernels/cpu/norm.h"
+#include "kernels/cpu/softmax.h"
 #include "memory/kernel_result.h"
 #include "ops/op.h"
 
@@ -65,6 +66,21 @@ std::optional<mx::array> layer_norm(const mx::array& x, const std::optional<mx::
   return kernel_result("LayerNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
+// Like mx::softmax over the last axis of x, which is float32.
+std::optional<mx::array> softmax(const mx::array& x, mx::Stream stream) {
+  if (!is_supported_operand(x, stream) || x.dtype() != mx::float32) {
+    return std::nullopt;
+  }
+  const auto make_task = [](const auto& inputs, auto& out) -> Task {
+    const int64_t width = out.shape(-1);
+    const int64_t rows = static_cast<int64_t>(out.size()) / width;
+    return [=, from = inputs[0].template data<float>(), to = out.template data<float>()] {
+      kernel::softmax(from, to, rows, width);
+    };
+  };
+  return kernel_result("Softmax", x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
+}
+
 } // namespace
 
 } // namespace cpu
@@ -110,6 +126,10 @@ void softmax(const fb::SoftmaxParams& n, Context& c) {
     return c.set(n.out(), mx::ones_like(x, c.stream));
   }
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
+  const bool is_last = axis + 1 == static_cast<int>(x.ndim());
+  if (const auto y = is_last ? cpu::softmax(x, c.stream) : std::nullopt) {
+    return c.set(n.out(), *y);
+  }
   c.set(n.out(), x.size() == 0 ? x : mx::softmax(x, std::vector<int>{axis}, n.precise(), c.stream));
 }
 

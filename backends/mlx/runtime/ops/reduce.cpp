@@ -1,8 +1,39 @@
 // Reductions, sorting and cumulative sums. See op.h.
 #include "dtype.h"
+#include "kernels/cpu/softmax.h"
+#include "memory/kernel_result.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {
+
+namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
+
+namespace {
+
+// Like mx::logsumexp over the last axis of x, which is float32.
+std::optional<mx::array> logsumexp(const mx::array& x, bool keepdims, mx::Stream stream) {
+  if (!is_supported_operand(x, stream) || x.dtype() != mx::float32) {
+    return std::nullopt;
+  }
+  auto shape = x.shape();
+  if (keepdims) {
+    shape.back() = 1;
+  } else {
+    shape.pop_back();
+  }
+  const auto make_task = [](const auto& inputs, auto& out) -> Task {
+    const int64_t width = inputs[0].shape(-1);
+    const int64_t rows = static_cast<int64_t>(out.size());
+    return [=, from = inputs[0].template data<float>(), to = out.template data<float>()] {
+      kernel::logsumexp(from, to, rows, width);
+    };
+  };
+  return kernel_result("LogSumExp", std::move(shape), x.dtype(), {contiguous(x, stream)}, stream, make_task);
+}
+
+} // namespace
+
+} // namespace cpu
 
 namespace {
 
@@ -36,6 +67,10 @@ void reduce(const fb::ReduceNode& n, Context& c) {
 mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
   if (x.size() == 0) {
     return mx::log(mx::sum(x, axes, keepdims, s), s); // the exponentials of no elements are no elements
+  }
+  const bool is_last = axes.size() == 1 && axes[0] + 1 == static_cast<int>(x.ndim());
+  if (const auto y = is_last ? cpu::logsumexp(x, keepdims, mx::to_stream(s)) : std::nullopt) {
+    return *y;
   }
   const auto y = mx::logsumexp(x, axes, keepdims, s);
   if (mx::to_stream(s).device == mx::Device::cpu || !mx::cu::is_available()) {
