@@ -204,6 +204,8 @@ def command_errors(is_long: bool = False) -> Iterator[None]:
     except PromptLengthError as error:
         hint = ". The chat has filled the context: /clear starts a new one" if is_long else ""
         raise CommandError(f"{error}{hint}") from error
+    except BrokenPipeError:  # nobody reads the answer: `main` ends the command without a word
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from error
 

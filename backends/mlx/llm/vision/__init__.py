@@ -4,7 +4,21 @@ prepare = Preprocessor(settings)
 pixels = prepare(open_picture("cat.jpg"))  # float32 [3, H, W]
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .picture import PictureError, open_picture
-from .preprocess import Preprocessor, preprocessor_settings
+
+if TYPE_CHECKING:
+    from .preprocess import Preprocessor, preprocessor_settings
 
 __all__ = ["PictureError", "Preprocessor", "open_picture", "preprocessor_settings"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Preprocessor", "preprocessor_settings"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import preprocess  # imports numpy, which chats without pictures do not need
+
+    return getattr(preprocess, name)
