@@ -158,6 +158,11 @@ class ChatMessage(Cacheable):
 MAX_PICTURES = 64  # of a message
 
 
+def picture_part(url: str) -> dict[str, Any]:
+    """Return the part of a chat message for a picture."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def take_pictures(content: Any) -> tuple[Any, list[str]]:
     """Return a content in which the mark PICTURE takes the place of each picture, and the data URLs of the pictures.
 
@@ -218,7 +223,7 @@ class Pictured(RequestPart):
         first, *texts = self.content.split(PICTURE)
         parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
         for url, text in zip(self._pictures, texts):
-            parts += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+            parts += [picture_part(url), {"type": "text", "text": text}]
         return parts if texts else self.content
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..llm.chat_template import Abilities
-from .chat_request import MAX_TOOLS, Cacheable, ChatRequest, ThinkingOptions
+from .chat_request import MAX_TOOLS, Cacheable, ChatRequest, ThinkingOptions, picture_part
 from .errors import ApiError
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import MAX_STOPS, ExtendedFields, Stop
@@ -42,8 +42,7 @@ class ImageBlock(Cacheable):
     @property
     def part(self) -> dict[str, Any]:
         """The part of a chat message."""
-        url = f"data:{self.source.media_type};base64,{self.source.data}"
-        return {"type": "image_url", "image_url": {"url": url}}
+        return picture_part(f"data:{self.source.media_type};base64,{self.source.data}")
 
 
 class ToolUse(Cacheable):

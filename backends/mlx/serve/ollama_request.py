@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .chat_request import MAX_PICTURES, MAX_TOOLS, ChatRequest, Tool
+from .chat_request import MAX_PICTURES, MAX_TOOLS, ChatRequest, Tool, picture_part
 from .errors import ApiError
 from .parts import RequestPart, Several
 from .request import CompletionRequest, ExtendedFields, Stops
@@ -143,8 +143,8 @@ def _content(text: str, images: list[str] | None) -> str | list[dict[str, Any]]:
     """Return the content of a chat message with pictures before the text."""
     if not images:
         return text
-    urls = [{"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}} for data in images]
-    return [*urls, {"type": "text", "text": text}]
+    parts = [picture_part(f"data:image/any;base64,{data}") for data in images]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _chat_messages(messages: list[Message]) -> Iterator[dict[str, Any]]:

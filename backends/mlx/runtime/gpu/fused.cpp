@@ -61,7 +61,7 @@ const CudaKernel& add_rms_norm_kernel() {
   return kernel;
 }
 
-// A unit are eight integers. The units of a thread lie kThreads units apart.
+// A unit is eight integers. The units of a thread lie kThreads units apart.
 const CudaKernel& dequantize_kernel() {
   static const CudaKernel kernel("dequantize", {"scales", "biases", "w"}, {"y"}, {"units"}, R"(
   constexpr int kUnit = 8;

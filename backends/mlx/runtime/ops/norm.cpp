@@ -37,7 +37,8 @@ std::optional<mx::array> rms_norm(
   return kernel_result("RmsNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
-// Like mx::fast::layer_norm, in the same way. Weight and bias have one dtype.
+// Like mx::fast::layer_norm, computed in float32. x [..., width], and weight and bias [width], which have one dtype,
+// are float32, float16 or bfloat16. The result has the dtype of x.
 std::optional<mx::array> layer_norm(const mx::array& x, const std::optional<mx::array>& weight,
     const std::optional<mx::array>& bias, float eps, mx::Stream stream) {
   std::vector<mx::array> inputs{x};

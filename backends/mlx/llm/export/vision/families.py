@@ -133,6 +133,11 @@ def _idefics3_features(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Te
     return model.model.connector(states).flatten(0, 1)
 
 
+def _square(settings: dict[str, Any], edge: int) -> dict[str, Any]:
+    """Return the settings of `Preprocessor` for squares of `edge` pixels, whatever size the processor has."""
+    return preprocessor_settings({**settings, "size": {"height": edge, "width": edge}}, edge)
+
+
 def _single(source: Source) -> dict[str, Any]:
     return {"kind": "single", "image": preprocessor_settings(source.processor, source.size)}
 
@@ -160,10 +165,9 @@ def _idefics3(source: Source) -> dict[str, Any]:
     settings, edge = source.processor, source.processor["max_image_size"]["longest_edge"]
     if edge != source.size:
         raise ValueError(f"max_image_size: got {edge}, expected {source.size}, as the model takes them")
-    image = preprocessor_settings({**settings, "size": {"height": edge, "width": edge}}, edge)
     return {
         "kind": "idefics3",
-        "image": image,
+        "image": _square(settings, edge),
         "edge": settings["size"]["longest_edge"] if settings.get("do_resize", True) else None,
         "splits": settings.get("do_image_splitting", True),
         "around": "<fake_token_around_image>",
@@ -172,12 +176,11 @@ def _idefics3(source: Source) -> dict[str, Any]:
 
 
 def _qwen(source: Source) -> dict[str, Any]:
-    settings = source.processor
-    size = {"height": settings["patch_size"], "width": settings["patch_size"]}  # `Preprocessor` only normalizes
+    settings, edge = source.processor, source.processor["patch_size"]
     return {
         "kind": "qwen",
-        "image": preprocessor_settings({**settings, "size": size}, settings["patch_size"]),
-        "patch": settings["patch_size"],
+        "image": _square(settings, edge),  # `Preprocessor` only normalizes
+        "patch": edge,
         "frames": settings["temporal_patch_size"],
         "merge": settings["merge_size"],
         "least": settings["size"]["shortest_edge"],
@@ -210,7 +213,7 @@ def _mistral3(source: Source) -> dict[str, Any]:
     settings, edge = source.processor, source.config.vision_config.patch_size
     return {
         "kind": "pixtral",
-        "image": preprocessor_settings({**settings, "size": {"height": edge, "width": edge}}, edge),
+        "image": _square(settings, edge),
         "patch": edge,
         "frames": 1,
         "merge": source.config.spatial_merge_size,
