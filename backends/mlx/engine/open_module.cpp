@@ -22,7 +22,7 @@ constexpr int kOtherBackend = 1;
 
 } // namespace
 
-std::unique_ptr<Module> open_module(const std::string& path, const std::string& device) {
+std::unique_ptr<Module> open_module(const std::string& path, const std::string& device, bool has_low_priority) {
   check_not_forked();
   executorch::runtime::runtime_init();
   const int registered = executorch_mlx_register();
@@ -35,9 +35,12 @@ std::unique_ptr<Module> open_module(const std::string& path, const std::string& 
       device.empty() || device == "cpu" || device == "gpu", "device: got '", device, "', expected cpu or gpu");
   auto module = std::make_unique<Module>(path, Module::LoadMode::Mmap);
 
-  executorch::runtime::BackendOptions<1> options;
+  executorch::runtime::BackendOptions<2> options;
   executorch::runtime::LoadBackendOptionsMap map;
   Error error = device.empty() ? Error::Ok : options.set_option("device", device.c_str());
+  if (has_low_priority && error == Error::Ok) {
+    error = options.set_option("priority", "low");
+  }
   error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
   check_ok(error, "load options: ");
   error = module->load(map, Program::Verification::InternalConsistency);
