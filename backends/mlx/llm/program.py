@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import errno
 import os
@@ -332,9 +331,14 @@ def _finalize(handles: _Handles) -> None:
         handles.close()
     except KeyboardInterrupt:
         try:
-            threading.Timer(0.01, _thread.interrupt_main).start()
+            threading.Timer(0.01, _interrupt_main_thread).start()
         except RuntimeError:  # the interpreter ends, and starts no threads
             raise KeyboardInterrupt from None
+
+
+def _interrupt_main_thread() -> None:
+    """Send SIGINT, as Ctrl-C does. It also ends a wait of the main thread, which `_thread.interrupt_main` does not."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 @contextmanager
