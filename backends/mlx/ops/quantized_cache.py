@@ -42,28 +42,10 @@ def _quantize_entries(P: Lowering, n, env):
 
 @REGISTRY.lower(quantized_attention)
 def lower_quantized_attention(
-    P: Lowering,
-    query,
-    entries,
-    scales,
-    start,
-    scale,
-    value_offset,
-    value_size,
-    group_size,
-    bits,
-    rotate,
-    window=None,
-    softcap=None,
-    row=None,
-    rows=1,
-    blocks=False,
-    sinks=None,
-    slopes=None,
+    P: Lowering, query, entries, scales, start, value_offset, value_size, group_size, bits, rotate, row, rows, **settings
 ):
     cache = _QuantizedCache(entries, scales, value_offset, value_size, EntryFormat(group_size, bits, rotate))
-    settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
-    return attend_rows(P, query, cache, start, row, rows, settings)
+    return attend_rows(P, query, cache, start, row, rows, ScoreSettings(**settings))
 
 
 @dataclass(frozen=True)
