@@ -85,7 +85,13 @@ def export_encoder(
     if tokenizer is not None:
         constants |= tokenizer_files(tokenizer)
     progress("lower")
-    lowered, report = lower(programs, constants, allow_extensions=settings.allow_extensions, portable=settings.portable)
+    lowered, report = lower(
+        programs,
+        constants,
+        allow_extensions=settings.allow_extensions,
+        portable=settings.portable,
+        weights=settings.weights_file,
+    )
     progress("serialize")
     program = serialize(lowered)
     checker = (lambda path: check_program(path, methods)) if settings.verify else None
