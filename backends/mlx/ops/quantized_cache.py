@@ -42,7 +42,19 @@ def _quantize_entries(P: Lowering, n, env):
 
 @REGISTRY.lower(quantized_attention)
 def lower_quantized_attention(
-    P: Lowering, query, entries, scales, start, value_offset, value_size, group_size, bits, rotate, row, rows, **settings
+    P: Lowering,
+    query,
+    entries,
+    scales,
+    start,
+    value_offset,
+    value_size,
+    group_size,
+    bits,
+    rotate,
+    row,
+    rows,
+    **settings,
 ):
     cache = _QuantizedCache(entries, scales, value_offset, value_size, EntryFormat(group_size, bits, rotate))
     return attend_rows(P, query, cache, start, row, rows, ScoreSettings(**settings))
