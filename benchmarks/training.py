@@ -7,8 +7,9 @@ Both sides begin with the same adapter and get the same batches, text of this re
 both make one step. "difference" is the largest difference of the losses of a step; with `--quantize`, torch keeps the
 float weights. "logits" is the largest difference of the logits of two peft models: the one that torch has trained, and
 one with the adapter that the program has written. `--only` runs one side, and prints the peak of the resident memory of
-its process during the steps, without that of loading a checkpoint or a tokenizer. The weights count on both sides: those
-of torch are private memory, those of the program pages of its file, which the system can drop. The program is exported once, into build/benchmarks/training.
+its process during the steps, without that of loading a checkpoint or a tokenizer. The weights count on both sides:
+those of torch are private memory, those of the program pages of its file, which the system can drop. The program is
+exported once, into build/benchmarks/training.
 """
 
 from __future__ import annotations

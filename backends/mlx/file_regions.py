@@ -13,7 +13,6 @@ from executorch.extension.flat_tensor.serialize.serialize import (
 )
 
 from .inspect.pte import Contents
-from .weights_file import SUFFIX
 
 _MAGIC_END = 8  # bytes before the header of a data file
 
@@ -53,7 +52,7 @@ def file_constants(path: Path, contents: Contents) -> dict[str, FileBackedData]:
 def _data_files(contents: Contents) -> set[str]:
     """Return the names of the data files that contain constants of a program: their keys begin with the name."""
     keys = (slot.name or "" for d in contents.delegates for slot in d.graph.named_slots or ())
-    return {file + SUFFIX for file, colon, _ in (key.partition(":") for key in keys) if colon}
+    return {f"{file}.ptd" for file, colon, _ in (key.partition(":") for key in keys) if colon}
 
 
 def read_data_file(path: Path) -> dict[str, FileBackedData]:

@@ -21,7 +21,6 @@ import numpy as np
 
 from ..llm import binding
 from ..llm.binding import MAX_RANK, Array
-from ..loader import load_engine
 
 _BFLOAT16 = 15
 # The numbers of the dtypes. numpy has no bfloat16.
@@ -54,13 +53,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def library() -> SimpleNamespace:
     """Load the engine, and return an object with the functions of `FUNCTIONS` as attributes."""
-    loaded = ctypes.CDLL(load_engine())
-    functions = {}
-    for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(loaded, f"executorch_mlx_program_{name}")
-        function.restype, function.argtypes = result, arguments
-        functions[name] = function
-    return SimpleNamespace(**functions)
+    return binding.bound("executorch_mlx_program_", FUNCTIONS)
 
 
 class ArrayProgram:

@@ -413,7 +413,8 @@ executorch_mlx_status executorch_mlx_engine_logits(
     const std::vector<int64_t> last = {ids.back()};
     ids.pop_back();
     engine->scheduler->run(std::move(ids), nullptr, [&](Row& row) {
-      const RowTask task = {.tokens = last, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+      RowTask task;
+      row.place(task, last, row.ids.size());
       row.expect(task);
       const auto result = program.logits({&task, 1});
       row.append(last);

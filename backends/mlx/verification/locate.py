@@ -81,13 +81,11 @@ def locate(
     )
 
 
-def locate_in_file(
-    path: Path, method: str, edge: ExportedProgram, calls: Sequence[Sequence[Any]], *, noisy_runs: int = 2
-) -> Departure:
+def locate_in_file(path: Path, method: str, edge: ExportedProgram, calls: Sequence[Sequence[Any]]) -> Departure:
     """The same as `locate`, for a method of the file `path`."""
     contents = read_pte(path)
     delegates = [d for d in contents.delegates if d.method == method]
-    return locate(edge, delegates, file_constants(path, contents), calls, noisy_runs=noisy_runs)
+    return locate(edge, delegates, file_constants(path, contents), calls, noisy_runs=2)
 
 
 def _origins(program: ExportedProgram, delegate: Delegate) -> list[Origin]:

@@ -158,16 +158,16 @@ def export_llm(
     if settings.verify:
         checker = functools.partial(_check, program=program, decoder=decoder, kinds=kinds, head=head, vision=vision)
     return ExportedLLM(
-        program,
-        report,
-        constants,
-        tuple(methods),
-        decoder.bytes,
-        tuple(decoder.cache.numbers_per_token),
-        tuple(conversion.unquantized),
-        conversion.perplexity,
-        tuple(notes),
-        kv_quantization,
+        program=program,
+        report=report,
+        metadata=constants,
+        methods=tuple(methods),
+        cache_bytes=decoder.bytes,
+        cache_values_per_token=tuple(decoder.cache.numbers_per_token),
+        unquantized=tuple(conversion.unquantized),
+        perplexity=conversion.perplexity,
+        notes=tuple(notes),
+        kv_quantization=kv_quantization,
         _checker=checker,
     )
 

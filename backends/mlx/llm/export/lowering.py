@@ -49,7 +49,7 @@ def lower(
         compute_constant_calls(program)
         narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
-    options = {"allow_extensions": allow_extensions, "portable": portable, "weights_file": weights}
+    options: dict[str, Any] = {"allow_extensions": allow_extensions, "portable": portable, "weights_file": weights}
     constant_methods = constant_methods | weights_file.methods(weights)
     partitioner = MLXPartitioner(**options, legalize=_LEGALIZE)
     with quiet_lowering():

@@ -98,12 +98,12 @@ def export_speech(
     if settings.verify:
         checker = functools.partial(check_program, program_model=program_model, head=head, start_token=prompt["start"])
     return ExportedLLM(
-        program,
-        report,
-        constants,
-        tuple(methods),
-        program_model.cache_bytes,
-        tuple(conversion.unquantized),  # type: ignore[arg-type]
+        program=program,
+        report=report,
+        metadata=constants,
+        methods=tuple(methods),
+        cache_bytes=program_model.cache_bytes,
+        unquantized=tuple(conversion.unquantized),
         notes=tuple(notes),
         _checker=checker,
     )
