@@ -182,8 +182,17 @@ def main() -> None:
     print(f"torch/ours: median of the rounds {statistics.median(ratios):.2f}")
     pairs = list(zip(losses["ours"], losses["torch"]))
     print(f"difference: {max(abs(a - b) for a, b in pairs):.2e}, relative {max(abs(a / b - 1) for a, b in pairs):.2e}")
+    falls = {side: _fall(values) for side, values in losses.items()}
+    print(", ".join(f"{side}: the loss falls by {fall:.4f}" for side, fall in falls.items()), end="; ")
+    print(f"ours/torch {falls['ours'] / falls['torch']:.4f}")
     if args.quantize == "none":
         print(f"logits: {_logits_difference(args, program, trained, batch, folder):.2e}")
+
+
+def _fall(losses: list[float]) -> float:
+    """Return by how much the mean of a tenth of the losses falls from the first to the last tenth."""
+    count = max(1, len(losses) // 10)
+    return statistics.mean(losses[:count]) - statistics.mean(losses[-count:])
 
 
 def _reset_peak() -> None:
