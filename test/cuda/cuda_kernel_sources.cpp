@@ -319,8 +319,8 @@ void print_fused(const char* path) {
 void print_position(const char* path) {
   const Loaded loaded(path);
   const auto use = executorch_mlx::find_position_use(loaded.program);
-  use ? std::printf(
-            "%zu instructions, %zu starts, %zu stops\n", use->arithmetic.size(), use->starts.size(), use->stops.size())
+  use ? std::printf("%zu instructions, %zu starts, %zu stops, %zu places\n", use->arithmetic.size(), use->starts.size(),
+            use->stops.size(), use->places.size())
       : std::printf("none\n");
 }
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from irprograms import Graph, ir, lit, value_of
+from irprograms.graph import INT32
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the kernels for CUDA are built on Linux only"),
@@ -57,13 +58,13 @@ def position(cuda_kernel_sources, tmp_path_factory):
 
 
 def test_a_step(position):
-    assert position(Step()) == "2 instructions, 1 starts, 2 stops"
+    assert position(Step()) == "2 instructions, 1 starts, 2 stops, 1 places"
 
 
 def test_arithmetic_with_the_position_alone(position):
     g = Step()
     g.sum(g.sum(g.at, 3), 1)
-    assert position(g) == "4 instructions, 1 starts, 2 stops"
+    assert position(g) == "4 instructions, 1 starts, 2 stops, 1 places"
 
 
 def other(g):
@@ -111,10 +112,29 @@ def test_a_further_use(position, add):
 
 
 @pytest.mark.parametrize(
-    "options", [{"start": lit(3)}, {"stop": lit(4)}, {"first": lit(1)}, {"axis": 1}], ids=lambda options: [*options][0]
+    "options", [{"start": lit(3)}, {"stop": lit(4)}, {"axis": 1}], ids=lambda options: [*options][0]
 )
 def test_another_place(position, options):
     assert position(Step(**options)) == "none"
+
+
+def test_a_row_of_the_cache(position):
+    """An exported program checks the row and the position: it reads an element of a range."""
+
+    class Row(Step):
+        def item(self, tid):
+            numbers, number = self.new_temp(), self.new_temp()
+            self.emit(ir.ARangeNode(out=numbers, start=lit(0), stop=lit(CAPACITY), step=lit(1), scalar_type=INT32))
+            self.emit(ir.GatherNode(x=numbers, indices=[tid], axes=[0], slice_sizes=[1], out=number))
+            row = super().item(number)
+            again = self.new_temp()
+            self.emit(ir.TakeNode(x=numbers, out=again, axis=0, index=ir.IntOrVidOrTid(vid=row, kind=1)))
+            return super().item(again)
+
+    assert position(Row()) == "6 instructions, 1 starts, 2 stops, 1 places"
+    g = Row()
+    g.item(g.other)  # the row of a request
+    assert position(g) == "11 instructions, 1 starts, 2 stops, 1 places"
 
 
 def test_a_program_without_positions(position):

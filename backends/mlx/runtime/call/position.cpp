@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
+#include <variant>
 
 #include "call/call_io.h"
 #include "program/reflect.h"
@@ -84,7 +86,7 @@ class Follower {
         return std::nullopt;
       }
     }
-    return use_.starts.empty() || use_.stops.empty() ? std::nullopt : std::optional(std::move(use_));
+    return use_.starts.empty() || use_.places.empty() ? std::nullopt : std::optional(std::move(use_));
   }
 
  private:
@@ -93,7 +95,9 @@ class Follower {
     other,
     position, // the input, or the same number in another shape or dtype
     updated, // a KV cache with the new token
-    span // the positions of an updated KV cache from the first one to the present one
+    span, // positions of an updated KV cache
+    range, // integers that do not depend on the call
+    number // one of them, on the host
   };
 
   // Each of these returns whether the program still has the form.
@@ -103,7 +107,10 @@ class Follower {
     if (const auto* n = instruction.op_as_ItemIntNode()) {
       values_.insert(n->out()->idx());
       use_.arithmetic.push_back(&decoded);
-      return n->x()->idx() == use_.input;
+      return n->x()->idx() == use_.input || slots_[n->x()->idx()] == Slot::number;
+    }
+    if (op == fb::OpNode::ARangeNode || is_element_of_range(instruction)) {
+      return visit_numbers(decoded);
     }
     if (is_arithmetic(op)) {
       return visit_arithmetic(decoded);
@@ -116,10 +123,10 @@ class Follower {
       return visit_update(*n);
     }
     if (const auto* n = instruction.op_as_SliceNode(); n != nullptr && slots_[n->x()->idx()] == Slot::updated) {
-      const bool fits = !n->start()->is_vid() && n->start()->literal() == 0 && is_axis_of_positions(*n) &&
-          add(*n->stop(), use_.stops);
+      use_.starts.push_back(n->start());
+      use_.stops.push_back(n->stop());
       slots_[n->out()->idx()] = Slot::span;
-      return fits;
+      return is_axis_of_positions(*n) && depends(*n->stop());
     }
     if (const auto* n = instruction.op_as_SdpaNode()) {
       const bool fits = slots_[n->q()->idx()] == Slot::other && slots_[n->k()->idx()] == Slot::span &&
@@ -142,12 +149,8 @@ class Follower {
 
   bool visit_arithmetic(const DecodedInstruction& decoded) {
     uint32_t out = 0;
-    bool depends = false;
-    for_each_value_slot(*decoded.source, [&](uint32_t value, bool is_output) {
-      out = is_output ? value : out;
-      depends |= !is_output && values_.contains(value);
-    });
-    if (depends) {
+    for_each_value_slot(*decoded.source, [&](uint32_t value, bool is_output) { out = is_output ? value : out; });
+    if (reads_value(*decoded.source)) {
       values_.insert(out);
       use_.arithmetic.push_back(&decoded);
     } else {
@@ -156,11 +159,34 @@ class Follower {
     return true;
   }
 
+  // Exported programs check positions and rows: they read an element of a range, which the host computes at once.
+  bool is_element_of_range(const fb::Instruction& instruction) const {
+    if (const auto* n = instruction.op_as_TakeNode()) {
+      return slots_[n->x()->idx()] == Slot::range && n->index()->kind() != 2;
+    }
+    const auto* n = instruction.op_as_GatherNode();
+    return n != nullptr && slots_[n->x()->idx()] == Slot::range && n->indices()->size() == 1 &&
+        is_input(*n->indices()->Get(0));
+  }
+
+  bool visit_numbers(const DecodedInstruction& decoded) {
+    const bool is_range = decoded.source->op_type() == fb::OpNode::ARangeNode;
+    use_.arithmetic.push_back(&decoded);
+    for_each_tensor_slot(*decoded.source, [&](const fb::Tid& tid, Access access) {
+      if (access == Access::write) {
+        slots_[tid.idx()] = is_range ? Slot::range : Slot::number;
+      }
+    });
+    return !is_range || !reads_value(*decoded.source);
+  }
+
   bool visit_update(const fb::SliceUpdateParams& n) {
     const bool is_cache = program_.layout.is_buffer(n.dst()->idx()) && n.dst()->idx() == n.out()->idx() &&
         slots_[n.dst()->idx()] == Slot::other && slots_[n.update()->idx()] == Slot::other;
     slots_[n.out()->idx()] = Slot::updated;
-    return is_cache && is_axis_of_positions(n) && add(*n.start(), use_.starts) && add(*n.stop(), use_.stops);
+    use_.places.push_back(n.start());
+    use_.stops.push_back(n.stop());
+    return is_cache && is_axis_of_positions(n) && depends(*n.start()) && depends(*n.stop());
   }
 
   template <typename Node>
@@ -168,18 +194,12 @@ class Follower {
     return !n.axis()->is_vid() && n.axis()->literal() == 2 && n.step() == 1;
   }
 
-  // Adds a value that depends on the position.
-  bool add(const fb::IntOrVid& x, std::vector<uint32_t>& values) {
-    if (!x.is_vid() || !values_.contains(x.vid()->idx())) {
-      return false;
-    }
-    values.push_back(x.vid()->idx());
-    return true;
-  }
+  bool depends(const fb::IntOrVid& x) const { return x.is_vid() && values_.contains(x.vid()->idx()); }
 
   bool reads_value(const fb::Instruction& instruction) const {
     bool reads = false;
-    for_each_value_slot(instruction, [&](uint32_t value, bool) { reads |= values_.contains(value); });
+    for_each_value_slot(
+        instruction, [&](uint32_t value, bool is_output) { reads |= !is_output && values_.contains(value); });
     return reads;
   }
 
@@ -213,6 +233,25 @@ class Follower {
 };
 
 } // namespace
+
+std::optional<TokenPlace> PositionUse::place(int64_t position, const std::vector<Value>& values) const {
+  const auto integer = [&](const fb::IntOrVid* x) -> int64_t {
+    if (!x->is_vid()) {
+      return x->literal();
+    }
+    const auto* value = std::get_if<int64_t>(&values[x->vid()->idx()]);
+    return value != nullptr ? *value : -1;
+  };
+  const auto all_are = [&](const std::vector<const fb::IntOrVid*>& numbers, int64_t expected) {
+    return std::all_of(numbers.begin(), numbers.end(), [&](const auto* x) { return integer(x) == expected; });
+  };
+  const int64_t start = integer(starts[0]), stop = integer(stops[0]);
+  const bool are_valid = position >= 0 && std::in_range<int>(position) && start >= 0 && start < stop &&
+      std::in_range<int>(stop) && all_are(starts, start) && all_are(stops, stop) && all_are(places, stop - 1);
+  return are_valid
+      ? std::optional(TokenPlace{static_cast<int>(position), {static_cast<int>(start), static_cast<int>(stop)}})
+      : std::nullopt;
+}
 
 std::optional<PositionUse> find_position_use(const MlxProgram& program) { return Follower(program).follow(); }
 

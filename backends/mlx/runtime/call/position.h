@@ -7,20 +7,25 @@
 #include <optional>
 #include <vector>
 
+#include "call/state.h"
 #include "program/program.h"
+#include "span.h"
 
 namespace executorch_mlx {
 
 struct PositionUse {
   uint32_t input; // the slot of the position
-  std::vector<const DecodedInstruction*> arithmetic; // all that compute value slots from the position, in order
-  std::vector<uint32_t> starts; // value slots that must be the position
-  std::vector<uint32_t> stops; // value slots that must be the position + 1
+  // All instructions that compute value slots from inputs, in order, and the tensors on the host that these need.
+  std::vector<const DecodedInstruction*> arithmetic;
+  // Of the operands of attention and of the updates of KV caches: their bounds.
+  std::vector<const fb::IntOrVid*> starts, stops, places;
+
+  // The place of the token, if all bounds agree on it. `values` are those of a call at `position`.
+  std::optional<TokenPlace> place(int64_t position, const std::vector<Value>& values) const;
 };
 
-// nullopt if the program has another form: in its main chain, the values that depend on the position are only the
-// places of updates of KV caches and the ends of the slices of these that attention reads, and no other element of an
-// input is read by the host.
+// nullopt if the program has another form: in its main chain, the values that depend on the elements of inputs are only
+// the places of updates of KV caches and the bounds of the slices of these that attention reads.
 std::optional<PositionUse> find_position_use(const MlxProgram& program);
 
 } // namespace executorch_mlx

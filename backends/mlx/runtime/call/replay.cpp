@@ -105,7 +105,8 @@ void Replay::finish(const State& state) {
 
 std::optional<Replay::Plan> Replay::plan_of(const State& state, const Recorded& recorded) const {
   const auto& [sequence, inputs, outputs, values, position] = recorded;
-  if (sequence->runs != 1) {
+  const auto place = use_.place(position, values);
+  if (sequence->runs != 1 || !place) {
     return std::nullopt;
   }
   Plan plan{{}, {}, {}, {}, {}, std::numeric_limits<int>::max(), values, {}, *sequence->memory, {}, nullptr};
@@ -142,7 +143,7 @@ std::optional<Replay::Plan> Replay::plan_of(const State& state, const Recorded& 
         plan.inputs[input - inputs.begin()].arguments.push_back({i, j});
       } else if (constants.contains(address) || (call.workspace && address_of(*call.workspace) == address)) {
         plan.kept.push_back(*operands[j]);
-      } else if (!is_buffer(address) || call.at == nullptr || call.position != position) {
+      } else if (!is_buffer(address) || call.at == nullptr || call.place != place) {
         return std::nullopt;
       }
     }
@@ -189,19 +190,13 @@ std::optional<Replay::Plan> Replay::plan_of(const State& state, const Recorded& 
       }
     }
   }
-  const auto all_are = [&](const std::vector<uint32_t>& slots, int64_t expected) {
-    return std::all_of(slots.begin(), slots.end(), [&](uint32_t slot) { return values[slot] == Value(expected); });
-  };
-  return all_are(use_.starts, position) && all_are(use_.stops, position + 1) ? std::optional(std::move(plan))
-                                                                             : std::nullopt;
+  return plan;
 }
 
 // -- a replay ----------------------------------------------------------------
 
-bool Replay::moves_to(int64_t position, State& state, const Limits& limits) const {
-  if (position < 0 || position >= plan_->capacity) {
-    return false;
-  }
+std::optional<TokenPlace> Replay::place_of(State& state, const Limits& limits) const {
+  const int64_t position = *state.tensors[use_.input]->data<int64_t>();
   state.values = plan_->values;
   Context context(program_, state, stream_, limits);
   try {
@@ -209,13 +204,10 @@ bool Replay::moves_to(int64_t position, State& state, const Limits& limits) cons
       instruction->function(instruction->node, context);
     }
   } catch (const std::exception&) {
-    return false; // the call will fail with the error
+    return std::nullopt; // the call will fail with the error
   }
-  const auto all_are = [&](const std::vector<uint32_t>& slots, int64_t expected) {
-    return std::all_of(
-        slots.begin(), slots.end(), [&](uint32_t slot) { return state.values[slot] == Value(expected); });
-  };
-  return all_are(use_.starts, position) && all_are(use_.stops, position + 1);
+  const auto place = use_.place(position, state.values);
+  return place && place->span.stop <= plan_->capacity ? place : std::nullopt;
 }
 
 bool Replay::prepare(State& state, const Limits& limits) {
@@ -242,12 +234,12 @@ bool Replay::prepare(State& state, const Limits& limits) {
     }
     in_use_.push_back(*operand);
   }
-  const int64_t position = *state.tensors[use_.input]->data<int64_t>();
-  if (!moves_to(position, state, limits)) {
+  const auto place = place_of(state, limits);
+  if (!place) {
     return false;
   }
   for (const auto& [kernel, ahead, first_number, call] : plan_->attention) {
-    const auto work = call.at(static_cast<int>(position));
+    const auto work = call.at(*place);
     auto& run = plan_->runs[kernel];
     std::copy(work.numbers.begin(), work.numbers.end(), run.arguments.begin() + static_cast<ptrdiff_t>(first_number));
     run.blocks = work.blocks + ahead;
@@ -261,9 +253,8 @@ bool Replay::prepare(State& state, const Limits& limits) {
 std::vector<std::pair<uint32_t, mx::array>> Replay::outputs() {
   std::vector<std::pair<uint32_t, mx::array>> result;
   for (const auto& output : plan_->outputs) {
-    mx::array y(output.shape, output.dtype, nullptr, {});
-    internals::place(y, gpu::allocate_on_gpu(y.nbytes(), stream_), 0);
-    y.set_status(mx::array::Status::available);
+    const size_t bytes = mx::array(output.shape, output.dtype, nullptr, {}).nbytes();
+    mx::array y = internals::array_in(gpu::allocate_on_gpu(bytes, stream_), output.shape, output.dtype);
     for (const auto& [kernel, number] : output.arguments) {
       plan_->runs[kernel].arguments[number] = address_of(y);
     }

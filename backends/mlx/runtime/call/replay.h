@@ -95,7 +95,7 @@ class Replay {
   };
 
   std::optional<Plan> plan_of(const State& state, const Recorded& recorded) const;
-  bool moves_to(int64_t position, State& state, const Limits& limits) const;
+  std::optional<TokenPlace> place_of(State& state, const Limits& limits) const;
   void judge(const Plan& ordinary, const State& state);
   void give_up(const std::string& reason);
 

@@ -201,11 +201,11 @@ std::optional<mx::array> attention_step(const mx::array& q, const mx::array& key
   if (rope.offset) {
     // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
     call.inputs[kStepOffset] = workspace;
-    if (plan.spans.size() == 1 && plan.spans[0].start == 0 && plan.spans[0].stop == rotated_by + 1) {
-      call.position = rotated_by;
-      call.at = [shape = q.shape(), key_heads = keys.shape(1), capacity](int position) {
-        const Plan plan(shape, key_heads, {{0, position + 1}});
-        return SequenceKernel::Work{plan.numbers(capacity, position), plan.blocks};
+    if (plan.spans.size() == 1) {
+      call.place = TokenPlace{rotated_by, plan.spans[0]};
+      call.at = [shape = q.shape(), key_heads = keys.shape(1), capacity](const TokenPlace& place) {
+        const Plan plan(shape, key_heads, {place.span});
+        return SequenceKernel::Work{plan.numbers(capacity, place.position), plan.blocks};
       };
     }
   }

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "../span.h"
 #include "mlx_internals/cuda.h"
 #include "kernel_source.h"
 
@@ -26,7 +27,7 @@ namespace executorch_mlx::gpu {
 
 class SequenceKernel {
  public:
-  // What depends on the position of the token.
+  // What depends on where the token is.
   struct Work {
     std::vector<int> numbers;
     int blocks;
@@ -55,10 +56,10 @@ class SequenceKernel {
     std::vector<mx::Dtype> dtypes = {}; // of the results, if they differ
     bool leaves_gaps = false; // whether the kernel may leave elements of its results unwritten
 
-    // For a sequence that runs again at other positions: of a kernel that reads a KV cache, the position of the token
-    // and the work at another position. Without them, the kernel cannot run again.
-    std::optional<int> position = std::nullopt;
-    std::function<Work(int position)> at = nullptr;
+    // For a sequence that runs again for other tokens: of a kernel that reads a KV cache, where the token is, and the
+    // work for another one. Without them, the kernel cannot run again.
+    std::optional<TokenPlace> place = std::nullopt;
+    std::function<Work(const TokenPlace& place)> at = nullptr;
     std::optional<mx::array> workspace = std::nullopt; // an input that only kernels of this kind use
 
     mx::Dtype dtype_of(size_t result) const { return dtypes.empty() ? dtype : dtypes[result]; }
