@@ -226,6 +226,14 @@ def test_no_files_import_each_other():
     assert circles({("a",): {("b",)}, ("b",): {("a",)}, ("c",): {("a",)}}) == [("a",), ("b",)]
 
 
+def test_scripts_import_modules_that_exist():
+    for folder in ("benchmarks", "examples", "tools"):
+        for file in (PACKAGE.parents[1] / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("executorch_mlx."):
+                    assert exists(tuple(node.module.split(".")[1:])), f"{file}:{node.lineno}: {node.module}"
+
+
 @pytest.mark.parametrize(
     "file, source",
     [
