@@ -138,6 +138,12 @@ def test_runtime_is_that_of_executorch_with_the_delegate():
     assert run(source) == "True\nTrue\n"
 
 
+def test_server_of_texts_imports_no_large_package():
+    source = "import sys, executorch_mlx.serve.server; "
+    source += "print([name for name in ('numpy', 'torch', 'transformers', 'executorch') if name in sys.modules])"
+    assert run(source) == "[]\n"
+
+
 def test_torch_is_imported_on_first_use():
     source = "import sys, executorch_mlx; print('torch' in sys.modules, 'LLM' in dir(executorch_mlx))"
     assert run(source) == "False True\n"

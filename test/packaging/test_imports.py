@@ -71,6 +71,7 @@ RULES = {
     "ray": {"batch", "encoders", "llm", "memory", "serve"},
     "cli": {
         "batch",
+        "collector",
         "encoders",
         "gpu_kernels",
         "inspect",

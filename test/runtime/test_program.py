@@ -313,6 +313,27 @@ def peak_memory_during(call) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_buffer_takes_memory_only_where_it_is_written():
+    """At load, in calls, and after a reset. The buffer has 256 MB. The outputs are two of its rows."""
+    g, row = Graph(), 1 << 20
+    x, index, buffer = g.input((1, 4)), g.input((1,), torch.int64), g.buffer((1 << 24, 4))
+    g.emit(
+        ir.IndexCopyNode(dst=buffer, update=x, indices=index, out=buffer, axis=0),
+        *(ir.SliceNode(x=buffer, out=g.output((1, 4)), axis=lit(0), start=lit(i), stop=lit(i + 1)) for i in (row, 0)),
+    )
+    ones = torch.ones(1, 4)
+
+    def run():
+        model = g.load()
+        assert [y[0, 0] for y in model(ones, torch.tensor([row]))] == [1, 0]
+        assert [y[0, 0] for y in model(2 * ones, torch.tensor([0]))] == [1, 2]
+        reset()
+        assert [y[0, 0] for y in model(2 * ones, torch.tensor([0]))] == [0, 2]
+
+    assert peak_memory_during(run) < 16 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_loop_that_updates_a_buffer_keeps_no_copies():
     """Each of 128 iterations overwrites 1 MB of the buffer. A failed call leaves the buffer undefined."""
     width = 1 << 18

@@ -6,11 +6,14 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import memory
+from ..collector import paused_collector
 from ..llm.errors import FieldError
 from . import adapter_arguments, model_arguments
 from .errors import CommandError
@@ -182,7 +185,7 @@ def _number_parser(kind: type, low: float, high: float | None = None) -> Callabl
 
 def run(options: argparse.Namespace) -> int:
     check_installed("serve", "serve", ("fastapi", "uvicorn", "prometheus_client"))
-    from ..serve import Settings, serve
+    from ..serve import Settings
 
     settings = Settings(
         api_key=options.api_key or os.environ.get(KEY_VARIABLE) or None,
@@ -196,9 +199,14 @@ def run(options: argparse.Namespace) -> int:
         stall_seconds=options.stall_timeout,
         grace_seconds=options.grace,
     )
-    models = _models(options)
+    with ThreadPoolExecutor(1) as imports, paused_collector():
+        # Python imports the app while the engine loads the models, which takes about as long.
+        server = imports.submit(import_module, "..serve.server", __package__)
+        models = _models(options)
     try:
-        return serve(models, host=options.host, port=options.port, settings=settings, no_auth=options.no_auth)
+        return server.result().serve(
+            models, host=options.host, port=options.port, settings=settings, no_auth=options.no_auth
+        )
     except FieldError as error:
         remedy = "set --api-key, or --no-auth to serve without one"
         raise CommandError(f"--host: other machines can reach {options.host}: {remedy}") from error

@@ -15,25 +15,27 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_vo
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ..llm import binding
 from ..llm.binding import MAX_RANK, Array
+from .config import CONFIG
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _BFLOAT16 = 15
-# The numbers of the dtypes. numpy has no bfloat16.
+# The numbers of the dtypes, and their names in numpy, which has no bfloat16.
 _DTYPES = {
-    0: np.dtype(np.uint8),
-    1: np.dtype(np.int8),
-    2: np.dtype(np.int16),
-    3: np.dtype(np.int32),
-    4: np.dtype(np.int64),
-    5: np.dtype(np.float16),
-    6: np.dtype(np.float32),
-    7: np.dtype(np.float64),
-    11: np.dtype(np.bool_),
+    0: "uint8",
+    1: "int8",
+    2: "int16",
+    3: "int32",
+    4: "int64",
+    5: "float16",
+    6: "float32",
+    7: "float64",
+    11: "bool",
 }
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
@@ -54,6 +56,15 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 def library() -> SimpleNamespace:
     """Load the engine, and return an object with the functions of `FUNCTIONS` as attributes."""
     return binding.bound("executorch_mlx_program_", FUNCTIONS)
+
+
+def is_encoder(path: str | Path, device: str | None = None) -> bool:
+    """Whether the program `path` is an encoder. Raises the errors of `ArrayProgram`."""
+    program = ArrayProgram(path, device=device)
+    try:
+        return program.data(CONFIG) is not None
+    finally:
+        program.close()
 
 
 class ArrayProgram:
@@ -109,6 +120,8 @@ class ArrayProgram:
 
         Raises ValueError for inputs that the method does not take, and RuntimeError if the call fails.
         """
+        import numpy as np
+
         arrays = [np.ascontiguousarray(array) for array in inputs]
         given = (Array * len(arrays))(*map(_array_of, arrays))
         results = (Array * outputs)(*(Array(size=ctypes.sizeof(Array)) for _ in range(outputs)))
@@ -124,15 +137,18 @@ class ArrayProgram:
 
 
 def _array_of(array: np.ndarray) -> Array:
-    if array.dtype not in _NUMBERS or array.ndim > MAX_RANK:
-        raise ValueError(f"inputs: got {array.dtype} of rank {array.ndim}, expected a number of rank up to {MAX_RANK}")
+    dtype = array.dtype
+    if dtype.name not in _NUMBERS or not dtype.isnative or array.ndim > MAX_RANK:
+        raise ValueError(f"inputs: got {dtype} of rank {array.ndim}, expected a number of rank up to {MAX_RANK}")
     shape = (c_int64 * MAX_RANK)(*array.shape)
-    return Array(ctypes.sizeof(Array), _NUMBERS[array.dtype], array.ndim, shape, array.ctypes.data)
+    return Array(ctypes.sizeof(Array), _NUMBERS[dtype.name], array.ndim, shape, array.ctypes.data)
 
 
 def _copied(array: Array) -> np.ndarray:
+    import numpy as np
+
     shape = tuple(array.shape[: array.rank])
-    dtype = np.dtype(np.uint16) if array.dtype == _BFLOAT16 else _DTYPES[array.dtype]
+    dtype = np.dtype("uint16" if array.dtype == _BFLOAT16 else _DTYPES[array.dtype])
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     values = np.frombuffer(ctypes.string_at(array.data, size), dtype).reshape(shape)
     if array.dtype == _BFLOAT16:

@@ -6,10 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-from ..encoders import Encoder
+    from ..encoders import Encoder
 
 TEXTS_AT_A_TIME = 256  # texts of all requests that are sorted by length together
 SHARE = 32  # texts of one request in a round, while others wait
@@ -19,6 +21,8 @@ class _Job:
     """The texts of a request, of which `done` have results."""
 
     def __init__(self, ids: Sequence[list[int]], types: Sequence[list[int]] | None, size: int):
+        import numpy as np
+
         self.ids, self.types, self.done = ids, types, 0
         self.results = np.zeros((len(ids), size), np.float32)
         self.future: Future[np.ndarray] = Future()

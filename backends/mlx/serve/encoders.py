@@ -7,11 +7,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..encoders import Encoder
 from ..encoders.config import CLASSIFY, EMBED, RERANK, TASKS
 from ..llm.errors import FieldError
 from .encoder_queue import EncoderQueue
@@ -25,6 +22,11 @@ from .encoder_requests import (
     RerankRequest,
 )
 from .errors import ApiError, field_error
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..encoders import Encoder
 
 # What `/v1/models` calls the tasks.
 _TASKS = {EMBED: "embedding", RERANK: "rerank", CLASSIFY: "classification"}
@@ -73,7 +75,9 @@ def embeddings(model: ServedEncoder, body: EmbeddingRequest) -> dict[str, Any]:
     with _renamed():
         vectors, tokens = _embed(model, body)
         vectors = model.encoder.finish(vectors, body.dimensions)
-    encode: Callable[[np.ndarray], Any] = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+    encode: Callable[[np.ndarray], Any] = (
+        _base64 if body.encoding_format == "base64" else lambda vector: vector.tolist()
+    )
     data = [
         {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)
     ]
@@ -83,6 +87,8 @@ def embeddings(model: ServedEncoder, body: EmbeddingRequest) -> dict[str, Any]:
 
 def _embed(model: ServedEncoder, body: EmbeddingRequest) -> tuple[np.ndarray, int]:
     """Return the embeddings of the inputs as the model has them, and the number of tokens."""
+    import numpy as np
+
     encoder, given = model.encoder, body.input
     inputs: Sequence[Any] = [given] if isinstance(given, str) or _is_ids(given) else given
     if not 1 <= len(inputs) <= MOST:
@@ -133,7 +139,7 @@ def rerank(model: ServedEncoder, body: RerankRequest) -> dict[str, Any]:
         ids, types = model.encoder.pair_ids([(body.query, document) for document in documents])
         scores = model.encoder.activated(model.run(ids, types)[:, 0])
     results = []
-    for index in np.argsort(-scores, kind="stable")[: body.top_n]:
+    for index in (-scores).argsort(kind="stable")[: body.top_n]:
         entry: dict[str, Any] = {"index": int(index), "relevance_score": float(scores[index])}
         results.append(entry | ({"document": {"text": documents[index]}} if body.return_documents else {}))
     usage = {"total_tokens": sum(map(len, ids)), "prompt_tokens": sum(map(len, ids))}

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import memory
-from ..encoders import Encoder, NotAnEncoder
+from ..encoders.program import is_encoder
 from ..llm import LLM, EngineStats
 from ..llm.errors import FieldError
 from ..llm.llm import IsSpeechModel
@@ -22,7 +22,10 @@ from .errors import ApiError, field_error, server_error
 from .model import ServedModel
 from .speech import ServedSpeech
 
-Model = LLM | SpeechModel | Encoder
+if TYPE_CHECKING:
+    from ..encoders import Encoder
+
+Model: TypeAlias = "LLM | SpeechModel | Encoder"
 Loaded = ServedModel | ServedSpeech | ServedEncoder
 _KINDS = {ServedModel: "a language model", ServedSpeech: "a speech model", ServedEncoder: "an encoder"}
 
@@ -32,14 +35,23 @@ def load_model(path: str | Path, tokenizer: str | Path | None = None, **options:
 
     The arguments are those of `LLM.load`. Raises the same errors.
     """
-    try:
-        return Encoder(path, device=options.get("device"))
-    except NotAnEncoder:
-        pass
+    device = options.get("device")
+    if is_encoder(path, device):
+        from ..encoders import Encoder  # imports numpy, which a server of texts does not need
+
+        return Encoder(path, device=device)
     try:
         return LLM.load(path, tokenizer, **options)
     except IsSpeechModel:
-        return SpeechModel(path, device=options.get("device"))
+        return SpeechModel(path, device=device)
+
+
+def _served(loaded: Model, entry: Entry) -> Loaded:
+    if isinstance(loaded, SpeechModel):
+        return ServedSpeech(loaded, entry.name)
+    if isinstance(loaded, LLM):
+        return ServedModel(loaded, entry.name, entry.tool_format)
+    return ServedEncoder(loaded, entry.name)
 
 
 @dataclass
@@ -293,17 +305,11 @@ class Models:
     def _load(self, entry: Entry) -> None:
         before = memory.get_active_memory()
         loaded = entry.load()
-        model: Loaded
-        if entry.adapters and not isinstance(loaded, LLM):
-            raise ValueError("adapter: expected a language model, other models take none")
-        if isinstance(loaded, SpeechModel):
-            model = ServedSpeech(loaded, entry.name)
-        elif isinstance(loaded, Encoder):
-            model = ServedEncoder(loaded, entry.name)
-        else:
-            for adapter, folder in entry.adapters.items():
-                loaded.load_adapter(adapter, folder)
-            model = ServedModel(loaded, entry.name, entry.tool_format)
+        for adapter, folder in entry.adapters.items():
+            if not isinstance(loaded, LLM):
+                raise ValueError("adapter: expected a language model, other models take none")
+            loaded.load_adapter(adapter, folder)
+        model = _served(loaded, entry)
         # Less than the file if another model was freed meanwhile.
         entry.size = max(entry.file_size, memory.get_active_memory() - before)
         entry.description, entry.last_used = model.description(), time.monotonic()
