@@ -6,10 +6,11 @@
 Both sides begin with the same adapter and get the same batches, text of this repository's documentation. In each round,
 both make one step. "difference" is the largest difference of the losses of a step; with `--quantize`, torch keeps the
 float weights. "logits" is the largest difference of the logits of two peft models: the one that torch has trained, and
-one with the adapter that the program has written. `--only` runs one side, and prints the peak of the resident memory of
-its process during the steps, without that of loading a checkpoint or a tokenizer. The weights count on both sides:
-those of torch are private memory, those of the program pages of its file, which the system can drop. The program is
-exported once, into build/benchmarks/training.
+one with the adapter that the program has written. CPU times are the sum of all processors.
+
+`--only` runs one side, and prints the peak of the resident memory of its process during the steps, without that of
+loading a checkpoint or a tokenizer. The weights count on both sides: those of torch are private memory, those of the
+program pages of its file, which the system can drop. The program is exported once, into build/benchmarks/training.
 """
 
 from __future__ import annotations
@@ -164,27 +165,41 @@ def main() -> None:
         sides["torch"] = lambda batch, step: trained.step(*batch, step)
 
     _reset_peak()
-    times, losses = {side: [] for side in sides}, {side: [] for side in sides}
+    times, cpu, losses = ({side: [] for side in sides} for _ in range(3))
     for step, batch in enumerate(batches(args, tokenizer), 1):
         for side, run in sides.items():
-            begin = time.perf_counter()
+            begin, cpu_begin = time.perf_counter(), time.process_time()
             losses[side].append(run(batch, step))
             times[side].append(time.perf_counter() - begin)
+            cpu[side].append(time.process_time() - cpu_begin)
         if step % 10 == 0:
             print(step, {side: round(values[-1], 4) for side, values in losses.items()}, flush=True)
     for side, values in times.items():
-        print(f"{side}: median {statistics.median(values):.3f} s, fastest {min(values):.3f} s")
+        print(
+            f"{side}: median {statistics.median(values):.3f} s, fastest {min(values):.3f} s; "
+            f"CPU time: median {statistics.median(cpu[side]):.3f} s, fastest {min(cpu[side]):.3f} s"
+        )
     if args.only:
         print(
             f"{args.only}: peak {_status('VmHWM')} MiB; now {_status('RssAnon')} private, {_status('RssFile')} of files"
         )
         return
     ratios = [a / b for a, b in zip(times["torch"], times["ours"])]
-    print(f"torch/ours: median of the rounds {statistics.median(ratios):.2f}")
+    by_cpu = statistics.median(a / b for a, b in zip(cpu["torch"], cpu["ours"]))
+    print(f"torch/ours: median of the rounds {statistics.median(ratios):.2f}, by CPU time {by_cpu:.2f}")
     pairs = list(zip(losses["ours"], losses["torch"]))
     print(f"difference: {max(abs(a - b) for a, b in pairs):.2e}, relative {max(abs(a / b - 1) for a, b in pairs):.2e}")
+    falls = {side: _fall(values) for side, values in losses.items()}
+    print(", ".join(f"{side}: the loss falls by {fall:.4f}" for side, fall in falls.items()), end="; ")
+    print(f"ours/torch {falls['ours'] / falls['torch']:.4f}")
     if args.quantize == "none":
         print(f"logits: {_logits_difference(args, program, trained, batch, folder):.2e}")
+
+
+def _fall(losses: list[float]) -> float:
+    """Return by how much the mean of a tenth of the losses falls from the first to the last tenth."""
+    count = max(1, len(losses) // 10)
+    return statistics.mean(losses[:count]) - statistics.mean(losses[-count:])
 
 
 def _reset_peak() -> None:

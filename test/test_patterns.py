@@ -600,3 +600,24 @@ def test_views_that_regroup_the_rows_of_a_product_are_kept(delegate):
         dtypes=[f32],
     )
     assert "ReshapeNode" in check(case)
+
+
+def scattered(x, index, fill=0.0):
+    return x.new_full((3, 8), fill).scatter_add(1, index, x[:, :2] + 1)
+
+
+SUMS = {
+    "first": lambda x, index: scattered(x, index) + x.exp(),
+    "second": lambda x, index: x.exp() + scattered(x, index),
+    "ones": lambda x, index: scattered(x, index, 1.0) + x.exp(),
+    "twice": lambda x, index: (lambda y: (y + x.exp()) * y)(scattered(x, index)),
+    "alpha": lambda x, index: torch.add(scattered(x, index), x.exp(), alpha=2),
+    "broadcast": lambda x, index: scattered(x, index) + x[:1].exp(),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_scatter_into_zeros_that_is_added(delegate, name):
+    ops = check(row("program/scatter", SUMS[name], floats(3, 8), ints(3, 2, low=0, high=7), dtypes=[f32]))
+    is_fused = name in ("first", "second")
+    assert "ScatterAddNode" in ops and ("FullNode" not in ops) == is_fused, ops

@@ -1,4 +1,4 @@
-"""Gradients that torch does not decompose: those of convolutions, poolings, resamplings, paddings and attention."""
+"""Gradients that torch does not decompose, such as those of convolutions, poolings, resamplings and attention."""
 
 import torch
 from executorch_mlx.custom_ops.primitives import after
@@ -95,6 +95,20 @@ RESAMPLING = [
 ]
 
 
+def distance_gradient(p):
+    return row(
+        f"_cdist_backward/p = {p}",
+        lambda g, x, y: aten._cdist_backward(g, x, y, p, aten._cdist_forward(x, y, p, None)),
+        floats(2, 3, 4),
+        floats(2, 3, 5),
+        floats(2, 4, 5),
+        dtypes=F32_ONLY,
+        loose=8,
+    )
+
+
+DISTANCES = [distance_gradient(p) for p in (0.0, 1.0, 1.5, 2.0, 3.0, float("inf"))]
+
 Q = floats(1, 2, 5, 4)
 ATTENTION = [
     row(
@@ -113,5 +127,9 @@ ATTENTION = [
     ),
 ]
 
-ROWS = [*CONVOLUTION, *POOLING, *RESAMPLING, *ATTENTION]
+STRIDES = [
+    row("prims::copy_strided", lambda x: torch.ops.prims.copy_strided(x.exp(), [1, 3]) + 1, floats(3, 4), traced=True)
+]
+
+ROWS = [*CONVOLUTION, *POOLING, *RESAMPLING, *DISTANCES, *STRIDES, *ATTENTION]
 test_op_row = pytest_function(ROWS)

@@ -1,4 +1,4 @@
-"""Gradients for which torch has no decomposition: convolution, pooling, resampling, padding and attention.
+"""Gradients for which torch has no decomposition: convolution, pooling, resampling, padding, distances and attention.
 
 Other gradients, such as `silu_backward`, are decomposed by torch when a graph is exported. Each function here is a
 torch function with the arguments of its operator. A pooling by averages, a resampling and a padding are linear maps
@@ -186,6 +186,26 @@ def _product(grad, matrices: Sequence[torch.Tensor]):
     return grad
 
 
+# -- distances ------------------------------------------------------------------------
+
+
+def _cdist_backward(grad, x1, x2, p, cdist):
+    """Return the gradient of x1 [..., N, M] from that of its distances [..., N, R] to x2 [..., R, M].
+
+    Where a distance or a difference is 0, the gradient is 0.
+    """
+    difference, distance = x1.unsqueeze(-2) - x2.unsqueeze(-3), cdist.unsqueeze(-1)
+    size, sign = difference.abs(), difference.sign()
+    if p == 0:
+        slope = torch.zeros_like(difference)
+    elif p == math.inf:
+        slope = torch.where(size == distance, sign, 0.0)
+    else:
+        is_zero = (size == 0) | (distance == 0)
+        slope = torch.where(is_zero, 0.0, sign * (size / torch.where(is_zero, 1.0, distance)) ** (p - 1))
+    return (grad.unsqueeze(-1) * slope).sum(-2)
+
+
 # -- attention ------------------------------------------------------------------------
 
 
@@ -228,6 +248,7 @@ GRADIENTS = {
     aten.replication_pad1d_backward.default: _replication_pad_backward(1),
     aten.replication_pad2d_backward.default: _replication_pad_backward(2),
     aten.replication_pad3d_backward.default: _replication_pad_backward(3),
+    aten._cdist_backward.default: _cdist_backward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
 }
 

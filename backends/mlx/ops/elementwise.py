@@ -297,6 +297,8 @@ _ROOTS: dict[float, list[type[ir.Op]]] = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNod
 def pow(P: Lowering, self, exponent):
     a, b = _as_tensors(P, P.out.dtype, self, exponent)
     is_number = isinstance(exponent, (int, float)) and a.dtype.is_floating_point
+    if is_number and exponent == 1:
+        return a
     if is_number and exponent == 3:
         return P.emit(ir.MultiplyNode, a=P.emit(ir.SquareNode, x=a), b=a)
     special = _SPECIAL_POWERS | (_ROOTS if a.dtype != torch.float16 else {})

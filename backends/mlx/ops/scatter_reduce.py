@@ -13,10 +13,10 @@ import torch
 
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY, Unsupported
-from ..extents import bounds, is_empty, is_same_shape
-from ..serialization import ir
+from ..extents import bounds, is_empty
 from .lib.flat_index import flat_element_index
 from .lib.scan import inclusive_scan
+from .lib.scattered_sum import add_scattered, leading_part
 
 aten = torch.ops.aten
 
@@ -26,23 +26,7 @@ COMBINE = {"prod": torch.mul, "amax": torch.maximum, "amin": torch.minimum}
 
 @REGISTRY.lower(aten.scatter_add.default)
 def scatter_add(P: Lowering, self, dim, index, src):
-    if self.ndim == 0:
-        return P.trace(_scatter_add_0d, self, index, src)[0]
-    x, updates = self, P.cast(src, self.dtype)
-    if not is_same_shape(src.shape, index.shape):
-        updates = P.trace(_leading_part, updates, index)[0]
-    return P.emit(ir.ScatterAddNode, x=x, indices=index, updates=updates, axis=dim % self.ndim)
-
-
-def _scatter_add_0d(x, index, src):
-    return x + src.sum().to(x.dtype) if index.numel() else x
-
-
-def _leading_part(src, index):
-    """Return the part of `src` that torch reads: its leading elements, in the shape of `index`."""
-    for axis, extent in enumerate(index.shape):
-        src = src.narrow(axis, 0, extent)
-    return src
+    return add_scattered(P, self, dim, index, src)
 
 
 @REGISTRY.lower(aten.scatter_reduce.two)
@@ -91,7 +75,7 @@ def _expand_index(index, source, dim):
 
 
 def _sum_or_mean(x, dim, index, src, mean, include_self):
-    src = _leading_part(src, index).to(x.dtype)
+    src = leading_part(src, index).to(x.dtype)
     ones = torch.ones_like(src, dtype=torch.int32)
     written = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, index, ones)
     initial = x if include_self else torch.where(written > 0, torch.zeros_like(x), x)
@@ -113,7 +97,7 @@ def _sorted_reduce(x, dim, index, src, combine, include_self, most):
     flat, size = x.reshape(-1), math.prod(x.shape)
     destination = flat_element_index(x, dim % max(x.dim(), 1), index).reshape(-1)
     order = torch.argsort(destination, stable=True)
-    destination, values = destination[order], _leading_part(src, index).to(x.dtype).reshape(-1)[order]
+    destination, values = destination[order], leading_part(src, index).to(x.dtype).reshape(-1)[order]
 
     def combine_run(earlier, later):
         (d, x), (e, y) = earlier, later

@@ -51,6 +51,11 @@ REGISTRY.add(
 )
 
 
+@REGISTRY.lower(torch.ops.prims.copy_strided.default)
+def copy_strided(P: Lowering, a, stride):
+    return a  # the order of the elements in memory belongs to torch
+
+
 @REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default)
 def view(P: Lowering, self, size):
     if is_same_shape(P.out.shape, self.shape):

@@ -1,3 +1,3 @@
 """Fusions: patterns that lower several FX nodes together. Importing this package registers all of them."""
 
-from . import attention, gelu, linear, norm, quant, rope  # noqa: F401
+from . import attention, gelu, linear, norm, quant, rope, scatter  # noqa: F401

@@ -58,8 +58,8 @@ class LoRALinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = x if self.seed is None or not self.dropout else dropout(x, self.dropout, seed=self.seed)
-        low = torch.nn.functional.linear(kept, self.lora_A.to(x.dtype))
-        return self.base(x) + torch.nn.functional.linear(low, self.lora_B.to(x.dtype)) * self.scale
+        low = torch.nn.functional.linear(kept, self.lora_A.to(x.dtype)) * self.scale
+        return self.base(x) + torch.nn.functional.linear(low, self.lora_B.to(x.dtype))
 
 
 def add_adapters(model: torch.nn.Module, lora: LoRA, seed: int = 0) -> dict[str, LoRALinear]:
