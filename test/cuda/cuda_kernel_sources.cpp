@@ -1,5 +1,6 @@
 // Writes the sources of the CUDA kernels to a folder, without a GPU: cuda_kernel_sources FOLDER.
-// Prints the fused instructions of a payload, as on an NVIDIA GPU: cuda_kernel_sources --fused PAYLOAD.
+// Prints the fused instructions of a payload, as on an NVIDIA GPU: cuda_kernel_sources --fused PAYLOAD. With
+// --position, prints how the payload depends on the position of its token: see call/position.h.
 //
 // The program calls the functions of gpu/fused.h and gpu/sample.h as the runtime does, and stands in for
 // mlx_internals/cuda.cpp and MLX's CUDA backend. compile() writes the source that the runtime would compile. Nothing
@@ -22,9 +23,11 @@
 #include <utility>
 #include <vector>
 
+#include "call/position.h"
 #include "fusion/fuse.h"
 #include "fusion/product_and_sum.h"
 #include "fusion/product_group.h"
+#include "fusion/quantized_embedding.h"
 #include "fusion/rope.h"
 #include "fusion/silu_product.h"
 #include "fusion/sum_and_norm.h"
@@ -72,7 +75,7 @@ void* address_on_gpu(const mx::array&) { return nullptr; }
 
 std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream) {
   class EmptyGraph : public KernelGraph {
-    void add(CUfunc_st*, int, int, std::vector<void*>&, bool) override {}
+    void add(const KernelRun&) override {}
     void reads(const mx::array&) override {}
     void writes(const mx::array&) override {}
     void keeps(const mx::array&) override {}
@@ -80,6 +83,10 @@ std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream) {
   };
   return std::make_unique<EmptyGraph>();
 }
+
+std::unique_ptr<KernelReplay> KernelReplay::make(const std::vector<KernelRun>&, mx::Stream) { return nullptr; }
+
+void keep_until_done(const std::vector<mx::array>&, mx::Stream) {}
 
 } // namespace executorch_mlx::gpu
 
@@ -183,7 +190,17 @@ class Kernels {
     const auto number = [](mx::Dtype dtype) { return array_of({1}, dtype); };
     const executorch_mlx::SampleInputs inputs{zeros({1, 1000}), number(mx::float32), number(mx::float32),
         number(mx::int64), number(mx::int64), number(mx::float32)};
-    expect(gpu::sample(inputs, mx::Stream(0, mx::Device::gpu)), "sample");
+    compile(expect(gpu::sample(inputs, stream_), "sample"));
+  }
+
+  void embeddings() const {
+    const auto indices = array_of({1, 1}, mx::int64);
+    compile(expect(gpu::embedding(zeros({kDepth, kDepth}), indices, stream_), "embedding"));
+    if (dtype_ != mx::float32) {
+      for (const int bits : {4, 8}) {
+        compile(expect(gpu::embedding(quantized(kDepth, kDepth, bits), indices, stream_), "embedding"));
+      }
+    }
   }
 
  private:
@@ -266,24 +283,45 @@ std::string describe(const executorch_mlx::FusedInstruction& fused) {
   if (dynamic_cast<const RopeGroup*>(&fused) != nullptr) {
     return std::to_string(fused.length) + " rope";
   }
+  if (dynamic_cast<const QuantizedEmbedding*>(&fused) != nullptr) {
+    return "embedding";
+  }
   return dynamic_cast<const SumAndNorm*>(&fused) != nullptr ? "sum, norm" : "unknown";
 }
 
+// A program and the payload that it reads.
+struct Loaded {
+  explicit Loaded(const char* path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    payload.resize((bytes.size() + 7) / 8);
+    std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(payload.data()));
+    program = executorch_mlx::load_program(payload.data(), bytes.size(), mx::Device::gpu, "an Apple GPU");
+  }
+
+  std::vector<uint64_t> payload;
+  executorch_mlx::MlxProgram program;
+};
+
 // A line for each fused instruction of a payload.
 void print_fused(const char* path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  std::vector<uint64_t> payload((bytes.size() + 7) / 8);
-  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(payload.data()));
-  auto program = executorch_mlx::load_program(payload.data(), bytes.size(), mx::Device::gpu, "an Apple GPU");
-  executorch_mlx::fuse(program);
-  for (const auto& chain : program.chains) {
+  Loaded loaded(path);
+  executorch_mlx::fuse(loaded.program);
+  for (const auto& chain : loaded.program.chains) {
     for (const auto& instruction : chain.instructions) {
       if (instruction.fused != nullptr) {
         std::printf("%u: %s\n", instruction.index, describe(*instruction.fused).c_str());
       }
     }
   }
+}
+
+void print_position(const char* path) {
+  const Loaded loaded(path);
+  const auto use = executorch_mlx::find_position_use(loaded.program);
+  use ? std::printf("%zu instructions, %zu starts, %zu stops, %zu places\n", use->arithmetic.size(), use->starts.size(),
+            use->stops.size(), use->places.size())
+      : std::printf("none\n");
 }
 
 } // namespace
@@ -294,8 +332,12 @@ int main(int argc, char** argv) {
     print_fused(argv[2]);
     return 0;
   }
+  if (argc == 3 && std::string(argv[1]) == "--position") {
+    print_position(argv[2]);
+    return 0;
+  }
   if (argc != 2) {
-    std::fputs("usage: cuda_kernel_sources FOLDER, or cuda_kernel_sources --fused PAYLOAD\n", stderr);
+    std::fputs("usage: cuda_kernel_sources FOLDER, or cuda_kernel_sources --fused|--position PAYLOAD\n", stderr);
     return 2;
   }
   folder = argv[1];
@@ -303,6 +345,7 @@ int main(int argc, char** argv) {
     const Kernels kernels(dtype, mx::default_stream(mx::Device::cpu));
     kernels.fused();
     kernels.sample();
+    kernels.embeddings();
     for (const bool has_norm : {false, true}) {
       for (const int rows : {1, 8}) {
         kernels.products(rows, has_norm);

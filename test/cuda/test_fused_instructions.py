@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from irprograms import Graph, ir, value_of
+from irprograms.graph import SCALAR_TYPES
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the kernels for CUDA are built on Linux only"),
@@ -151,3 +152,37 @@ def test_rotations_of_query_and_key_are_one(fused):
         x = g.input((1, 2, 1, D))
         g.emit(ir.RopeNode(x=x, out=y, offset=ir.VidOrTid(tid=offset, is_vid=False), freqs=freqs, **options))
     assert fused(g) == ["2 rope", "1 rope"]
+
+
+def quantized_embedding(g, index, other_index, dtype=torch.bfloat16):
+    """Rows of a quantized table. The scales have the rows of `other_index`."""
+    table = [g.constant(x) for x in (torch.ones(4, 1, dtype=torch.uint32), *torch.ones(2, 4, 1, dtype=torch.bfloat16))]
+    w, scales, biases, wide_scales, wide_biases, numbers = (g.new_temp() for _ in range(6))
+    for x, out, at in zip(table, (w, scales, biases), (index, other_index, index), strict=True):
+        g.emit(ir.TakeNode(x=x, out=out, index=ir.IntOrVidOrTid(tid=at, kind=2)))
+    for x, out in ((scales, wide_scales), (biases, wide_biases)):
+        g.emit(ir.AsTypeNode(x=x, out=out, scalar_type=SCALAR_TYPES[torch.float32]))
+    slots = {"w": w, "scales": wide_scales, "biases": wide_biases, "out": numbers}
+    g.emit(ir.DequantizeNode(group_size=D, bits=4, mode="affine", **slots))
+    g.emit(ir.AsTypeNode(x=numbers, out=g.output((1, D), dtype), scalar_type=SCALAR_TYPES[dtype]))
+    return wide_scales
+
+
+def test_quantized_embedding(fused):
+    g = Layer()
+    tokens = g.input((1,), torch.int64)
+    quantized_embedding(g, tokens, tokens)
+    assert fused(g) == ["embedding"]
+
+
+def test_embedding_of_other_rows(fused):
+    g = Layer()
+    quantized_embedding(g, g.input((1,), torch.int64), g.input((1,), torch.int64))
+    assert fused(g) == []
+
+
+def test_embedding_whose_scales_are_read_again(fused):
+    g = Layer()
+    tokens = g.input((1,), torch.int64)
+    g.silu(quantized_embedding(g, tokens, tokens))
+    assert fused(g) == []

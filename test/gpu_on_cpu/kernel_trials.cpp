@@ -80,6 +80,8 @@ bool is_of_sampler(const std::string& kernel) { return kernel.find("sample_") !=
 
 using Run = void (*)(void** arguments); // of one thread
 
+std::set<Run> runs_of_sampler;
+
 // Compiles a source with a function run_thread(void** arguments). A source that was compiled before is not again.
 std::string compile_library(const std::string& source) {
   const std::string stem = folder + "/" + std::to_string(std::hash<std::string>()(source));
@@ -355,16 +357,25 @@ std::string compile(const std::string& name, const std::string& kernel, mx::Stre
       "(" + call + "); }\n");
 }
 
-CUfunc_st* load(const std::string&, const std::string& binary, mx::Stream) {
-  return reinterpret_cast<CUfunc_st*>(load_library(binary));
+CUfunc_st* load(const std::string& name, const std::string& binary, mx::Stream) {
+  const Run run = load_library(binary);
+  if (is_of_sampler(name)) {
+    runs_of_sampler.insert(run);
+  }
+  return reinterpret_cast<CUfunc_st*>(run);
 }
 
 void* address_on_gpu(const mx::array& x) { return const_cast<mx::array&>(x).data<char>(); }
 
 std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream) {
   class GraphOnCpu : public KernelGraph { // runs each kernel when it is added
-    void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool) override {
-      run_kernel(reinterpret_cast<Run>(function), blocks, threads, arguments);
+    void add(const KernelRun& kernel) override {
+      const auto run = reinterpret_cast<Run>(kernel.function);
+      std::vector<void*> arguments;
+      for (const uint64_t& argument : kernel.arguments) {
+        arguments.push_back(const_cast<uint64_t*>(&argument));
+      }
+      run_kernel(run, kernel.blocks, runs_of_sampler.contains(run) ? kThreadsOfSampler : kernel.threads, arguments);
     }
     void reads(const mx::array&) override {}
     void writes(const mx::array&) override {}
@@ -373,6 +384,10 @@ std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream) {
   };
   return std::make_unique<GraphOnCpu>();
 }
+
+std::unique_ptr<KernelReplay> KernelReplay::make(const std::vector<KernelRun>&, mx::Stream) { return nullptr; }
+
+void keep_until_done(const std::vector<mx::array>&, mx::Stream) {}
 
 } // namespace executorch_mlx::gpu
 

@@ -15,6 +15,7 @@ CUDA = [
     "norm_rope",
     "silu_product",
     "add_rms_norm",
+    "embedding",
 ]
 METAL = ["sample", "products", "quantized_products", "norm_rope"]
 # platform, kernel, function, and a change of its source that makes the results wrong
@@ -30,6 +31,8 @@ WRONG = [
     ("cuda", "norm_rope", "norm_rope_2", "a * cosines[pair] - b * sines[pair]", "a * cosines[pair]"),
     ("cuda", "silu_product", "silu_multiply", "1.0f + expf(-x)", "1.0f + expf(x)"),
     ("cuda", "add_rms_norm", "add_rms_norm", "/ size +", "/ (2 * size) +"),
+    ("cuda", "embedding", "embedding", "bounded + rows", "bounded"),
+    ("cuda", "embedding", "quantized_embedding", "scale * static_cast", "bias * static_cast"),
     ("metal", "products", "product", "sum += x[i]", "sum -= x[i]"),
     ("metal", "products", "gated_products", "silu * products1[r]", "silu * products0[r]"),
     ("metal", "products", "product_and_sum", "added[first + r]", "added[first]"),

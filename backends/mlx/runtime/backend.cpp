@@ -22,6 +22,7 @@
 #include "call/deferred.h"
 #include "call/evaluation.h"
 #include "call/profile.h"
+#include "call/replay.h"
 #include "call/reset.h"
 #include "call/state.h"
 #include "fusion/fuse.h"
@@ -29,6 +30,7 @@
 #include "guarded.h"
 #include "memory/limit.h"
 #include "memory/mapped_files.h"
+#include "mlx_internals/arrays.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "options.h"
 #include "call/constants.h"
@@ -68,6 +70,7 @@ struct Handle final : Member {
   std::optional<MappedFiles> files; // when the constants were loaded
   Limits limits;
   const et::NamedDataMap* named_data = nullptr; // exists as long as the method
+  std::unique_ptr<Replay> replay; // null if calls cannot be replayed
   std::shared_ptr<void> membership = std::make_shared<char>(); // see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
@@ -145,6 +148,40 @@ et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   return wants_all ? tracer : nullptr;
 }
 
+// Runs a deferred call as a replay, if it can be one: see replay.h. `failures` is Owner::failures before the call.
+bool replay_call(Handle& handle, Arguments args, const Deferral& deferral, uint32_t tokens, uint64_t failures) {
+  auto& state = handle.state;
+  auto& replay = *handle.replay;
+  read_inputs(handle.program, args, state, handle.stream);
+  set_tokens(deferral, *state.tensors[tokens], handle.stream);
+  if (!replay.prepare(state, handle.limits)) {
+    return false;
+  }
+  if (!replay.is_proven()) {
+    replay.try_out(state);
+    return false;
+  }
+  try {
+    for (auto& [slot, y] : replay.outputs()) {
+      state.tensors[slot] = std::move(y);
+    }
+    auto outputs = collect_outputs(handle.program, args, state, *handle.files, handle.stream);
+    auto copies = copies_of(outputs, handle.stream);
+    Evaluation(copies, handle.stream, state.owner).start([&] { replay.start(); });
+    for (auto& y : outputs) {
+      internals::wait_as(y, copies[0]);
+    }
+    state.set_written(copies[0]);
+    state.release_temporaries();
+    set_deferred(std::make_unique<DeferredCall>(
+        handle.program, handle.session, args, std::move(outputs), std::move(copies), handle.stream, failures));
+  } catch (...) {
+    handle.session->make_undefined();
+    throw;
+  }
+  return true;
+}
+
 // Builds the graph of one call, evaluates it, and writes the outputs. A deferred call may return before the graph is
 // evaluated. If the call fails after it has changed a mutable buffer, the buffers are undefined: see State::begin().
 void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
@@ -153,11 +190,15 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
   if (tracer != nullptr) {
     profiler.emplace(handle.program, state, *tracer);
   }
-  const auto tokens = deferral ? tokens_slot(handle.program) : std::nullopt;
+  const auto tokens = deferral ? input_slot(handle.program, "tokens") : std::nullopt;
   const bool is_deferred = tokens && tracer == nullptr;
   const uint64_t failures = state.owner->failures;
   if (deferral && deferral->error != Error::Ok) {
     fail(deferral->error, "defer: it has failed");
+  }
+  Replay* const replay = is_deferred && deferral->source != nullptr ? handle.replay.get() : nullptr;
+  if (replay != nullptr && replay->is_ready() && replay_call(handle, args, *deferral, *tokens, failures)) {
+    return;
   }
   state.begin();
   try {
@@ -177,6 +218,9 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
     // holds the same array.
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
+    if (replay != nullptr) {
+      replay->record(state, pending);
+    }
     state.release_temporaries();
     if (is_deferred) {
       copies = copies_of(outputs, handle.stream);
@@ -201,6 +245,9 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
     throw;
   }
   state.commit();
+  if (replay != nullptr) {
+    replay->finish(state);
+  }
 }
 
 // Makes a call, after a reset of the mutable buffers if one is asked for.
@@ -320,6 +367,7 @@ class Backend final : public et::BackendInterface {
       }
       run_init_chain(*handle, handle->state);
       handle->state.finish_loading();
+      handle->replay = Replay::make(handle->program, handle->stream);
     } catch (...) {
       settle(handle->stream);
       throw;

@@ -197,6 +197,19 @@ void read_inputs(const MlxProgram& program, Arguments args, State& state, mx::St
   }
 }
 
+std::optional<uint32_t> input_slot(const MlxProgram& program, std::string_view name) {
+  const auto* inputs = program.graph->input_map();
+  for (uint32_t i = 0; i < num_slots(inputs); ++i) {
+    const auto& slot = *inputs->Get(i);
+    const bool is_tensor = slot.slot_type() == fb::SlotType::TensorSlot;
+    const char* own_name = is_tensor ? program.tensor_names[slot.idx()] : nullptr;
+    if (own_name != nullptr && own_name == name && dtype_of(program.meta(slot.idx()).scalar_type()) == mx::int64) {
+      return slot.idx();
+    }
+  }
+  return std::nullopt;
+}
+
 std::vector<mx::array> collect_outputs(
     const MlxProgram& program, Arguments args, const State& state, const MappedFiles& files, mx::Stream stream) {
   std::vector<mx::array> arrays;

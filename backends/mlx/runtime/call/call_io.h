@@ -4,6 +4,8 @@
 #include <executorch/runtime/core/evalue.h>
 #include <executorch/runtime/core/span.h>
 
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "call/state.h"
@@ -20,6 +22,9 @@ using Arguments = executorch::runtime::Span<EValue*>;
 // Checks the number of arguments, and the dtype, shape and memory order of every input tensor. Then copies the
 // inputs into their slots in `state`. Throws Failure if an input is invalid.
 void read_inputs(const MlxProgram& program, Arguments args, State& state, mx::Stream stream);
+
+// The slot of the int64 input of this name, or nullopt.
+std::optional<uint32_t> input_slot(const MlxProgram& program, std::string_view name);
 
 // Returns the arrays of the output tensors, in the order of the outputs, without evaluating them. Checks each
 // array against the ExecuTorch tensor of its output, casts the array to the dtype of this tensor where cast_output()

@@ -78,20 +78,6 @@ std::optional<Deferral> take_deferral() { return std::exchange(next_call, std::n
 
 void set_deferred(std::unique_ptr<DeferredCall> call) { last_call = std::move(call); }
 
-std::optional<uint32_t> tokens_slot(const MlxProgram& program) {
-  const auto* inputs = program.graph->input_map();
-  for (uint32_t i = 0; inputs != nullptr && i < inputs->size(); ++i) {
-    const auto& slot = *inputs->Get(i);
-    const bool is_tensor = slot.slot_type() == fb::SlotType::TensorSlot;
-    const char* name = is_tensor ? program.tensor_names[slot.idx()] : nullptr;
-    if (name != nullptr && std::string_view(name) == "tokens" &&
-        dtype_of(program.meta(slot.idx()).scalar_type()) == mx::int64) {
-      return slot.idx();
-    }
-  }
-  return std::nullopt;
-}
-
 void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream) {
   const mx::array& source = deferral.source->output(deferral.output);
   check_argument(source.dtype() == mx::int64 && deferral.elements.size() == tokens.size(), "defer: got ",

@@ -67,9 +67,6 @@ std::optional<Deferral> take_deferral();
 // Keeps the call until executorch_mlx_deferred_take() takes it.
 void set_deferred(std::unique_ptr<DeferredCall> call);
 
-// The slot of the input named "tokens", if it is int64; nullopt if there is none.
-std::optional<uint32_t> tokens_slot(const MlxProgram& program);
-
 // Sets `tokens` to the elements that the deferral names. The shape of `tokens` stays.
 void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream);
 

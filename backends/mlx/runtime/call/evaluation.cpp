@@ -127,9 +127,12 @@ void Evaluation::run() {
   });
 }
 
-void Evaluation::start() {
+void Evaluation::start(const std::function<void()>& before) {
   settle_on_error([&] {
     work_of(stream_).owner = owner_;
+    if (before != nullptr) {
+      before();
+    }
     for (auto& stage : stages_) {
       auto arrays = std::exchange(stage, {});
       &stage == &stages_.back() ? mx::async_eval(std::move(arrays)) : mx::eval(std::move(arrays));

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -39,8 +40,9 @@ class Evaluation {
   // may free the memory that this work uses.
   void run();
 
-  // Like run(), but returns before the arrays of the last stage are computed.
-  void start();
+  // Like run(), but returns before the arrays of the last stage are computed. Calls before() first, which may submit
+  // other work to the stream.
+  void start(const std::function<void()>& before = nullptr);
 
   // Waits for all work that has been started on the stream, and throws as run() does.
   void wait();

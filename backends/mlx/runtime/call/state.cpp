@@ -324,4 +324,10 @@ void State::take_over_memory(const std::vector<mx::array>& outputs) {
   }
 }
 
+void State::set_written(const mx::array& later) {
+  for (const auto& buffer : buffers_) {
+    internals::wait_as(buffer->written.emplace(internals::without_memory({0}, later.dtype())), later);
+  }
+}
+
 } // namespace executorch_mlx

@@ -96,6 +96,13 @@ class State {
   // `outputs` are the arrays that the caller keeps.
   void take_over_memory(const std::vector<mx::array>& outputs);
 
+  // The buffers, in the order of their slots. Between calls, they have their contents.
+  const std::vector<std::shared_ptr<Buffer>>& buffers() const { return buffers_; }
+
+  // After kernels that write to the memory of the buffers have been submitted between calls, and then the computation
+  // of `later`: the host waits for it before it reads a buffer.
+  void set_written(const mx::array& later);
+
   // The arrays of buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
 

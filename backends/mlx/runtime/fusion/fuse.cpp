@@ -33,7 +33,8 @@ std::vector<GpuPattern> gpu_patterns() {
       {find_products_and_sums, {Kernel::products, Kernel::quantized_products}},
       {find_silu_products, {Kernel::silu_product, Kernel::products, Kernel::quantized_products}},
       {find_product_groups, {Kernel::products, Kernel::quantized_products}},
-      {find_sums_and_norms, {Kernel::add_rms_norm}}, {find_ropes, {Kernel::norm_rope}}};
+      {find_sums_and_norms, {Kernel::add_rms_norm}}, {find_ropes, {Kernel::norm_rope}},
+      {find_quantized_embeddings, {Kernel::embedding}}};
 }
 
 std::vector<Pattern> patterns_for(mx::Device device) {

@@ -85,24 +85,29 @@ int parts_of(int length, int blocks) {
 // Attention of queries [rows, heads, 1, dim], and how a kernel divides the work. `spans` has one span, or one for each
 // row: see attention_kernels.h.
 struct Plan {
-  Plan(const mx::array& q, int key_heads, const std::vector<Span>& spans)
+  Plan(const mx::Shape& q, int key_heads, const std::vector<Span>& spans)
       : spans(spans),
-        heads(q.shape(1)),
+        heads(q[1]),
         shared(heads / key_heads),
         heads_of_block(std::gcd(shared, kMaxHeads)),
-        work(q.shape(0) * heads * kMaxParts * (q.shape(3) + 2)) {
+        work(q[0] * heads * kMaxParts * (q[3] + 2)) {
     for (const auto& [start, stop] : spans) {
       parts.push_back(parts_of(stop - start, heads / heads_of_block));
     }
     max_parts = *std::max_element(parts.begin(), parts.end());
-    blocks = q.shape(0) * heads / heads_of_block * max_parts;
+    blocks = q[0] * heads / heads_of_block * max_parts;
   }
 
-  // Appends the numbers of the spans to those of a kernel.
-  void add_spans(std::vector<int>& numbers) const {
-    for (size_t i = 0; i < spans.size(); ++i) {
-      numbers.insert(numbers.end(), {spans[i].start, spans[i].stop - spans[i].start, parts[i]});
+  // The numbers of a kernel: those of the spans come last.
+  std::vector<int> numbers(int capacity, std::optional<int> rotated_by) const {
+    std::vector<int> result{capacity, max_parts};
+    if (rotated_by) {
+      result.push_back(*rotated_by);
     }
+    for (size_t i = 0; i < spans.size(); ++i) {
+      result.insert(result.end(), {spans[i].start, spans[i].stop - spans[i].start, parts[i]});
+    }
+    return result;
   }
 
   std::vector<Span> spans;
@@ -134,16 +139,6 @@ Constants constants_of(const Plan& plan, int dim, float scale) {
       {"kPerBlock", plan.heads_of_block}, {"kMaxGroups", kMaxGroups}, {"kSpans", static_cast<int>(plan.spans.size())},
       // The kernel computes powers of 2.
       {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}};
-}
-
-// Runs one of the kernels, whose call lacks only the spans and what it writes to the workspace.
-mx::array run(const SequenceKernel& kernel, SequenceKernel::Call call, const mx::array& workspace, const Plan& plan,
-    Constants constants, mx::Stream stream) {
-  plan.add_spans(call.numbers);
-  if (plan.max_parts > 1) {
-    call.written.push_back(workspace);
-  }
-  return kernel(std::move(call), std::move(constants), stream)[0];
 }
 
 // Whether the update writes the last position of each span, and the kernel gets the memory of the cache and no copy.
@@ -193,21 +188,33 @@ std::optional<mx::array> attention_step(const mx::array& q, const mx::array& key
   const auto operand = [](const mx::array& x, int i) { return x.inputs()[2 * x.sibling_position() + i]; };
   const mx::array offset = FusibleRope::offset_of(q.inputs());
   const mx::array workspace = workspace_of(stream, plan.work);
+  const int capacity = keys.shape(2), rotated_by = rope.offset.value_or(0);
   SequenceKernel::Call call{
       {operand(q, 0), operand(q, 1), operand(k, 0), operand(k, 1), new_value != nullptr ? *new_value : v, offset,
           FusibleRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
-      {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts, rope.offset.value_or(0)}, plan.blocks, kThreads,
+      {}, {q.shape()}, q.dtype(), plan.numbers(capacity, rotated_by), plan.blocks, kThreads,
       {kStepFreqs, kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
+  if (plan.max_parts > 1) {
+    call.written.push_back(workspace);
+  }
+  call.workspace = workspace;
   if (rope.offset) {
     // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
     call.inputs[kStepOffset] = workspace;
+    if (plan.spans.size() == 1) {
+      call.place = TokenPlace{rotated_by, plan.spans[0]};
+      call.at = [shape = q.shape(), key_heads = keys.shape(1), capacity](const TokenPlace& place) {
+        const Plan plan(shape, key_heads, {place.span});
+        return SequenceKernel::Work{plan.numbers(capacity, place.position), plan.blocks};
+      };
+    }
   }
   constants.insert(constants.end(),
       {{"kOwn", 1}, {"kNorm", rope.has_norm}, {"kEps", std::bit_cast<int>(rope.eps)},
           {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
           {"kHasOffset", rope.offset.has_value()}});
   const auto& kernel = attention_step_kernel(static_cast<int>(plan.spans.size()));
-  const mx::array y = run(kernel, std::move(call), workspace, plan, std::move(constants), stream);
+  const mx::array y = kernel(std::move(call), std::move(constants), stream)[0];
   CacheUpdate::take_over(keys, y);
   CacheUpdate::take_over(values, y);
   return y;
@@ -224,17 +231,20 @@ std::optional<mx::array> attention(const mx::array& q, const mx::array& keys, co
   if (!fits || q.size() == 0 || q.shape(0) * heads > kMaxGroups || spans.size() > kMaxSpans) {
     return std::nullopt;
   }
-  const Plan plan(q, key_heads, spans);
+  const Plan plan(q.shape(), key_heads, spans);
   auto constants = constants_of(plan, dim, scale);
   if (auto y = attention_step(q, keys, values, plan, constants, stream)) {
     return y;
   }
   constants.push_back({"kOwn", 0});
   const mx::array workspace = workspace_of(stream, plan.work);
-  SequenceKernel::Call call{{q, keys, values, workspace}, {}, {q.shape()}, q.dtype(), {keys.shape(2), plan.max_parts},
-      plan.blocks, kThreads, {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
+  SequenceKernel::Call call{{q, keys, values, workspace}, {}, {q.shape()}, q.dtype(),
+      plan.numbers(keys.shape(2), std::nullopt), plan.blocks, kThreads, {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
+  if (plan.max_parts > 1) {
+    call.written.push_back(workspace);
+  }
   const auto& kernel = attention_kernel(static_cast<int>(plan.spans.size()));
-  return run(kernel, std::move(call), workspace, plan, std::move(constants), stream);
+  return kernel(std::move(call), std::move(constants), stream)[0];
 }
 
 } // namespace

@@ -74,23 +74,18 @@ void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx:
     return;
   }
   const mx::array& update = inputs[1];
-  void* addresses[] = {address_on_gpu(update), address_on_gpu(outputs[0])};
-  std::vector<int64_t> strides(update.strides().begin(), update.strides().end());
-  std::vector<int> numbers{static_cast<int>(update.size()), update.shape(3), update.shape(1), outputs[0].shape(2)};
-  numbers.insert(numbers.end(), positions.begin(), positions.end());
-  std::vector<void*> arguments{&addresses[0], &addresses[1]};
-  for (auto& stride : strides) {
-    arguments.push_back(&stride);
+  const auto address = [](const mx::array& x) { return reinterpret_cast<uintptr_t>(address_on_gpu(x)); };
+  KernelRun run{kernel(update.dtype(), positions.size(), stream()), blocks_of(update.size(), kThreads), kThreads,
+      {address(update), address(outputs[0])}, /*starts_early=*/false};
+  run.arguments.insert(run.arguments.end(), update.strides().begin(), update.strides().end());
+  for (const int number : {static_cast<int>(update.size()), update.shape(3), update.shape(1), outputs[0].shape(2)}) {
+    run.arguments.push_back(number);
   }
-  for (auto& number : numbers) {
-    arguments.push_back(&number);
-  }
+  run.arguments.insert(run.arguments.end(), positions.begin(), positions.end());
   const auto graph = KernelGraph::make(stream());
   graph->reads(update);
   graph->writes(outputs[0]);
-  graph->add(kernel(update.dtype(), positions.size(), stream()), blocks_of(update.size(), kThreads), kThreads,
-      arguments,
-      /*starts_early=*/false);
+  graph->add(run);
   graph->submit();
 }
 
@@ -104,14 +99,30 @@ const CacheUpdate* open_update(const mx::array& x) {
   return update != nullptr && !update->is_taken_over() ? update : nullptr;
 }
 
+namespace {
+
+bool is_taken_over(const mx::array& x) {
+  return is_lazy(x, CacheUpdate::kName) && static_cast<const CacheUpdate&>(x.primitive()).is_taken_over();
+}
+
+} // namespace
+
 void join_sequences(const std::vector<mx::array>& arrays) {
   std::vector<mx::array*> writers;
   for (mx::array x : arrays) {
-    if (is_lazy(x, CacheUpdate::kName) && static_cast<const CacheUpdate&>(x.primitive()).is_taken_over()) {
+    if (is_taken_over(x)) {
       writers.push_back(&x.inputs()[1]);
     }
   }
   SequenceKernel::replace_by_ends(writers);
+}
+
+std::shared_ptr<SequenceKernel::Recording> record(const std::vector<mx::array>& arrays) {
+  std::vector<mx::array> results;
+  for (const auto& x : arrays) {
+    results.push_back(is_taken_over(x) ? x.inputs()[1] : x);
+  }
+  return SequenceKernel::record(results);
 }
 
 std::optional<mx::array> update_positions(

@@ -104,4 +104,8 @@ std::optional<mx::array> dequantize(const Matrix& matrix, mx::Stream stream);
 std::optional<mx::array> product_and_sum(
     const Vectors& vectors, const Matrix& w, const mx::array& added, mx::Stream stream);
 
+// Rows of a table, which may be quantized: [indices..., depth]. Indices out of bounds are limited as bounded_indices()
+// does.
+std::optional<mx::array> embedding(const Matrix& table, const mx::array& indices, mx::Stream stream);
+
 } // namespace executorch_mlx::gpu

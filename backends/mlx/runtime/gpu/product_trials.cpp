@@ -177,4 +177,43 @@ Trial dequantize_trial() {
   return {kToleranceOfHalf, compare, race};
 }
 
+Trial embedding_trial() {
+  constexpr int kRows = 50, kDepth = 128, kLargeDepth = 1024;
+  const mx::array indices({int64_t{7}, int64_t{-3}, int64_t{49}, int64_t{-50}, int64_t{0}}, {5, 1});
+  const auto without = [](const Matrix& m, const mx::array& indices, mx::Stream stream) {
+    const auto rows = [&](const mx::array& x) { return mx::take(x, indices, 0, stream); };
+    if (!m.scales) {
+      return rows(m.w);
+    }
+    return mx::dequantize(rows(m.w), rows(*m.scales), rows(*m.biases), m.group_size, m.bits, "affine", std::nullopt,
+        std::nullopt, stream);
+  };
+  const auto compare = [=](mx::Stream stream) {
+    std::vector<Comparison> comparisons;
+    for (const auto dtype : {mx::bfloat16, mx::float16, mx::float32}) {
+      const Matrix numbers(Numbers().array({kRows, kDepth}, dtype, stream));
+      comparisons.push_back(
+          {{expect(embedding(numbers, indices, stream), "embedding")}, {without(numbers, indices, stream)}});
+    }
+    for (const int bits : {4, 8}) {
+      const auto m = quantized(Numbers().array({kRows, kDepth}, mx::bfloat16, stream), 32, bits, stream);
+      comparisons.push_back({{expect(embedding(m, indices, stream), "embedding")}, {without(m, indices, stream)}});
+    }
+    return comparisons;
+  };
+  const auto race = [=](mx::Stream stream) {
+    const auto m = quantized(Numbers().array({kRows, kLargeDepth}, mx::bfloat16, stream), 32, 8, stream);
+    const auto repeat = [](const auto& compute) {
+      std::vector<mx::array> results;
+      for (int i = 0; i < kRepetitions; ++i) {
+        results.push_back(compute());
+      }
+      return results;
+    };
+    return Race{[=] { return repeat([&] { return expect(embedding(m, indices, stream), "embedding"); }); },
+        [=] { return repeat([&] { return without(m, indices, stream); }); }};
+  };
+  return {kToleranceOfHalf, compare, race};
+}
+
 } // namespace executorch_mlx::gpu

@@ -7,9 +7,9 @@
 
 #include "../error.h"
 #include "../memory/host_memory.h"
-#include "cuda_kernel.h"
 #include "metal.h"
 #include "metal_kernel.h"
+#include "sequence_kernel.h"
 #include "verdicts.h"
 #include "kernels/sampling/host.h"
 //
@@ -51,6 +51,7 @@ __device__ inline uint32_t gpu_load(uint32_t* counter) { return *counter; }
 __device__ inline uint32_t gpu_increment(uint32_t* counter) { return atomicAdd(counter, 1u); }
 )";
 constexpr char kCudaPrologue[] = R"(
+  wait_for_inputs();
   const uint32_t group = blockIdx.x;
   const uint32_t own_thread = threadIdx.x;
 #define GPU_GROUP_MEMORY __shared__
@@ -96,8 +97,8 @@ class SampleKernel {
     if (is_metal(stream)) {
       metal_.emplace(name, inputs, outputs, std::string(kMetalPrologue) + body, kSampleKernelText);
     } else {
-      cuda_.emplace(name, inputs, outputs, kNumberNames, std::string(kCudaPrologue) + body,
-          std::string(kCudaHeader) + kSampleKernelText);
+      cuda_.emplace(name, inputs, std::vector<std::string>(), outputs, kNumberNames, std::string(kCudaPrologue) + body,
+          /*attributes=*/"", std::string(kCudaHeader) + kSampleKernelText);
     }
   }
 
@@ -107,18 +108,21 @@ class SampleKernel {
     if (cuda_) {
       const mx::Shape& sizes = inputs[0].shape();
       return (*cuda_)({.inputs = inputs,
+                          .weights = {},
                           .shapes = shapes,
+                          .dtype = dtypes[0],
                           .numbers = {sizes.begin(), sizes.end()},
                           .blocks = groups,
                           .threads = threads,
-                          .dtypes = dtypes},
+                          .dtypes = dtypes,
+                          .leaves_gaps = true}, // what a greedy draw does not need
           constants, stream);
     }
     return (*metal_)(inputs, shapes, dtypes, groups, threads, constants, stream);
   }
 
  private:
-  std::optional<CudaKernel> cuda_;
+  std::optional<SequenceKernel> cuda_;
   std::optional<MetalKernel> metal_;
 };
 
@@ -153,8 +157,8 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   const auto constants = [&](int threads) {
     return Constants{{"kPerRow", per_row_flags(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
   };
-  // At least 8 elements, because Metal passes an array of fewer elements in another address space.
-  const mx::Shape summary_shape{std::max(rows * parts, 8)};
+  // Metal passes an array of fewer than 8 elements in another address space.
+  const mx::Shape summary_shape{is_metal(stream) ? std::max(rows * parts, 8) : rows * parts};
   const auto summaries = parts_kernel(operands, std::vector(kPartNames.size(), summary_shape),
       {mx::float32, mx::uint32, mx::float32, mx::uint32}, rows * parts, kPartThreads, constants(kPartThreads), stream);
   operands.insert(operands.end(), summaries.begin(), summaries.end());

@@ -66,6 +66,7 @@ struct SequenceKernel::Launch {
   // Launches that depend on each other.
   struct Sequence {
     std::weak_ptr<Launch> last; // the latest one
+    std::shared_ptr<Recording> recording; // null if nobody has asked for one
   };
 
   Launch(const SequenceKernel* kernel, Call call, Constants constants)
@@ -106,8 +107,16 @@ struct SequenceKernel::Launch {
  private:
   // Adds the kernel to a graph. `memory` is the memory of the sequence. `before` and `next` are the launches around
   // this one, or null.
-  void add_to(
+  KernelRun add_to(
       KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next, mx::Stream stream) const;
+
+  // What a recording keeps of this launch, whose kernel is `run`.
+  Record recorded(KernelRun run) const;
+
+  size_t size_of(size_t result) const { // in bytes
+    const auto& shape = call.shapes[result];
+    return std::accumulate(shape.begin(), shape.end(), size_t{call.dtype_of(result).size()}, std::multiplies<>());
+  }
 
   // Whether the kernel reads a result of `before`, or memory that `before` writes, before it waits.
   bool reads_early_from(const Launch& before) const;
@@ -135,8 +144,9 @@ class SequenceKernel::Result : public mx::Primitive {
 
   // The lazy results of a launch that has not run.
   static std::vector<mx::array> make(const std::shared_ptr<Launch>& launch, mx::Stream stream) {
-    const auto& shapes = launch->call.shapes;
-    return mx::array::make_arrays(shapes, std::vector(shapes.size(), launch->call.dtype),
+    const auto& call = launch->call;
+    return mx::array::make_arrays(call.shapes,
+        call.dtypes.empty() ? std::vector(call.shapes.size(), call.dtype) : call.dtypes,
         std::make_shared<Result>(stream, launch), launch->awaited);
   }
 
@@ -183,19 +193,26 @@ void SequenceKernel::Launch::run(const std::vector<std::shared_ptr<Launch>>& lau
   size_t bytes = 0;
   for (const auto& launch : launches) {
     launch->offsets.clear();
-    for (const auto& shape : launch->call.shapes) {
+    for (size_t i = 0; i < launch->call.shapes.size(); ++i) {
       launch->offsets.push_back(bytes);
-      bytes += std::accumulate(shape.begin(), shape.end(), size_t{launch->call.dtype.size()}, std::multiplies<>());
-      bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      bytes += (launch->size_of(i) + kAlignment - 1) / kAlignment * kAlignment;
     }
   }
   const mx::array memory = allocate_on_gpu(bytes, stream);
   const auto graph = KernelGraph::make(stream);
+  const auto recording = launches.back()->sequence->recording;
   const Launch* before = nullptr;
   for (size_t i = 0; i < launches.size(); ++i) {
     const Launch* const next = i + 1 < launches.size() ? launches[i + 1].get() : nullptr;
-    launches[i]->add_to(*graph, memory, before, next, stream);
+    auto run = launches[i]->add_to(*graph, memory, before, next, stream);
+    if (recording != nullptr) {
+      recording->kernels.push_back(launches[i]->recorded(std::move(run)));
+    }
     before = launches[i].get();
+  }
+  if (recording != nullptr) {
+    recording->memory = memory;
+    ++recording->runs;
   }
   graph->writes(memory);
   graph->submit();
@@ -208,12 +225,14 @@ void SequenceKernel::Launch::run(const std::vector<std::shared_ptr<Launch>>& lau
   }
 }
 
-void SequenceKernel::Launch::add_to(
+KernelRun SequenceKernel::Launch::add_to(
     KernelGraph& graph, const mx::array& memory, const Launch* before, const Launch* next, mx::Stream stream) const {
-  std::vector<void*> addresses, arguments;
+  KernelRun run{kernel->function(*this, stream), call.blocks, call.threads, {},
+      /*starts_early=*/before != nullptr && !reads_early_from(*before)};
+  const auto add_address = [&](void* address) { run.arguments.push_back(reinterpret_cast<uintptr_t>(address)); };
   const auto add_result = [&](const Launch& launch, size_t index) {
     const mx::array& at = launch.has_run() ? *launch.memory : memory;
-    addresses.push_back(static_cast<char*>(address_on_gpu(at)) + launch.offsets[index]);
+    add_address(static_cast<char*>(address_on_gpu(at)) + launch.offsets[index]);
   };
   for (const auto& input : inputs) {
     if (!input.array) {
@@ -223,12 +242,12 @@ void SequenceKernel::Launch::add_to(
       }
       continue;
     }
-    addresses.push_back(address_on_gpu(*input.array));
+    add_address(address_on_gpu(*input.array));
     // Arrays that are not lazy have been written before this evaluation.
     input.is_lazy ? graph.reads(*input.array) : graph.keeps(*input.array);
   }
   for (const auto& x : call.weights) {
-    addresses.push_back(address_on_gpu(x));
+    add_address(address_on_gpu(x));
     graph.keeps(x);
   }
   for (size_t i = 0; i < call.shapes.size(); ++i) {
@@ -237,24 +256,30 @@ void SequenceKernel::Launch::add_to(
   for (const auto& x : call.written) {
     graph.writes(x);
   }
-  int blocks = call.blocks;
   if (call.leaves_gpu_idle) {
     const bool has_next = next != nullptr && !next->call.weights.empty();
     const size_t ahead = has_next ? std::min(next->call.weights[0].nbytes(), kMaxAhead) : 0;
-    blocks += static_cast<int>(ahead / (call.threads * kAheadOfThread));
-    addresses.push_back(has_next ? address_on_gpu(next->call.weights[0]) : nullptr);
+    run.blocks += static_cast<int>(ahead / (call.threads * kAheadOfThread));
+    add_address(has_next ? address_on_gpu(next->call.weights[0]) : nullptr);
   }
-  for (auto& address : addresses) {
-    arguments.push_back(&address);
-  }
-  for (const int& number : call.numbers) {
-    arguments.push_back(const_cast<int*>(&number));
-  }
+  const auto add_number = [&](int number) { run.arguments.push_back(static_cast<uint32_t>(number)); };
+  std::for_each(call.numbers.begin(), call.numbers.end(), add_number);
   if (call.leaves_gpu_idle) {
-    arguments.push_back(const_cast<int*>(&call.blocks));
+    add_number(call.blocks);
   }
-  const bool starts_early = before != nullptr && !reads_early_from(*before);
-  graph.add(kernel->function(*this, stream), blocks, call.threads, arguments, starts_early);
+  graph.add(run);
+  return run;
+}
+
+SequenceKernel::Record SequenceKernel::Launch::recorded(KernelRun run) const {
+  Record result{std::move(run), call, {}, {}};
+  for (const auto& input : inputs) {
+    result.inputs.push_back(input.array);
+  }
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    result.results.emplace_back(offsets[i], size_of(i));
+  }
+  return result;
 }
 
 bool SequenceKernel::Launch::reads_early_from(const Launch& before) const {
@@ -269,14 +294,16 @@ bool SequenceKernel::Launch::reads_early_from(const Launch& before) const {
 }
 
 SequenceKernel::SequenceKernel(std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
-    std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body, std::string attributes)
+    std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body, std::string attributes,
+    std::string header)
     : name_(std::move(name)),
       inputs_(std::move(inputs)),
       weights_(std::move(weights)),
       outputs_(std::move(outputs)),
       numbers_(std::move(numbers)),
       body_(std::move(body)),
-      attributes_(std::move(attributes)) {}
+      attributes_(std::move(attributes)),
+      header_(kHeader + header) {}
 
 std::vector<mx::array> SequenceKernel::operator()(Call call, Constants constants, mx::Stream stream) const {
   const auto inputs = std::exchange(call.inputs, {});
@@ -309,7 +336,10 @@ std::vector<mx::array> SequenceKernel::operator()(Call call, Constants constants
 }
 
 CUfunc_st* SequenceKernel::function(const Launch& launch, mx::Stream stream) const {
-  std::vector<int> key{stream.device.index, static_cast<int>(launch.call.dtype.val())};
+  std::vector<int> key{stream.device.index};
+  for (size_t i = 0; i < launch.call.shapes.size(); ++i) {
+    key.push_back(static_cast<int>(launch.call.dtype_of(i).val()));
+  }
   for (const auto& input : launch.inputs) {
     key.push_back(static_cast<int>(input.dtype.val()));
   }
@@ -336,8 +366,8 @@ std::string SequenceKernel::source(const Launch& launch) const {
   for (size_t i = 0; i < weights_.size(); ++i) {
     parameters.push_back(input_parameter(launch.call.weights[i].dtype(), weights_[i]));
   }
-  for (const auto& output : outputs_) {
-    parameters.push_back(output_parameter(launch.call.dtype, output));
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    parameters.push_back(output_parameter(launch.call.dtype_of(i), outputs_[i]));
   }
   if (launch.call.leaves_gpu_idle) {
     parameters.emplace_back("const char* next");
@@ -349,7 +379,7 @@ std::string SequenceKernel::source(const Launch& launch) const {
     parameters.push_back(number_parameter("own_blocks"));
   }
   const std::string body = launch.call.leaves_gpu_idle ? kLoadAhead + body_ : body_;
-  return kernel_source(name_, type, launch.constants, parameters, body, kHeader, attributes_);
+  return kernel_source(name_, type, launch.constants, parameters, body, header_, attributes_);
 }
 
 void SequenceKernel::replace_by_ends(const std::vector<mx::array*>& arrays) {
@@ -363,6 +393,25 @@ void SequenceKernel::replace_by_ends(const std::vector<mx::array*>& arrays) {
                                : ends.emplace(last.get(), Result::make(last, x->primitive().stream())[0]).first->second;
     }
   }
+}
+
+std::shared_ptr<SequenceKernel::Recording> SequenceKernel::record(const std::vector<mx::array>& results) {
+  std::shared_ptr<Launch> last;
+  for (const auto& y : results) {
+    const Result* const result = Result::of(before_reshapes(y));
+    const auto end = result != nullptr ? result->launch->sequence->last.lock() : nullptr;
+    if (end == nullptr || end->has_run() || !end->awaited.empty() || (last != nullptr && end != last)) {
+      return nullptr;
+    }
+    last = end;
+  }
+  return last == nullptr ? nullptr : last->sequence->recording = std::make_shared<Recording>();
+}
+
+std::optional<mx::array> operand_in_memory(const mx::array& x) {
+  const mx::array& operand = before_reshapes(x);
+  const bool is_in_memory = operand.status() != mx::array::Status::unscheduled && operand.flags().row_contiguous;
+  return is_in_memory ? std::optional(operand) : std::nullopt;
 }
 
 } // namespace executorch_mlx::gpu

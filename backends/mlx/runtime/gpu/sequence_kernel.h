@@ -10,13 +10,16 @@
 
 #include <mlx/mlx.h>
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../span.h"
 #include "mlx_internals/cuda.h"
 #include "kernel_source.h"
 
@@ -24,13 +27,20 @@ namespace executorch_mlx::gpu {
 
 class SequenceKernel {
  public:
+  // What depends on where the token is.
+  struct Work {
+    std::vector<int> numbers;
+    int blocks;
+  };
+
   // `body` is the source of the body of a function. Its parameters are pointers with the names in `inputs`, `weights`
   // and `outputs`, and int32 numbers with the names in `numbers`. T is the dtype of the first input.
   // Every thread that reads an input or writes to memory calls wait_for_inputs() before. It may read weights earlier,
-  // and those inputs that Call::early lists. `attributes` are those of the kernel in CUDA.
+  // and those inputs that Call::early lists. `attributes` are those of the kernel in CUDA, and
+  // `header` precedes the function.
   SequenceKernel(std::string name, std::vector<std::string> inputs, std::vector<std::string> weights,
-      std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body,
-      std::string attributes = "");
+      std::vector<std::string> outputs, std::vector<std::string> numbers, std::string body, std::string attributes = "",
+      std::string header = "");
 
   struct Call {
     std::vector<mx::array> inputs;
@@ -43,6 +53,16 @@ class SequenceKernel {
     std::vector<int> early = {}; // the numbers of the inputs that the kernel reads before wait_for_inputs()
     std::vector<mx::array> written = {}; // the inputs that the kernel also writes
     bool leaves_gpu_idle = false; // so that the L2 cache can load the beginning of the next kernel's weights
+    std::vector<mx::Dtype> dtypes = {}; // of the results, if they differ
+    bool leaves_gaps = false; // whether the kernel may leave elements of its results unwritten
+
+    // For a sequence that runs again for other tokens: of a kernel that reads a KV cache, where the token is, and the
+    // work for another one. Without them, the kernel cannot run again.
+    std::optional<TokenPlace> place = std::nullopt;
+    std::function<Work(const TokenPlace& place)> at = nullptr;
+    std::optional<mx::array> workspace = std::nullopt; // an input that only kernels of this kind use
+
+    mx::Dtype dtype_of(size_t result) const { return dtypes.empty() ? dtype : dtypes[result]; }
   };
 
   // Returns the results, as lazy arrays. Inputs that are not contiguous are copied.
@@ -50,6 +70,25 @@ class SequenceKernel {
 
   // Replaces each lazy result of a kernel by the latest result of its sequence, with which the whole sequence runs.
   static void replace_by_ends(const std::vector<mx::array*>& arrays);
+
+  // A kernel as it has run.
+  struct Record {
+    KernelRun run;
+    Call call;
+    std::vector<std::optional<mx::array>> inputs; // nullopt: a result of the sequence
+    std::vector<std::pair<size_t, size_t>> results; // in the memory of the sequence: where each begins, and its size
+  };
+
+  // A sequence as it has run.
+  struct Recording {
+    std::vector<Record> kernels;
+    std::optional<mx::array> memory; // of all results
+    int runs = 0; // parts of the sequence that have run: 1 if it has run as a whole
+  };
+
+  // If `results` are lazy results of one sequence, perhaps reshaped, which depends on no other lazy operation and has
+  // not run: a recording, which the evaluation of its end fills. Else null.
+  static std::shared_ptr<Recording> record(const std::vector<mx::array>& results);
 
  private:
   struct Launch;
@@ -60,9 +99,16 @@ class SequenceKernel {
 
   std::string name_;
   std::vector<std::string> inputs_, weights_, outputs_, numbers_;
-  std::string body_, attributes_;
+  std::string body_, attributes_, header_;
   mutable std::mutex mutex_;
   mutable std::map<std::vector<int>, CUfunc_st*> functions_; // by all that the source depends on
 };
+
+// A recording of all kernels that compute these lazy arrays: results of kernels, and updates of KV caches that a kernel
+// has taken over. Null if anything else computes a part of them.
+std::shared_ptr<SequenceKernel::Recording> record(const std::vector<mx::array>& arrays);
+
+// x, or what lazy reshapes make x of, if it is in memory, perhaps not computed yet, and row-major.
+std::optional<mx::array> operand_in_memory(const mx::array& x);
 
 } // namespace executorch_mlx::gpu

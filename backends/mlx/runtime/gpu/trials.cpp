@@ -338,7 +338,8 @@ std::vector<std::pair<Kernel, Trial>> trials_of(mx::Stream stream) {
     return {{Kernel::sample, sample_trial()}, {Kernel::products, products_trial()},
         {Kernel::quantized_products, quantized_products_trial()}, {Kernel::dequantize, dequantize_trial()},
         {Kernel::attention, attention_trial()}, {Kernel::norm_rope, norm_rope_trial()},
-        {Kernel::silu_product, silu_product_trial()}, {Kernel::add_rms_norm, add_rms_norm_trial()}};
+        {Kernel::silu_product, silu_product_trial()}, {Kernel::add_rms_norm, add_rms_norm_trial()},
+        {Kernel::embedding, embedding_trial()}};
   }
   return {{Kernel::sample, sample_trial()}, {Kernel::products, products_trial()},
       {Kernel::quantized_products, quantized_products_trial()}, {Kernel::norm_rope, norm_rope_trial()}};

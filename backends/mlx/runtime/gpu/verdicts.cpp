@@ -28,8 +28,8 @@ namespace {
 
 constexpr char kVariable[] = "EXECUTORCH_MLX_KERNELS";
 constexpr int kMaxCrashes = 2; // one may be the user who has stopped the process
-constexpr const char* kNames[kKernels] = {
-    "sample", "products", "quantized_products", "dequantize", "attention", "norm_rope", "silu_product", "add_rms_norm"};
+constexpr const char* kNames[kKernels] = {"sample", "products", "quantized_products", "dequantize", "attention",
+    "norm_rope", "silu_product", "add_rms_norm", "embedding", "replay"};
 constexpr const char* kOutcomeNames[] = {"used", "wrong", "slow", "failed", "crashed"}; // in the order of Outcome
 
 thread_local int trials_of_thread = 0;
@@ -127,6 +127,11 @@ const std::vector<Decision>& decisions() {
     const auto choices = take_choices();
     const VerdictFile file(verdict_folder(), verdict_key());
     auto result = decide(trials_of(used.stream), choices, used.stream, &file);
+    if (is_cuda(used.stream)) {
+      const auto chosen = choices.find(Kernel::replay);
+      const bool is_chosen = chosen != choices.end();
+      result.push_back({Kernel::replay, !is_chosen || chosen->second, is_chosen, {.outcome = Outcome::used}});
+    }
     for (const auto& d : result) {
       if (!d.is_used && !d.is_chosen) {
         ET_LOG(Info, "MLX: the kernel %s is not used on this GPU: %s", name(d.kernel), describe(d).c_str());

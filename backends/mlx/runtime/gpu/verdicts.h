@@ -23,10 +23,12 @@ enum class Kernel {
   attention,
   norm_rope,
   silu_product,
-  add_rms_norm
+  add_rms_norm,
+  embedding,
+  replay // of calls for one token, which has its trial in each program: see call/replay.h
 };
 
-inline constexpr size_t kKernels = 8;
+inline constexpr size_t kKernels = 10;
 
 const char* name(Kernel kernel);
 
@@ -68,5 +70,6 @@ std::vector<std::pair<Kernel, Trial>> trials_of(mx::Stream stream);
 Trial products_trial();
 Trial quantized_products_trial();
 Trial dequantize_trial();
+Trial embedding_trial();
 
 } // namespace executorch_mlx::gpu

@@ -39,6 +39,9 @@ std::optional<mx::array> array_in_pages(
 // A new array of bytes in the memory of `piece`. release(piece) is called when nothing uses the new array any more.
 mx::array lend(mx::array piece, std::function<void(mx::array)> release);
 
+// An available array in the memory of x, which has room for it.
+mx::array array_in(const mx::array& x, const mx::Shape& shape, mx::Dtype dtype);
+
 // An address that identifies the memory of x, or null if x has none.
 const void* memory_of(const mx::array& x);
 

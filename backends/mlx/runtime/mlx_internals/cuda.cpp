@@ -19,6 +19,8 @@ struct CUgraphNode_st;
 struct CUmod_st;
 struct CUctx_st;
 struct CUkern_st;
+struct CUgraphExec_st;
+struct CUstream_st;
 struct _nvrtcProgram;
 
 namespace executorch_mlx::gpu {
@@ -84,6 +86,12 @@ const Function<int(CUgraphNode_st**, CUgraph_st*, const CUgraphNode_st* const* b
     cuGraphAddKernelNode("cuGraphAddKernelNode_v2");
 const Function<int(CUgraph_st*, CUgraphNode_st* const* from, CUgraphNode_st* const* to, const Edge*, size_t count)>
     cuGraphAddDependencies("cuGraphAddDependencies_v2");
+const Function<int(CUgraphExec_st**, CUgraph_st*, unsigned long long flags)> cuGraphInstantiate(
+    "cuGraphInstantiateWithFlags");
+const Function<int(CUgraphExec_st*)> cuGraphExecDestroy("cuGraphExecDestroy");
+const Function<int(CUgraphExec_st*, CUgraphNode_st*, const KernelNode*)> cuGraphExecKernelNodeSetParams(
+    "cuGraphExecKernelNodeSetParams_v2");
+const Function<int(CUgraphExec_st*, CUstream_st*)> cuGraphLaunch("cuGraphLaunch");
 
 const Function<int(_nvrtcProgram**, const char* source, const char* name, int headers, const char* const* texts,
     const char* const* names)>
@@ -114,8 +122,9 @@ std::string why_unusable() {
   };
   look_at(make_current, set_input_array, set_output_array, add_graph_node, add_completed_handler, device_of,
       command_encoder, cuCtxGetDevice, cuDeviceGetAttribute, cuModuleLoadData, cuModuleGetFunction, cuGraphCreate,
-      cuGraphDestroy, cuGraphAddKernelNode, cuGraphAddDependencies, nvrtcCreateProgram, nvrtcDestroyProgram,
-      nvrtcCompileProgram, nvrtcGetCUBINSize, nvrtcGetCUBIN, nvrtcGetProgramLogSize, nvrtcGetProgramLog);
+      cuGraphDestroy, cuGraphAddKernelNode, cuGraphAddDependencies, cuGraphInstantiate, cuGraphExecDestroy,
+      cuGraphExecKernelNodeSetParams, cuGraphLaunch, nvrtcCreateProgram, nvrtcDestroyProgram, nvrtcCompileProgram,
+      nvrtcGetCUBINSize, nvrtcGetCUBIN, nvrtcGetProgramLogSize, nvrtcGetProgramLog);
   return missing == nullptr ? "" : str("MLX ", mx::version(), " lacks the function ", missing);
 }
 
@@ -128,28 +137,54 @@ int ask_for_architecture(mx::Stream stream) {
   return major * 10 + minor;
 }
 
-class CudaGraph : public KernelGraph {
+// Calls use(node) with what the driver wants to know of a kernel.
+template <typename Use>
+void with_node(const KernelRun& run, Use&& use) {
+  std::vector<void*> arguments;
+  arguments.reserve(run.arguments.size());
+  for (const uint64_t& argument : run.arguments) { // the GPU is little-endian as the host: an int is its first half
+    arguments.push_back(const_cast<uint64_t*>(&argument));
+  }
+  use(KernelNode{run.function, {static_cast<unsigned>(run.blocks), 1, 1}, {static_cast<unsigned>(run.threads), 1, 1}, 0,
+      arguments.data(), nullptr, nullptr, nullptr});
+}
+
+// A CUDA graph of kernels, one after the other.
+class Graph {
  public:
-  explicit CudaGraph(mx::Stream stream)
-      : stream_(stream), can_start_early_(architecture(stream) >= kVersionOfEarlyStart) {
+  explicit Graph(mx::Stream stream) : can_start_early_(architecture(stream) >= kVersionOfEarlyStart) {
     make_current(device_of(stream.device));
     check(cuGraphCreate(&graph_, 0), "cuGraphCreate");
   }
+  Graph(const Graph&) = delete;
+  ~Graph() { cuGraphDestroy(graph_); }
 
-  ~CudaGraph() override { cuGraphDestroy(graph_); }
-
-  void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) override {
-    const KernelNode kernel{function, {static_cast<unsigned>(blocks), 1, 1}, {static_cast<unsigned>(threads), 1, 1}, 0,
-        arguments.data(), nullptr, nullptr, nullptr};
+  void add(const KernelRun& run) {
     CUgraphNode_st* node;
-    check(cuGraphAddKernelNode(&node, graph_, nullptr, 0, &kernel), "cuGraphAddKernelNode");
-    if (last_ != nullptr) {
-      const auto* const edge = starts_early && can_start_early_ ? &kEarlyStart : nullptr;
-      check(cuGraphAddDependencies(graph_, &last_, &node, edge, 1), "cuGraphAddDependencies");
+    with_node(run, [&](const KernelNode& kernel) {
+      check(cuGraphAddKernelNode(&node, graph_, nullptr, 0, &kernel), "cuGraphAddKernelNode");
+    });
+    if (!nodes_.empty()) {
+      const auto* const edge = run.starts_early && can_start_early_ ? &kEarlyStart : nullptr;
+      check(cuGraphAddDependencies(graph_, &nodes_.back(), &node, edge, 1), "cuGraphAddDependencies");
     }
-    last_ = node;
-    ++size_;
+    nodes_.push_back(node);
   }
+
+  CUgraph_st* get() const { return graph_; }
+  const std::vector<CUgraphNode_st*>& nodes() const { return nodes_; }
+
+ private:
+  bool can_start_early_;
+  CUgraph_st* graph_ = nullptr;
+  std::vector<CUgraphNode_st*> nodes_;
+};
+
+class CudaGraph : public KernelGraph {
+ public:
+  explicit CudaGraph(mx::Stream stream) : stream_(stream), graph_(stream) {}
+
+  void add(const KernelRun& run) override { graph_.add(run); }
 
   void reads(const mx::array& x) override {
     set_input_array(command_encoder(stream_), x);
@@ -166,17 +201,67 @@ class CudaGraph : public KernelGraph {
   void submit() override {
     CommandEncoder* const encoder = command_encoder(stream_);
     // Graphs with the same key have the same structure, so that MLX updates an earlier one instead of making it anew.
-    add_graph_node(encoder, graph_, str("(kernels", size_, ")"), /*is_updatable=*/true);
+    add_graph_node(encoder, graph_.get(), str("(kernels", graph_.nodes().size(), ")"), /*is_updatable=*/true);
     add_completed_handler(encoder, [memory = std::move(memory_)] {});
   }
 
  private:
   mx::Stream stream_;
-  bool can_start_early_;
-  CUgraph_st* graph_ = nullptr;
-  CUgraphNode_st* last_ = nullptr;
-  int size_ = 0;
+  Graph graph_;
   std::vector<std::shared_ptr<mx::array::Data>> memory_;
+};
+
+// MLX's stream of CUDA: the second member of a CommandEncoder, after a reference.
+CUstream_st* cuda_stream(mx::Stream stream) { return reinterpret_cast<CUstream_st**>(command_encoder(stream))[1]; }
+
+// The driver copies the arguments of a graph at its launch. Two executables take turns, so that one can be changed
+// while the other one runs.
+class CudaReplay : public KernelReplay {
+ public:
+  CudaReplay(const std::vector<KernelRun>& runs, mx::Stream stream) : stream_(stream), graph_(stream) {
+    for (const auto& run : runs) {
+      graph_.add(run);
+    }
+    for (auto& executable : executables_) {
+      check(cuGraphInstantiate(&executable.graph, graph_.get(), 0), "cuGraphInstantiate");
+      executable.runs = runs;
+    }
+  }
+
+  ~CudaReplay() override {
+    for (const auto& executable : executables_) {
+      if (executable.graph != nullptr) {
+        cuGraphExecDestroy(executable.graph);
+      }
+    }
+  }
+
+  void start(const std::vector<KernelRun>& runs) override {
+    make_current(device_of(stream_.device));
+    auto& [graph, last_runs] = executables_[next_];
+    next_ = (next_ + 1) % executables_.size();
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (runs[i] == last_runs[i]) {
+        continue;
+      }
+      with_node(runs[i], [&](const KernelNode& kernel) {
+        check(cuGraphExecKernelNodeSetParams(graph, graph_.nodes()[i], &kernel), "cuGraphExecKernelNodeSetParams");
+      });
+      last_runs[i] = runs[i];
+    }
+    check(cuGraphLaunch(graph, cuda_stream(stream_)), "cuGraphLaunch");
+  }
+
+ private:
+  struct Executable {
+    CUgraphExec_st* graph = nullptr;
+    std::vector<KernelRun> runs; // as they are in `graph`
+  };
+
+  mx::Stream stream_;
+  Graph graph_;
+  std::array<Executable, 2> executables_;
+  size_t next_ = 0;
 };
 
 } // namespace
@@ -241,5 +326,17 @@ void* address_on_gpu(const mx::array& x) {
 }
 
 std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream stream) { return std::make_unique<CudaGraph>(stream); }
+
+std::unique_ptr<KernelReplay> KernelReplay::make(const std::vector<KernelRun>& runs, mx::Stream stream) {
+  return std::make_unique<CudaReplay>(runs, stream);
+}
+
+void keep_until_done(const std::vector<mx::array>& arrays, mx::Stream stream) {
+  std::vector<std::shared_ptr<mx::array::Data>> memory;
+  for (const auto& x : arrays) {
+    memory.push_back(x.data_shared_ptr());
+  }
+  add_completed_handler(command_encoder(stream), [memory = std::move(memory)] {});
+}
 
 } // namespace executorch_mlx::gpu

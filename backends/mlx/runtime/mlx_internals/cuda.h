@@ -3,6 +3,7 @@
 
 #include <mlx/mlx.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,18 @@ CUfunc_st* load(const std::string& name, const std::string& binary, mx::Stream s
 // The address of the memory of x on the GPU. x is evaluated.
 void* address_on_gpu(const mx::array& x);
 
+// A kernel with its arguments: addresses of memory on the GPU, and integers.
+struct KernelRun {
+  CUfunc_st* function;
+  int blocks, threads;
+  std::vector<uint64_t> arguments;
+  // Blocks of the kernel start when all blocks of the kernel in front have permitted it or ended, if the GPU supports
+  // this.
+  bool starts_early;
+
+  bool operator==(const KernelRun&) const = default;
+};
+
 // Kernels that run one after the other, as a CUDA graph.
 class KernelGraph {
  public:
@@ -37,9 +50,7 @@ class KernelGraph {
 
   virtual ~KernelGraph() = default;
 
-  // Adds a kernel. `arguments` are the addresses of its arguments, which this function copies. `starts_early`: blocks
-  // of the kernel start when all blocks of the kernel in front have permitted it or ended, if the GPU supports this.
-  virtual void add(CUfunc_st* function, int blocks, int threads, std::vector<void*>& arguments, bool starts_early) = 0;
+  virtual void add(const KernelRun& run) = 0;
 
   // Say which memory the kernels use. The graph waits for kernels of MLX that write what it reads, and later kernels
   // of MLX that read what it writes wait for the graph. keeps() is for memory that no kernel of MLX writes in the same
@@ -51,5 +62,20 @@ class KernelGraph {
   // Adds the graph to the work of the stream.
   virtual void submit() = 0;
 };
+
+// Kernels that run one after the other, again and again. Each time, only their blocks and arguments may differ.
+class KernelReplay {
+ public:
+  static std::unique_ptr<KernelReplay> make(const std::vector<KernelRun>& runs, mx::Stream stream);
+
+  virtual ~KernelReplay() = default;
+
+  // Starts the kernels on the stream, on which MLX has submitted all its work.
+  virtual void start(const std::vector<KernelRun>& runs) = 0;
+};
+
+// Keeps the memory of arrays until the work that is now on the stream, or is submitted with the next evaluation, has
+// ended.
+void keep_until_done(const std::vector<mx::array>& arrays, mx::Stream stream);
 
 } // namespace executorch_mlx::gpu

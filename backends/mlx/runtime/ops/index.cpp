@@ -2,6 +2,7 @@
 #include "ops/index.h"
 
 #include "device.h"
+#include "gpu/fused.h"
 #include "memory/views.h"
 #include "mlx_internals/graph.h"
 #include "mlx_internals/internals.h"
@@ -62,7 +63,13 @@ void take(const fb::TakeParams& n, Context& c) {
   const int length = x.shape(axis);
   const auto& index = *n.index();
   if (index.kind() == 2) {
-    const auto indices = bounded_indices(c.in(index.tid()), length, c);
+    const auto& unchecked = c.in(index.tid());
+    if (axis == 0 && !is_on_host(unchecked)) {
+      if (const auto y = gpu::embedding(x, unchecked, c.stream)) {
+        return c.set(n.out(), *y);
+      }
+    }
+    const auto indices = bounded_indices(unchecked, length, c);
     if (x.size() == 0) { // MLX refuses it, although another axis may be the empty one
       auto shape = x.shape();
       shape.erase(shape.begin() + axis);
