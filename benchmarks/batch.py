@@ -43,8 +43,8 @@ def measure(program: str, requests: str) -> float:
     import time
 
     from executorch_mlx.batch import RequestLines, Totals, answer_all
-    from executorch_mlx.batch.local import local_worker
     from executorch_mlx.llm import LLM
+    from executorch_mlx.serve.local_worker import local_worker
 
     totals = Totals()
 

@@ -227,6 +227,21 @@ def test_no_files_import_each_other():
     assert circles({("a",): {("b",)}, ("b",): {("a",)}, ("c",): {("a",)}}) == [("a",), ("b",)]
 
 
+def test_patterns_read_arguments_by_name():
+    """As docs/write-a-pattern.md says: `node.args` says nothing about the arguments that a pattern does not expect."""
+    for file in (PACKAGE / "patterns").glob("*.py"):
+        read = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
+        assert not [f"{file}:{node.lineno}" for node in read if node.attr in ("args", "kwargs")]
+
+
+def test_scripts_import_modules_that_exist():
+    for folder in ("benchmarks", "examples", "tools"):
+        for file in (PACKAGE.parents[1] / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("executorch_mlx."):
+                    assert exists(tuple(node.module.split(".")[1:])), f"{file}:{node.lineno}: {node.module}"
+
+
 @pytest.mark.parametrize(
     "file, source",
     [

@@ -33,15 +33,16 @@ def _operands(m: Matcher, node: Node) -> tuple[Node, int, Node, Node]:
             continue
         zeros, *arguments = m.arguments(scattered, ["aten.scatter_add.default"], "self", "dim", "index", "src")
         is_same = tensor(x).dtype == value.dtype and extents(x) == extents(scattered) == extents(node)
-        if _is_zero(zeros) and is_same and value.dtype.is_floating_point and value.ndim > 0:
+        if _is_zero(m.P, zeros) and is_same and value.dtype.is_floating_point and value.ndim > 0:
             return x, *arguments
     raise NoMatch
 
 
-def _is_zero(node: Any) -> bool:
-    """Whether a node is filled with zeros."""
+def _is_zero(P: Lowering, node: Any) -> bool:
+    """Whether a node, which stays outside of the match, is filled with zeros."""
     if is_call(node, "aten.full.default"):
-        return node.args[1] == 0
+        _, value, _ = Matcher(P).arguments(node, ["aten.full.default"], "size", "fill_value", "dtype")
+        return value == 0
     return is_call(node, "aten.new_zeros.default", "aten.zeros.default", "aten.zeros_like.default")
 
 

@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import Field
 
 from ..llm import BusyError
-from .errors import ERRORS, ApiError, request_error
+from .errors import ERRORS, field_error, request_error
 from .parts import RequestPart
 from .route import Route
 from .service import Service
@@ -41,11 +41,11 @@ def adapter_routes(service: Service) -> APIRouter:
     async def load(body: LoadRequest, request: Request) -> Response:
         service.check_fields(request, body)
         if body.lora_name in models.names and not (body.load_inplace and body.lora_name in models.adapters):
-            raise ApiError(f"lora_name: the name {body.lora_name!r} is taken already", param="lora_name")
+            raise field_error("lora_name", f"the name {body.lora_name!r} is taken already")
         try:
             await models.load_adapter(body.lora_name, body.lora_path, body.model)
         except FileNotFoundError as error:
-            raise ApiError(f"lora_path: {error}", status=404, param="lora_path") from error
+            raise field_error("lora_path", str(error), status=404) from error
         except (BusyError, ValueError, RuntimeError, OSError) as error:
             raise request_error(error, "lora_path", {"adapter": "lora_path"}) from error
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -54,8 +54,8 @@ def adapter_routes(service: Service) -> APIRouter:
     async def unload(body: UnloadRequest, request: Request) -> Response:
         service.check_fields(request, body)
         if body.lora_name not in models.adapters:
-            message = f"lora_name: the adapter {body.lora_name[:100]!r} does not exist"
-            raise ApiError(message, status=404, param="lora_name", code="model_not_found")
+            problem = f"the adapter {body.lora_name[:100]!r} does not exist"
+            raise field_error("lora_name", problem, status=404, code="model_not_found")
         await models.unload_adapter(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm.chat_template import MARK, Abilities
 from .chat_request import ChatRequest, template_message
-from .errors import ApiError, request_error
+from .errors import ApiError, field_error, request_error
 from .model import ServedModel
 
 if TYPE_CHECKING:
@@ -53,14 +53,12 @@ class ChatPrompt:
 def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     """Return the prompt for the messages and tools of a request. Raises ApiError."""
     if not model.llm.chats:
-        message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
-        raise ApiError(message, param="messages")
+        raise field_error("messages", f"the model {model.name!r} has no chat template; use /v1/completions")
     template = model.abilities_for(bool(body.functions))
     messages = [template_message(message) for message in body.messages]
     pictures = tuple(url for message in body.messages for url in getattr(message, "pictures", ()))
     if pictures and model.llm.pictures is None:
-        message = f"messages: the model {model.name!r} takes no pictures"
-        raise ApiError(message, param="messages", code="unsupported_parameter")
+        raise field_error("messages", f"the model {model.name!r} takes no pictures", code="unsupported_parameter")
     if "thinking" in template.fields:  # gpt-oss's name for it
         messages = [_with_thinking(message) for message in messages]
     shown = {"name", "description", "parameters"}
@@ -123,8 +121,8 @@ def _effort_options(model: ServedModel, template: Abilities, effort: str) -> dic
         return dict.fromkeys(variables, False)
     if effort == "none" and not model.format.reasoning:
         return {}
-    message = f"reasoning_effort: the chat template of {model.name!r} has no use for it, expected null"
-    raise ApiError(message, param="reasoning_effort", code="unsupported_parameter")
+    problem = f"the chat template of {model.name!r} has no use for it, expected null"
+    raise field_error("reasoning_effort", problem, code="unsupported_parameter")
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Priv
 
 from ..llm.vision.messages import PICTURE
 from . import strict_json
-from .errors import ApiError
+from .errors import field_error
 from .parts import FUNCTION_NAME, RequestPart, Several
 from .request import GenerationRequest, limit
 
@@ -487,18 +487,14 @@ class ChatRequest(GenerationRequest):
     def check_fields(self) -> None:
         super().check_fields()
         if self.top_logprobs and not self.logprobs:
-            raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
+            raise field_error("top_logprobs", "got a number without logprobs")
         if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message: got true together with add_generation_prompt, expected one of them"
-            raise ApiError(message, param="continue_final_message")
+            problem = "got true together with add_generation_prompt, expected one of them"
+            raise field_error("continue_final_message", problem)
         known = {tool.function.name for tool in self.tools or []}
         if not self.chosen_names <= known or self.tool_choice == "required" and not known:
-            message = (
-                "tool_choice: got a function that is not in tools"
-                if self.tools
-                else "tool_choice: got it without tools"
-            )
-            raise ApiError(message, param="tool_choice")
+            problem = "got a function that is not in tools" if self.tools else "got it without tools"
+            raise field_error("tool_choice", problem)
         names = [function.name for function in self.functions]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ApiError(f"tools: got {twice!r} twice, expected different names", param="tools")
+            raise field_error("tools", f"got {twice!r} twice, expected different names")

@@ -21,7 +21,7 @@ from .encoder_requests import (
     OllamaEmbedRequest,
     RerankRequest,
 )
-from .errors import ApiError
+from .errors import ApiError, field_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ class ServedEncoder:
         """Raise ApiError if the model has another task."""
         got = self.encoder.config.task
         if got != task:
-            raise ApiError(f"model: got {self.name!r}, {TASKS[got]}, expected {TASKS[task]}", param="model")
+            raise field_error("model", f"got {self.name!r}, {TASKS[got]}, expected {TASKS[task]}")
 
 
 # OpenAI --------------------------------------------------------------------------------
@@ -92,10 +92,10 @@ def _embed(model: ServedEncoder, body: EmbeddingRequest) -> tuple[np.ndarray, in
     encoder, given = model.encoder, body.input
     inputs: Sequence[Any] = [given] if isinstance(given, str) or _is_ids(given) else given
     if not 1 <= len(inputs) <= MOST:
-        raise ApiError(f"input: got {len(inputs)} inputs, expected 1 to {MOST}", param="input")
+        raise field_error("input", f"got {len(inputs)} inputs, expected 1 to {MOST}")
     items = [part if isinstance(part, Item) else None for part in inputs]
     if any(item is not None and (item.text is None) == (item.image is None) for item in items):
-        raise ApiError("input: got an object without text or image, or with both, expected one", param="input")
+        raise field_error("input", "got an object without text or image, or with both, expected one")
     texts = [item.text if item else part for item, part in zip(items, inputs)]
     images = [index for index, item in enumerate(items) if item and item.image is not None]
     rest = [index for index in range(len(inputs)) if index not in set(images)]
@@ -105,7 +105,7 @@ def _embed(model: ServedEncoder, body: EmbeddingRequest) -> tuple[np.ndarray, in
         vectors[rest] = model.run(ids)
     if images:
         if wrong := next((items[i].image for i in images if not items[i].image.startswith("data:")), None):
-            raise ApiError(f"input: image: got {wrong[:40]!r}, expected a data URL", param="input")
+            raise field_error("input", f"image: got {wrong[:40]!r}, expected a data URL")
         vectors[images] = encoder.run_images(items[index].image for index in images)
     return vectors, sum(map(len, ids))
 
@@ -198,4 +198,4 @@ def _renamed():
         name = _FIELDS.get(error.name, error.name)
         raise ApiError(error.about(name), param=name) from error
     except ValueError as error:
-        raise ApiError(f"input: {error}", param="input") from error
+        raise field_error("input", str(error)) from error

@@ -123,6 +123,11 @@ class ApiError(HTTPException):
         return self.detail
 
 
+def field_error(field: str, problem: str, **options: Any) -> ApiError:
+    """Return the error for a field of the request, such as `got 2, expected a number from 0 to 1`. As `ApiError`."""
+    return ApiError(f"{field}: {problem}", param=field, **options)
+
+
 def server_error(message: str, status: int = 500, code: str | None = None) -> ApiError:
     """Return the error for a request that the server cannot answer through no fault of the client."""
     return ApiError(message, status=status, kind="server_error", code=code)

@@ -18,7 +18,7 @@ from ..llm.errors import FieldError
 from ..llm.llm import IsSpeechModel
 from ..llm.speech import SpeechModel
 from .encoders import ServedEncoder
-from .errors import ApiError, server_error
+from .errors import ApiError, field_error, server_error
 from .model import ServedModel
 from .speech import ServedSpeech
 
@@ -226,7 +226,7 @@ class Models:
                     if entry.model is None:
                         await asyncio.to_thread(self._load_with_room, entry)
             if not isinstance(entry.model, kind):
-                raise ApiError(f"model: got {entry.name!r}, expected {_KINDS[kind]}", param="model")
+                raise field_error("model", f"got {entry.name!r}, expected {_KINDS[kind]}")
             if adapter is not None and isinstance(entry.model, ServedModel):
                 return entry.model.with_adapter(adapter)
             return entry.model
@@ -266,7 +266,7 @@ class Models:
             return self._entries[adapters[name]], name
         if name is None:
             if len(self._entries) > 1:
-                raise ApiError(f"model: got none, expected one of {known}", param="model")
+                raise field_error("model", f"got none, expected one of {known}")
             (name,) = self._entries
         if name not in self._entries:
             message = f"the model {name[:100]!r} does not exist; this server has {known}"

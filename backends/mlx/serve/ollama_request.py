@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .chat_request import MAX_PICTURES, MAX_TOOLS, ChatRequest, Tool, picture_part
-from .errors import ApiError
+from .errors import ApiError, field_error
 from .parts import RequestPart, Several
 from .request import CompletionRequest, ExtendedFields, Stops
 
@@ -122,7 +122,7 @@ class OllamaGenerateRequest(Request):
                 raise ApiError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
         if self.raw or not has_template:
             if self.images:
-                raise ApiError("images: expected a prompt that is a chat message", param="images")
+                raise field_error("images", "expected a prompt that is a chat message")
             logprobs = (self.top_logprobs or 0) if self.logprobs else None
             return CompletionRequest(prompt=(self.system or "") + self.prompt, logprobs=logprobs, **self._fields())
         messages = [{"role": "user", "content": _content(self.prompt, self.images)}]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from ..llm.sampling_parameters import SCALARS
-from .errors import ApiError
+from .errors import ApiError, field_error
 from .forms import Form, ResponseFormat, Schema, StructuredOutputs, Texts, forms_of
 from .parts import RequestPart, Several
 
@@ -168,7 +168,7 @@ class ExtendedFields(SamplingFields):  # type: ignore[misc, valid-type]
             if value is None or _is_one_of(value, UNSUPPORTED.get(name, ())):
                 continue
             if name in IDENTITIES and not isinstance(value, str):
-                raise ApiError(f"{name}: got {type(value).__name__}, expected a string", param=name)
+                raise field_error(name, f"got {type(value).__name__}, expected a string")
             if name in UNSUPPORTED:
                 accepted = " or ".join(map(json.dumps, (*UNSUPPORTED[name], None)))
                 message = f"{name} is not supported by this server: expected {accepted}"
@@ -260,19 +260,19 @@ class GenerationRequest(ExtendedFields):
         super().check_fields()
         if self.structured_outputs is not None and len(self.structured_outputs.forms) != 1:
             got = ", ".join(form.field.partition(".")[2] for form in self.structured_outputs.forms) or "none"
-            message = f"structured_outputs: got {got}, expected one of json, json_object, regex, choice and grammar"
-            raise ApiError(message, param="structured_outputs")
+            problem = f"got {got}, expected one of json, json_object, regex, choice and grammar"
+            raise field_error("structured_outputs", problem)
         if len(self.forms) > 1:
             first, *_, last = (form.param for form in self.forms)
-            raise ApiError(f"{last}: got it together with {first}, expected one of them", param=last)
+            raise field_error(last, f"got it together with {first}, expected one of them")
         longest = self.max_new_tokens
         if self.min_tokens and longest is not None and self.min_tokens > longest:
-            message = f"min_tokens: got {self.min_tokens}, expected at most the maximum length, which is {longest}"
-            raise ApiError(message, param="min_tokens")
+            problem = f"got {self.min_tokens}, expected at most the maximum length, which is {longest}"
+            raise field_error("min_tokens", problem)
         if self.stream and self.prompt_logprobs is not None:
-            raise ApiError("prompt_logprobs: got it with stream, expected one of them", param="prompt_logprobs")
+            raise field_error("prompt_logprobs", "got it with stream, expected one of them")
         if self.stream_options is not None and not self.stream:
-            raise ApiError("stream_options: got options without stream", param="stream_options")
+            raise field_error("stream_options", "got options without stream")
 
 
 def limit(max_tokens: int | None) -> int | None:
@@ -316,13 +316,11 @@ class CompletionRequest(GenerationRequest):
         super().check_fields()
         choices = self.n or 1
         if self.best_of not in (None, choices):
-            message = f"best_of: got {self.best_of}, expected n, which is {choices}"
-            raise ApiError(message, param="best_of", code="unsupported_parameter")
+            problem = f"got {self.best_of}, expected n, which is {choices}"
+            raise field_error("best_of", problem, code="unsupported_parameter")
         if len(self.prompts) * choices > MAX_CHOICES:
-            message = (
-                f"prompt: got {len(self.prompts)} prompts with n = {choices}, expected at most {MAX_CHOICES} answers"
-            )
-            raise ApiError(message, param="prompt")
+            problem = f"got {len(self.prompts)} prompts with n = {choices}, expected at most {MAX_CHOICES} answers"
+            raise field_error("prompt", problem)
 
 
 def _is_one_of(value: Any, accepted: tuple) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Grammar, Pictured, PlainFormat, ReasoningEffort
-from .errors import ApiError
+from .errors import ApiError, field_error
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
 from .stored import StoredResponses
@@ -319,8 +319,7 @@ class ResponsesRequest(ExtendedFields, RequestPart):
         """Raise ApiError for an unsupported field, one that needs stored answers, or for too many functions."""
         super().check_fields()
         if len(self.functions) > MAX_TOOLS:
-            message = f"tools: got {len(self.functions)} functions, expected at most {MAX_TOOLS}"
-            raise ApiError(message, param="tools")
+            raise field_error("tools", f"got {len(self.functions)} functions, expected at most {MAX_TOOLS}")
         if self.background:
             message = "background is not supported: expected false or null"
             raise ApiError(message, param="background", code="unsupported_parameter")
@@ -394,7 +393,7 @@ class ResponsesRequest(ExtendedFields, RequestPart):
                 messages[-1]["reasoning_content"] = reasoning
             reasoning = ""
         if not messages:
-            raise ApiError("input: got no message", param="input")
+            raise field_error("input", "got no message")
         return messages
 
 

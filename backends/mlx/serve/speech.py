@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm.speech import read_audio
 from ..llm.speech.subtitles import srt, vtt
-from .errors import ApiError, answer_error
+from .errors import ApiError, answer_error, field_error
 from .streaming import ServerSentEvents
 from .uploads import Form
 
@@ -61,12 +61,12 @@ class SpeechRequest:
         for name in granularities:
             _check("timestamp_granularities", name, GRANULARITIES)
         if granularities and format != "verbose_json":
-            message = f"timestamp_granularities: got it with the response_format {format}, expected verbose_json"
-            raise ApiError(message, param="timestamp_granularities")
+            problem = f"got it with the response_format {format}, expected verbose_json"
+            raise field_error("timestamp_granularities", problem)
         stream = form.text("stream").lower() or "false"
         _check("stream", stream, ("true", "false"))
         if stream == "true" and format not in ("json", "text"):
-            raise ApiError(f"stream: got it with the response_format {format}, expected json or text", param="stream")
+            raise field_error("stream", f"got it with the response_format {format}, expected json or text")
         return cls(
             task,
             format,
@@ -99,7 +99,7 @@ class SpeechRequest:
 
 def _check(name: str, value: str, expected: Sequence[str]) -> None:
     if value not in expected:
-        raise ApiError(f"{name}: got {value[:40]!r}, expected {', '.join(expected)}", param=name)
+        raise field_error(name, f"got {value[:40]!r}, expected {', '.join(expected)}")
 
 
 def _number(form: Form, name: str) -> float:
@@ -109,7 +109,7 @@ def _number(form: Form, name: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 2:
-        raise ApiError(f"{name}: got {text[:40]!r}, expected a number from 0 to 2", param=name)
+        raise field_error(name, f"got {text[:40]!r}, expected a number from 0 to 2")
     return value
 
 

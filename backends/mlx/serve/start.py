@@ -16,7 +16,7 @@ from .answer import Answer, Choice, NoTokens
 from .chat_prompt import chat_ids, chat_prompt
 from .chat_request import ChatRequest
 from .echo import Echo
-from .errors import ApiError, request_error
+from .errors import ApiError, field_error, request_error
 from .grammar import Constraint, GrammarError
 from .model import ServedModel
 from .prompt_scores import PromptScores
@@ -61,7 +61,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     one_call = body.wants_one_call or model.format.has_one_call
     constraint = _constraint(model.grammars.for_chat, body, prompt.opening)
     if pictures and any(count is not None for count in body.prompt_logprob_counts.values()):
-        raise ApiError("prompt_logprobs: got a prompt with pictures, expected text", param="prompt_logprobs")
+        raise field_error("prompt_logprobs", "got a prompt with pictures, expected text")
     scores = _prompt_scores(model, body, ids)
     choices = []
     for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint, pictures)):
@@ -120,11 +120,11 @@ def _prompt_scores(model: ServedModel, body: GenerationRequest, ids: list[int]) 
     _text(model, [], next(iter(counts)))  # raises if the tokens have no text
     for field, count in counts.items():
         if not can_score(model.llm.program):
-            message = (
-                f"{field}: the model {model.name!r} cannot compute the log probabilities of a prompt: export it with "
-                "--logprobs and without --no-speculation, or with --outputs logits or both"
+            problem = (
+                f"the model {model.name!r} cannot compute the log probabilities of a prompt: export it with --logprobs "
+                "and without --no-speculation, or with --outputs logits or both"
             )
-            raise ApiError(message, param=field, code="unsupported_parameter")
+            raise field_error(field, problem, code="unsupported_parameter")
         try:
             model.llm.score(ids[:1], [], logprobs=count)  # raises for a number that the model does not return
         except ValueError as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ApiError
+from .errors import ApiError, field_error
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StoredResponses:
         message = f"the response {id[:100]!r} is not stored"
         if field is None:
             raise ApiError(message, status=404)
-        raise ApiError(f"{field}: {message}", param=field, code="previous_response_not_found")
+        raise field_error(field, message, code="previous_response_not_found")
 
     def remove(self, id: str) -> None:
         """Remove a response. Raises ApiError if there is none."""
@@ -73,4 +73,4 @@ class StoredResponses:
             for item in entry.conversation:
                 if item.get("id") == id:
                     return item
-        raise ApiError(f"{field}: the item {id[:100]!r} is not stored", param=field)
+        raise field_error(field, f"the item {id[:100]!r} is not stored")

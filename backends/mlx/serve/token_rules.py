@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
-from .errors import ApiError
+from .errors import ApiError, field_error
 from .model import ServedModel
 from .request import GenerationRequest
 
@@ -19,13 +19,13 @@ def token_rules(model: ServedModel, body: GenerationRequest) -> TokenRules | Non
         return None
     program = model.llm.program
     if not program.takes("allowed_tokens"):
-        message = f"{fields[0]}: the model {model.name!r} was exported without allowed_tokens in its head; "
-        message += "export it with --allowed-tokens"
-        raise ApiError(message, param=fields[0], code="unsupported_parameter")
+        problem = (
+            f"the model {model.name!r} was exported without allowed_tokens in its head; export it with --allowed-tokens"
+        )
+        raise field_error(fields[0], problem, code="unsupported_parameter")
     for token in body.allowed_token_ids or []:
         if not 0 <= token < program.vocab_size:
-            message = f"allowed_token_ids: id {token} is outside the vocabulary [0, {program.vocab_size})"
-            raise ApiError(message, param="allowed_token_ids")
+            raise field_error("allowed_token_ids", f"id {token} is outside the vocabulary [0, {program.vocab_size})")
     return TokenRules(
         program.vocab_size,
         allowed=body.allowed_token_ids,
@@ -39,11 +39,11 @@ def token_rules(model: ServedModel, body: GenerationRequest) -> TokenRules | Non
 def _spellings(model: ServedModel, word: str) -> list[list[int]]:
     """Return the tokens of a word, at the beginning of a text and after a space. Raises ApiError if it has none."""
     if model.llm.tokenizer is None:
-        raise ApiError("bad_words: the model has no tokenizer", param="bad_words", code="unsupported_parameter")
+        raise field_error("bad_words", "the model has no tokenizer", code="unsupported_parameter")
     bare = word.lstrip(" ")
     spellings = [model.llm.encode(text, special=False) for text in (bare, f" {bare}")]
     if not bare or not all(spellings):
-        raise ApiError(f"bad_words: {word!r} has no tokens", param="bad_words")
+        raise field_error("bad_words", f"{word!r} has no tokens")
     return spellings
 
 

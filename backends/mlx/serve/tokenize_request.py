@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from .chat_prompt import all_ids, chat_prompt
 from .chat_request import ChatRequest, Message, Tool
-from .errors import ApiError
+from .errors import ApiError, field_error
 from .model import ServedModel, text_of
 from .parts import RequestPart, Several
 
@@ -68,7 +68,7 @@ def detokenize(model: ServedModel, body: DetokenizeRequest) -> dict[str, Any]:
     size = model.llm.program.vocab_size
     for token in body.tokens:
         if not 0 <= token < size:
-            raise ApiError(f"tokens: id {token} is outside the vocabulary [0, {size})", param="tokens")
+            raise field_error("tokens", f"id {token} is outside the vocabulary [0, {size})")
     return {"prompt": text_of([model.token_bytes(token) for token in body.tokens])}
 
 

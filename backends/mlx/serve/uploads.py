@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi import Request
 
-from .errors import ApiError
+from .errors import ApiError, field_error
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Form:
         """Return a file. Raises ApiError if the form has none with this name."""
         part = self._parts.get(name, [Part(b"")])[0]
         if part.filename is None:
-            raise ApiError(f"{name}: Field required, expected a file", param=name)
+            raise field_error(name, "Field required, expected a file")
         return part
 
     def texts(self, name: str) -> list[str]:
@@ -129,9 +129,7 @@ class Files:
         """Write a file. Raises ApiError if there is no room for it."""
         used = sum(file.path.stat().st_size for file in self._files.values())
         if used + len(data) > self._limit:
-            raise ApiError(
-                f"file: got {len(data)} bytes, expected at most {self._limit - used}", param="file", status=413
-            )
+            raise field_error("file", f"got {len(data)} bytes, expected at most {self._limit - used}", status=413)
         id = f"file-{uuid.uuid4().hex}"
         object = {"id": id, "object": "file", "created_at": int(time.time()), "filename": filename}
         file = StoredFile(self._made_folder() / id, object | {"purpose": purpose, "status": "processed"})
