@@ -160,6 +160,23 @@ class _Joined:
         return inputs
 
 
+QWEN = {
+    "Qwen2": "Qwen2VL",
+    "Qwen2.5": "Qwen2_5_VL",
+    "Qwen3": "Qwen3VL",
+    "Qwen3 MoE": "Qwen3VLMoe",
+    "Qwen3.5": "Qwen3_5",
+    "Qwen3.5 MoE": "Qwen3_5Moe",
+}
+DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+
+
 def _qwen(kind: str):
     import transformers
 
@@ -172,14 +189,23 @@ def _qwen(kind: str):
         vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "window_size": 16}
         vision |= {"fullatt_block_indexes": [1]}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-    if kind == "Qwen3":
+    text = TEXT
+    if kind.startswith("Qwen3"):
         vision = {"depth": 3, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
         vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32}
-        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
-    name = {"Qwen2": "Qwen2VL", "Qwen2.5": "Qwen2_5_VL", "Qwen3": "Qwen3VL"}[kind]
+        vision |= {"num_position_embeddings": 36}
+    if kind.startswith("Qwen3.5"):
+        rope |= {"partial_rotary_factor": 0.25}
+        text = TEXT | {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"], **DELTA}
+    elif kind.startswith("Qwen3"):
+        vision |= {"deepstack_visual_indexes": [0, 2]}
+    if kind.endswith(" MoE"):
+        text = text | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        text |= {"shared_expert_intermediate_size": 32} if kind == "Qwen3.5 MoE" else {}
+    name = QWEN[kind]
     config = getattr(transformers, f"{name}Config")(
         vision_config={**vision, "initializer_range": 0.3},
-        text_config={**TEXT, "vocab_size": len(words), "rope_parameters": rope},
+        text_config={**text, "vocab_size": len(words), "rope_parameters": rope},
         image_token_id=token,
         video_token_id=words.convert_tokens_to_ids("<|video_pad|>"),
     )
@@ -276,7 +302,10 @@ FAMILIES = {
     "gemma3": _gemma3,
     "llava_next": _llava_next,
     "mistral3": _mistral3,
+    "qwen3_5": lambda: _qwen("Qwen3.5"),
+    "qwen3_5_moe": lambda: _qwen("Qwen3.5 MoE"),
     "qwen3_vl": lambda: _qwen("Qwen3"),
+    "qwen3_vl_moe": lambda: _qwen("Qwen3 MoE"),
     "qwen2_vl": lambda: _qwen("Qwen2"),
     "qwen2_5_vl": lambda: _qwen("Qwen2.5"),
     "idefics3": _idefics3,
@@ -291,6 +320,8 @@ def save(family: str, folder: Path, weights: bool = True):
 
     Without `weights`, there are only the files of the processor, and the model is None.
     """
+    from transformers import AutoTokenizer
+
     kind, config, processor = FAMILIES[family]()
     torch.manual_seed(1)
     model = kind(config).eval() if weights else None
@@ -299,6 +330,8 @@ def save(family: str, folder: Path, weights: bool = True):
         model.save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)
     processor.image_processor.save_pretrained(folder)
+    if weights:  # the class of the tokenizer depends on the kind of the model
+        processor.tokenizer = AutoTokenizer.from_pretrained(folder)
     return model, processor
 
 

@@ -9,6 +9,7 @@ import torch
 from executorch_mlx.inspect.portability import file_findings
 from executorch_mlx.inspect.pte import read_payloads
 from interpreter import OFFICIAL, OURS, Meaning, Program, Refused
+from kernel_library import selected_sets
 from loaded_method import LoadedMethod
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def pytest_function(rows: Sequence[OpRow]):
     def test(row, delegate):
         lowered = lower(row)
         run_in_process(row, lowered)
+        for _ in selected_sets(delegate) if row.has_kernel else ():
+            run_in_process(row, lowered)
         if not row.allow_extensions and row.host is None and row.name not in NEAR_LIMITS:
             run_in_interpreter(row, lowered, OURS)
             if row.name not in DEPENDS_ON_HOST and not reported(lowered):

@@ -39,6 +39,7 @@ class OpRow:
     edge_verified: bool
     signed_zero: bool
     nodes: tuple[str, ...]
+    has_kernel: bool
 
     @property
     def target(self) -> str | None:
@@ -139,6 +140,7 @@ def row(
     edge_verified: bool = True,
     signed_zero: bool = True,
     nodes: Sequence[str] = (),
+    has_kernel: bool = False,
 ) -> OpRow:
     """Make an op row. The test exports, lowers and runs calls of an operator and compares with eager torch.
 
@@ -163,6 +165,7 @@ def row(
             first dimension static where an operator returns a list. A `traced` op row is never verified.
         signed_zero: whether the signs of zeros are compared.
         nodes: IR nodes that the program must contain. If one of them is an extension, extensions are allowed.
+        has_kernel: whether the program also runs with each instruction set of the CPU kernels.
     """
     if arguments and callable(arguments[0]) and not isinstance(arguments[0], Input):
         fn, *arguments = arguments
@@ -188,6 +191,7 @@ def row(
         edge_verified,
         signed_zero,
         tuple(nodes),
+        has_kernel,
     )
 
 

@@ -35,6 +35,7 @@ ROWS = [
         torch.nn.functional.rms_norm,
         cases=[(floats(2, 3, 8), [8], floats(8), 1e-5), (floats(3, 8), [8]), (floats(8), [8], None, 1e-2)],
         loose=2,
+        has_kernel=True,
     ),
     row("rms_norm/of small numbers", lambda x: torch.nn.functional.rms_norm(x * 0.01, [8]), floats(3, 8)),
     row("rms_norm/dynamic", torch.nn.RMSNorm(8), floats(2, N, 8), dtypes=F32_ONLY),
@@ -43,6 +44,7 @@ ROWS = [
         torch.nn.functional.layer_norm,
         cases=[(floats(2, 3, 8), [8], floats(8), floats(8)), (floats(3, 8), [8]), (floats(3, 8), [8], floats(8))],
         loose=2,
+        has_kernel=True,
     ),
     # An element that equals the mean gives 0, not -0, whatever the sign of its weight.
     row(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNTIME_TESTS = ROOT / "test" / "runtime"
+TESTS = ROOT / "test"
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_openblas_is_found_beside_the_package(site, tmp_path, has_openblas, name
     library = site / "executorch_mlx" / "lib" / "libmlx_cpu_kernels.so"
     if not has_openblas:
         library = shutil.copy(library, tmp_path)
-    command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so", RUNTIME_TESTS]
+    command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so", TESTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(name), done.stderr
 

@@ -1,16 +1,14 @@
-import ctypes
 from collections.abc import Callable, Iterator
 
 import pytest
-from kernel_library import KernelLibrary, kernel_library
+from kernel_library import INSTRUCTION_SETS, KernelLibrary, kernel_library, select
 
 
-@pytest.fixture(scope="module", params=["portable", "avx2", "avx512", "avx512_bf16", "amx"])
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def library(request, delegate) -> KernelLibrary:
     """The kernels of one instruction set. The best set comes last and stays selected."""
     library = kernel_library(delegate)
-    library.use_instruction_set.restype = ctypes.c_bool
-    if not library.use_instruction_set(request.param.encode()):
+    if not select(library, request.param):
         pytest.skip(f"this processor does not support {request.param}")
     return library
 

@@ -544,5 +544,5 @@ def test_the_kernels_run_with_as_many_threads_as_the_system_permits(delegate):
             run_items(1000, item, None)
         assert sorted(done) == sorted(2 * list(range(1000)))
     """
-    command = [sys.executable, "-c", program, delegate, Path(__file__).parent]
+    command = [sys.executable, "-c", program, delegate, Path(__file__).parents[1]]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "3000", "OPENBLAS_NUM_THREADS": ""})

@@ -13,8 +13,11 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 
 def test_the_export_command_recognises_a_checkpoint_and_quantizes_it(tmp_path, capsys):
-    """A monolingual model with 24 mel bins, windows of 0.5 s, and fewer layers in the decoder than the encoder."""
-    model = small_speech.whisper(multilingual=False, num_mel_bins=24, max_source_positions=25)
+    """A monolingual model with 24 mel bins, windows of 0.5 s, and fewer layers in the decoder than the encoder.
+
+    A layer whose rows are no multiple of a group stays in full precision, and is named.
+    """
+    model = small_speech.whisper(multilingual=False, num_mel_bins=24, max_source_positions=25, encoder_ffn_dim=40)
     model.save_pretrained(tmp_path / "model")
     small_speech.tokenizer().save_pretrained(tmp_path / "model")
     WhisperFeatureExtractor(feature_size=24).save_pretrained(tmp_path / "model")
@@ -22,6 +25,7 @@ def test_the_export_command_recognises_a_checkpoint_and_quantizes_it(tmp_path, c
     assert main(["export", folder, "-o", str(file), "--quantize", "int8", "--dtype", "bfloat16"]) == 0
     printed = capsys.readouterr().out
     assert "methods      encode, forward" in printed and "speech_max_samples=8000" in printed
+    assert "unquantized  " in printed and ".fc2" in printed.split("unquantized  ")[1].splitlines()[0]
     with SpeechModel(file) as speech:
         assert not speech.languages and not speech.tasks and speech.has_timestamps and speech.max_seconds == 0.5
         assert len(speech.generate(noise(8000), max_new_tokens=8).result().tokens) == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from .slots import TensorSlot
 
 # Targets with the same meaning, for patterns that accept any of them.
 CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+VIEWS = ("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default")
 UNSQUEEZES = ("aten.unsqueeze_copy.default", "aten.unsqueeze.default")
 
 
@@ -73,6 +75,13 @@ class Matcher:
             raise NoMatch
         return values
 
+    def result(self, node: Any, index: int) -> Node:
+        """Add `node`, which takes the result `index` of a call with several, to the match. Returns the call."""
+        if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != index:
+            raise NoMatch
+        self.nodes.append(node)
+        return node.args[0]
+
     def commuted(self, node: Any, *targets: str) -> Iterator[tuple[Any, Any]]:
         """Add `node`, a commutative call, to the match and yield its two operands in both orders.
 
@@ -91,10 +100,10 @@ class Matcher:
         cast from dtype `source` to dtype `target`. Raises `NoMatch` for a cast that it may not skip.
         """
         while is_call(node, *CASTS):
-            source = node.args[0]
+            source, _ = self.arguments(node, CASTS, "self", "dtype")
             if not can_skip(tensor(source).dtype, tensor(node).dtype):
                 raise NoMatch
-            node = self.call(node, *CASTS).args[0]
+            node = source
         return node
 
     def number(self, value: Any) -> float:
@@ -106,7 +115,7 @@ class Matcher:
         casts = []
         while is_call(value, *CASTS):
             casts.insert(0, tensor(value).dtype)
-            value = value.args[0]
+            value, _ = Matcher(self.P).arguments(value, CASTS, "self", "dtype")  # constants do not join the match
         if isinstance(value, (int, float)):
             return value
         slot = self.P.value_or_none(value)

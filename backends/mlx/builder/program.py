@@ -42,7 +42,8 @@ class ProgramBuilder(Lowering):
         self.differences: list[tuple[Node | None, Problem]] = []
 
     def check(self) -> dict[Node, str | None]:
-        """Lower the graph as a dry run, which reads the data of no constant.
+        """Lower the graph as a dry run, which reads the data of no constant. It binds no outputs: which values leave
+        the delegate is known when the partitioner has chosen the nodes.
 
         Returns a dictionary of the call nodes of the graph. The value is the reason why the node is unsupported, or
         None if the node can be lowered.

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm import binding
 from ..llm.binding import MAX_RANK, Array
-from ..loader import load_engine
 from .config import CONFIG
 
 if TYPE_CHECKING:
@@ -56,13 +55,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def library() -> SimpleNamespace:
     """Load the engine, and return an object with the functions of `FUNCTIONS` as attributes."""
-    loaded = ctypes.CDLL(load_engine())
-    functions = {}
-    for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(loaded, f"executorch_mlx_program_{name}")
-        function.restype, function.argtypes = result, arguments
-        functions[name] = function
-    return SimpleNamespace(**functions)
+    return binding.bound("executorch_mlx_program_", FUNCTIONS)
 
 
 def is_encoder(path: str | Path, device: str | None = None) -> bool:

@@ -104,7 +104,8 @@ std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, 
     return {};
   }
   chunk = std::min(chunk, meta.max_seq_len);
-  const RowTask task = {.tokens = {}, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+  RowTask task;
+  row.place(task, {}, row.ids.size());
   const auto draft = draw_all(*request, rest, task, count, chunk, [&] {
     if (meta.max_rewind == 0) {
       before.emplace(program_, row.index, length);
@@ -145,8 +146,9 @@ void DraftModel::forget(Request& request) {
 std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
   Row& row = *request->row;
   const auto rest = std::span<const int64_t>(request->ids).subspan(row.mtp_length + 1);
-  const RowTask task = {
-      .tokens = {}, .position = row.mtp_length, .row = row.index, .row_length = static_cast<int64_t>(row.ids.size())};
+  RowTask task;
+  task.row_length = static_cast<int64_t>(row.ids.size());
+  row.place(task, {}, row.mtp_length);
   const auto draft = draw_all(*request, rest, task, count, chunk);
   row.mtp_length += draft.empty() ? chunk : static_cast<int64_t>(rest.size());
   return draft;

@@ -20,6 +20,13 @@ int64_t common_length(std::span<const int64_t> a, std::span<const int64_t> b) {
 
 } // namespace
 
+void Row::place(RowTask& task, std::span<const int64_t> tokens, size_t position) const {
+  task.tokens = tokens;
+  task.position = static_cast<int64_t>(position);
+  task.row = index;
+  task.adapter = adapter_slot;
+}
+
 void Row::expect(const RowTask& task) {
   written = std::max(written, task.position + static_cast<int64_t>(task.tokens.size()));
 }

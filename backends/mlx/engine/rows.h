@@ -29,6 +29,8 @@ struct Row {
   std::shared_ptr<Request> request; // null: the row is free
   uint64_t last_used = 0;
 
+  // Makes `task` write `tokens` to this row, from `position` on.
+  void place(RowTask& task, std::span<const int64_t> tokens, size_t position) const;
   // Records that a call will write the tokens of `task`. To be called before the call, which may write some and fail.
   void expect(const RowTask& task);
   // After a call that failed: forgets all tokens, unless the row can go back behind those that the call may have

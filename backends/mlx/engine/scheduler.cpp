@@ -1,5 +1,7 @@
 #include "scheduler.h"
 
+#include <executorch_mlx/delegate.h>
+
 #include <algorithm>
 #include <limits>
 #include <new>
@@ -134,6 +136,9 @@ executorch_mlx_engine_stats Scheduler::stats() const {
 }
 
 void Scheduler::loop() {
+  if (program_.has_low_priority()) {
+    executorch_mlx_lower_thread_priority();
+  }
   while (wait_for_work()) {
     guarded(running_, [this] { // the work between calls may lack memory, too
       recover(); // if there was no memory before
@@ -386,18 +391,21 @@ void Scheduler::encode(Request& request) {
   count_steps(0, 0, seconds_since(begin));
 }
 
+// Makes `task` write `tokens` to the row of a request, from `position` on.
+void Scheduler::place(RowTask& task, Request& request, std::span<const int64_t> tokens, size_t position) {
+  request.row->place(task, tokens, position);
+  if (request.pictures != nullptr) {
+    request.pictures->prepare(program_, task);
+  }
+  request.row->expect(task);
+}
+
 // Adds tokens to the row of a request. What the program returns is discarded.
 void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   const auto begin = Clock::now();
   Row& row = *request.row;
-  RowTask task = {.tokens = tokens,
-      .position = static_cast<int64_t>(row.ids.size()),
-      .row = row.index,
-      .adapter = row.adapter_slot};
-  if (request.pictures != nullptr) {
-    request.pictures->prepare(program_, task);
-  }
-  row.expect(task);
+  RowTask task;
+  place(task, request, tokens, row.ids.size());
   if (request.samples_on_host) {
     program_.logits({&task, 1});
   } else {
@@ -526,14 +534,8 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
     guarded({request}, [&] {
       std::vector<int64_t> no_draft;
       RowTask task = request->draw_task(no_draft);
-      task.tokens = std::span(request->ids).subspan(request->row->ids.size());
-      task.position = static_cast<int64_t>(request->row->ids.size());
-      task.row = request->row->index;
-      task.adapter = request->row->adapter_slot;
-      if (request->pictures != nullptr) {
-        request->pictures->prepare(program_, task);
-      }
-      request->row->expect(task);
+      const size_t done = request->row->ids.size();
+      place(task, *request, std::span(request->ids).subspan(done), done);
       tasks.push_back(task);
       ready.push_back(request);
     });

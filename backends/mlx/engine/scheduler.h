@@ -98,6 +98,7 @@ class Scheduler {
   Requests::iterator find_prompt();
   int64_t advance_prompt(double seconds);
   void encode(Request& request);
+  void place(RowTask& task, Request& request, std::span<const int64_t> tokens, size_t position);
   void feed(Request& request, std::span<const int64_t> tokens);
   double chunk_seconds() const;
   int64_t chunk_size(int64_t position, int64_t rest, double seconds) const;

@@ -101,14 +101,9 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     RowTask task = request->draw_task(draft.tokens);
     std::vector<int64_t> tokens = {request->ids.back()};
     tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
-    task.tokens = tokens;
-    task.position = static_cast<int64_t>(row.ids.size());
-    task.row = row.index;
-    task.adapter = row.adapter_slot;
-    task.rope_offset = request->pictures == nullptr ? 0 : request->pictures->rope_offset(task.position);
+    place(task, *request, tokens, row.ids.size());
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const int64_t end = task.position + static_cast<int64_t>(tokens.size());
-    row.expect(task);
     const auto begin = Clock::now();
     std::vector<Drawn> drawn;
     if (!fits({request}, max_draft_, drafted, [&] { drawn = program_.verify(task); })) {

@@ -112,17 +112,11 @@ Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* s
   std::vector<size_t> sources;
   for (const auto& request : requests) {
     std::vector<int64_t> no_draft;
-    Row& row = *request->row;
     RowTask task = request->draw_task(no_draft);
     task.seed = request->seed_of_draw(is_ahead ? 1 : 0);
-    task.tokens = is_ahead ? std::span(request->ids).last(1) : std::span(request->ids).subspan(row.ids.size());
-    task.position = static_cast<int64_t>(is_ahead ? request->ids.size() : row.ids.size());
-    task.row = row.index;
-    task.adapter = row.adapter_slot;
-    if (request->pictures != nullptr) {
-      request->pictures->prepare(program_, task);
-    }
-    row.expect(task);
+    const std::span<const int64_t> ids = request->ids;
+    const size_t done = request->row->ids.size();
+    is_ahead ? place(task, *request, ids.last(1), ids.size()) : place(task, *request, ids.subspan(done), done);
     tasks.push_back(task);
     if (source != nullptr) {
       sources.push_back(

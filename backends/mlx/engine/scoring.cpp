@@ -32,11 +32,9 @@ class Scorer {
   bool operator()(Row& row) {
     const size_t done = row.ids.size() - prompt_inputs_;
     const size_t count = std::min(inputs_.size() - done, static_cast<size_t>(limit_.value()));
-    const RowTask task = {.tokens = std::span(inputs_).subspan(done, count),
-        .position = static_cast<int64_t>(row.ids.size()),
-        .row = row.index,
-        .adapter = row.adapter_slot,
-        .wants_logprobs = true};
+    RowTask task;
+    task.wants_logprobs = true;
+    row.place(task, std::span(inputs_).subspan(done, count), row.ids.size());
     row.expect(task);
     try {
       score(task, done);

@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from ..extents import is_same_shape
-from .rewriter import NoRule, Rewriter, has_replaced, rule_decorator
+from .rewriter import MOVES, NoRule, Rewriter, has_replaced, rule_decorator
 
 aten = torch.ops.aten
 
@@ -265,11 +265,11 @@ def _finite(P: _Float64Rewriter, error: Node) -> Node:
     return P.call(aten.nan_to_num.default, error, 0.0, 0.0, 0.0)
 
 
-def _normalized(P: _Float64Rewriter, a: Node, b: Node, is_exact: bool = True) -> Pair:
+def _normalized(P: _Float64Rewriter, a: Node, b: Node) -> Pair:
     """Return the sum of `a` and a much smaller `b`."""
     b = _finite(P, b)
     high = _add(P, a, b)
-    return Pair(high, _finite(P, _sub(P, b, _sub(P, high, a))), is_exact)
+    return Pair(high, _finite(P, _sub(P, b, _sub(P, high, a))))
 
 
 def _exact_sum(P: _Float64Rewriter, a: Node, b: Node) -> tuple[Node, Node]:
@@ -353,45 +353,7 @@ def _as_pair(P: _Float64Rewriter, x: Any) -> Pair:
 # -- rules ---------------------------------------------------------------------------------------
 
 
-@_rule(
-    aten.alias,
-    aten.chunk,
-    aten.clone,
-    aten.contiguous,
-    aten.detach,
-    aten.diagonal,
-    aten.expand,
-    aten.expand_as,
-    aten.flatten,
-    aten.flip,
-    aten.index,
-    aten.index_select,
-    aten.lift_fresh_copy,
-    aten.mT,
-    aten.movedim,
-    aten.narrow,
-    aten.neg,
-    aten.numpy_T,
-    aten.permute,
-    aten.repeat,
-    aten.repeat_interleave,
-    aten.reshape,
-    aten.roll,
-    aten.select,
-    aten.slice,
-    aten.split,
-    aten.split_with_sizes,
-    aten.squeeze,
-    aten.t,
-    aten.tile,
-    aten.transpose,
-    aten.unbind,
-    aten.unflatten,
-    aten.unsqueeze,
-    aten.view,
-    aten._unsafe_view,
-    operator.getitem,
-)
+@_rule(*MOVES, aten.numpy_T)
 def _each_part(P, x, *args, **kwargs):
     if not isinstance(x, Pair) or any(isinstance(a, Pair) for a in tree_leaves((args, kwargs))):
         raise NoRule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
@@ -15,6 +16,46 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
+
+# The operators that move, repeat or negate elements: they do the same to both tensors of a pair.
+MOVES = (
+    aten.alias,
+    aten.chunk,
+    aten.clone,
+    aten.contiguous,
+    aten.detach,
+    aten.diagonal,
+    aten.expand,
+    aten.expand_as,
+    aten.flatten,
+    aten.flip,
+    aten.index,
+    aten.index_select,
+    aten.lift_fresh_copy,
+    aten.mT,
+    aten.movedim,
+    aten.narrow,
+    aten.neg,
+    aten.permute,
+    aten.repeat,
+    aten.repeat_interleave,
+    aten.reshape,
+    aten.roll,
+    aten.select,
+    aten.slice,
+    aten.split,
+    aten.split_with_sizes,
+    aten.squeeze,
+    aten.t,
+    aten.tile,
+    aten.transpose,
+    aten.unbind,
+    aten.unflatten,
+    aten.unsqueeze,
+    aten.view,
+    aten._unsafe_view,
+    operator.getitem,
+)
 
 
 class NoRule(Exception):

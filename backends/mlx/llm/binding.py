@@ -48,6 +48,7 @@ class LoadOptions(_Struct):
         ("draft", c_char_p),
         ("on_progress", OnProgress),
         ("user_data", c_void_p),
+        ("low_priority", c_bool),
     ]
 
 
@@ -268,10 +269,15 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def library() -> SimpleNamespace:
     """Load the engine, and return an object with the functions of `FUNCTIONS` as attributes."""
+    return bound("executorch_mlx_", FUNCTIONS)
+
+
+def bound(prefix: str, declarations: dict[str, tuple]) -> SimpleNamespace:
+    """Load the engine, and return an object with the functions as attributes, whose names in C begin with `prefix`."""
     loaded = ctypes.CDLL(load_engine())
     functions = {}
-    for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(loaded, f"executorch_mlx_{name}")
+    for name, (result, arguments) in declarations.items():
+        function = getattr(loaded, prefix + name)
         function.restype, function.argtypes = result, arguments
         functions[name] = function
     return SimpleNamespace(**functions)

@@ -102,23 +102,8 @@ def _row_sdpa(P: Lowering, n, env):
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
-def cached_attention(
-    P: Lowering,
-    query,
-    keys,
-    values,
-    start,
-    scale,
-    window=None,
-    softcap=None,
-    row=None,
-    rows=1,
-    blocks=False,
-    sinks=None,
-    slopes=None,
-):
-    settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
-    return attend_rows(P, query, FloatCache(keys, values), start, row, rows, settings)
+def cached_attention(P: Lowering, query, keys, values, start, row, rows, **settings):
+    return attend_rows(P, query, FloatCache(keys, values), start, row, rows, ScoreSettings(**settings))
 
 
 @REGISTRY.lower(torch.ops.mlx.read_state.default)

@@ -47,23 +47,17 @@ def lower_quantized_attention(
     entries,
     scales,
     start,
-    scale,
     value_offset,
     value_size,
     group_size,
     bits,
     rotate,
-    window=None,
-    softcap=None,
-    row=None,
-    rows=1,
-    blocks=False,
-    sinks=None,
-    slopes=None,
+    row,
+    rows,
+    **settings,
 ):
     cache = _QuantizedCache(entries, scales, value_offset, value_size, EntryFormat(group_size, bits, rotate))
-    settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
-    return attend_rows(P, query, cache, start, row, rows, settings)
+    return attend_rows(P, query, cache, start, row, rows, ScoreSettings(**settings))
 
 
 @dataclass(frozen=True)

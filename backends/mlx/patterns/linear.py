@@ -8,24 +8,22 @@ from __future__ import annotations
 from torch.fx import Node
 
 from ..builder.lowering import Lowering
-from ..builder.matcher import CASTS, Match, Matcher, NoMatch, attempt, extents, is_call, tensor
+from ..builder.matcher import CASTS, VIEWS, Match, Matcher, NoMatch, attempt, extents, is_call, tensor
 from ..builder.registry import REGISTRY
 from ..serialization import ir
-
-_VIEW = ("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default")
 
 
 def _linear(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
-    product = m.call(node, *_VIEW).args[0]
+    product, _ = m.arguments(node, VIEWS, "self", "size")
     if is_call(product, "aten.addmm.default"):
         bias, flat, weight = m.arguments(product, ["aten.addmm.default"], "self", "mat1", "mat2")
     else:
         bias, (flat, weight) = None, m.arguments(product, ["aten.mm.default"], "self", "mat2")
     # The weight behind a cast may be quantized. `patterns/quant.py` matches such a product.
-    if not is_call(flat, *_VIEW) or is_call(weight, *CASTS) or not tensor(flat).dtype.is_floating_point:
+    if is_call(weight, *CASTS) or not tensor(flat).dtype.is_floating_point:
         raise NoMatch
-    x = flat.args[0]  # the view stays outside of the match, because it may have other users
+    x, _ = Matcher(P).arguments(flat, VIEWS, "self", "size")  # outside of the match: the view may have other users
     if extents(x)[:-1] != extents(node)[:-1] or extents(x)[-1:] != extents(weight)[:1]:
         raise NoMatch
     if extents(node)[-1] != extents(weight)[1] or len(extents(x)) < 2:

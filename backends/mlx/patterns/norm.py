@@ -38,21 +38,25 @@ def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
             break
     else:
         raise NoMatch
-    _require_square(m, _operand_of_mean(m, mean), x)
+    if _squared(m, _operand_of_mean(m, mean)) is not x:
+        raise NoMatch
     return x, m.number(eps)
 
 
-def _require_square(m: Matcher, node, x) -> None:
-    """Raise NoMatch unless `node` computes x² in the dtype of `x`. Adds `node` to the match."""
+def _squared(m: Matcher, node) -> Node:
+    """Match x², computed in the dtype of x. Returns x."""
     if is_call(node, *_POW):
-        base, exponent = m.arguments(node, _POW, "self", "exponent")
-        factors = {base} if exponent == 2 else set()
+        x, exponent = m.arguments(node, _POW, "self", "exponent")
+        is_square = exponent == 2
     elif is_call(node, "aten.square.default"):
-        factors = set(m.arguments(node, ["aten.square.default"], "self"))
+        (x,) = m.arguments(node, ["aten.square.default"], "self")
+        is_square = True
     else:
-        factors = set(m.arguments(node, _MUL, "self", "other"))
-    if factors != {x} or tensor(x).dtype != tensor(node).dtype:
+        x, other = m.arguments(node, _MUL, "self", "other")
+        is_square = x is other
+    if not is_square or tensor(x).dtype != tensor(node).dtype:
         raise NoMatch
+    return x
 
 
 def _rms_norm(P: Lowering, node: Node) -> Match:
@@ -150,10 +154,7 @@ def _require_variance(m: Matcher, node, x: Node) -> None:
         if source is not x or dim is None or not is_last_axis(dim, x) or correction != 0 or not keepdim:
             raise NoMatch
         return
-    square = _operand_of_mean(m, node)
-    centered = square.args[0] if isinstance(square, Node) and square.args else None
-    _require_square(m, square, centered)
-    if _centered(m, centered) is not x:
+    if _centered(m, _squared(m, _operand_of_mean(m, node))) is not x:
         raise NoMatch
 
 
@@ -182,7 +183,7 @@ def _layer_norm(P: Lowering, node: Node) -> Match:
     rest = node
     if is_call(rest, "aten.add.Tensor"):
         bias, rest = _split_weight(m, rest, node, "aten.add.Tensor")
-    if is_call(rest, *_MUL) and any(_is_weight(a, node) for a in rest.args):
+    if is_call(rest, *_MUL) and any(_is_weight(a, node) for a in Matcher(P).arguments(rest, _MUL, "self", "other")):
         weight, rest = _split_weight(m, rest, node, *_MUL)
     source, eps = _standardized(m, rest, tensor(node).dtype)
     x = _before_cast(m, source, tensor(node).dtype)

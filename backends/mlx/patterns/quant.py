@@ -11,8 +11,6 @@ arithmetic instructions together, because the scale is float64, which MLX lacks 
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch.fx import Node
 
@@ -23,7 +21,8 @@ from ..builder.registry import REGISTRY, aten_target
 from ..ops.lib.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..serialization import ir
 
-_TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t_copy", "t"))
+_PERMUTE = ("aten.permute_copy.default", "aten.permute.default")
+_T = ("aten.t_copy.default", "aten.t.default")
 
 
 def _weight(P: Lowering, node: Node) -> Affine | Microscaled:
@@ -54,7 +53,8 @@ def _linear(P: Lowering, node: Node) -> Match:
 
 def _embedding(P: Lowering, node: Node) -> Match:
     m = Matcher(P)
-    weight, indices = m.call(node, "aten.embedding.default").args[:2]
+    options = "padding_idx", "scale_grad_by_freq", "sparse"  # which change gradients only
+    weight, indices, *_ = m.arguments(node, ["aten.embedding.default"], "weight", "indices", *options)
     weight = _weight(P, weight)
     if tensor(indices).ndim == 0:
         raise NoMatch  # MLX dequantizes matrices only
@@ -70,6 +70,17 @@ def _embedding(P: Lowering, node: Node) -> Match:
     return m.finish(node, lower)
 
 
+def _before_transpose(m: Matcher, node: Node) -> tuple[Node, list[int]]:
+    """Return the operand of `node` and the permutation of its axes. Without one, the operand is `node` itself."""
+    if is_call(node, *_PERMUTE):
+        x, axes = m.arguments(node, _PERMUTE, "self", "dims")
+        return x, list(axes)
+    if is_call(node, *_T):
+        (x,) = m.arguments(node, _T, "self")
+        return x, list(reversed(range(tensor(x).ndim)))
+    return node, list(range(tensor(node).ndim))
+
+
 def _int8_product(P: Lowering, node: Node) -> Match:
     """Match x @ cast(transpose(q)) with a constant int8 matrix q.
 
@@ -77,15 +88,12 @@ def _int8_product(P: Lowering, node: Node) -> Match:
     """
     m = Matcher(P)
     x, weight = m.arguments(node, ["aten.mm.default"], "self", "mat2")
-    transposed = Matcher(P).before_casts(weight, lambda source, target: target.is_floating_point)
-    if transposed is weight or not is_call(transposed, *_TRANSPOSE):
-        raise NoMatch
-    source = transposed.args[0]
-    if not P.is_constant(source) or tensor(source).dtype != torch.int8:
+    constant = Matcher(P)  # whose nodes stay outside of the match, because they may have other users
+    transposed = constant.before_casts(weight, lambda source, target: target.is_floating_point)
+    source, axes = _before_transpose(constant, transposed)
+    if transposed is weight or axes != [1, 0] or not P.is_constant(source) or tensor(source).dtype != torch.int8:
         raise NoMatch
     if not tensor(x).is_floating_point():
-        raise NoMatch
-    if any(list(perm) != [1, 0] for perm in transposed.args[1:]):
         raise NoMatch
     q = P.value(source)
     unscaled = Affine(q, None, None, tuple(q.shape), -128, 127, tensor(node).dtype)
@@ -103,19 +111,15 @@ def _byte_floats(P: Lowering, node: Node) -> Match:
     torchao multiplies the result by the scales, in nodes outside the match.
     """
     m = Matcher(P)
-    source = m.call(node, *CASTS).args[0]
-    transposed = m.call(source, *_TRANSPOSE) if is_call(source, *_TRANSPOSE) else None
-    weight = source if transposed is None else transposed.args[0]
+    source, _ = m.arguments(node, CASTS, "self", "dtype")
+    weight, axes = _before_transpose(m, source)
     if not P.is_constant(weight) or tensor(weight).dtype not in _BYTE_FLOATS:
         raise NoMatch
     value, dtype = P.value(weight), tensor(node).dtype
 
-    def converted() -> torch.Tensor:
-        w = value.data().detach().to(dtype)
-        return w if transposed is None else transposed.target(w, *transposed.args[1:])
-
     def lower(P: Lowering, last):
-        return P.constant(f"{value.name}.{node.name}", converted, tensor(node).shape, dtype)
+        name, shape = f"{value.name}.{node.name}", tensor(node).shape
+        return P.constant(name, lambda: value.data().detach().to(dtype).permute(axes), shape, dtype)
 
     return m.finish(node, lower, hidden=_BYTE_FLOATS)
 
@@ -133,14 +137,12 @@ def _dynamic_rounding(P: Lowering, node: Node) -> Match:
     x, *parameters, low, high, _ = m.arguments(q, ["quantized_decomposed.quantize_per_tensor.tensor"], *names)
     if parameters != [scale, zero_point]:
         raise NoMatch
-    for index, parameter in enumerate(parameters):
-        if not isinstance(parameter, Node) or parameter.target is not operator.getitem or parameter.args[1] != index:
-            raise NoMatch
-        m.nodes.append(parameter)
-    choice = m.call(scale.args[0], *_CHOICES)
-    if zero_point.args[0] is not choice or choice.args[0] is not x:
+    choice = m.result(scale, 0)
+    source, *bounds, smallest_scale, dtype = m.arguments(
+        choice, _CHOICES, "input", "quant_min", "quant_max", "eps", "dtype"
+    )
+    if m.result(zero_point, 1) is not choice or source is not x:
         raise NoMatch
-    *bounds, smallest_scale, dtype = choice.args[1:]
     middle = None if is_call(choice, _CHOICES[0]) else 128 if dtype == torch.uint8 else 0
 
     def lower(P: Lowering, last):

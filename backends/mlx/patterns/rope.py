@@ -87,7 +87,7 @@ class _Follower:
             x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
             return self.axes(x).unsqueezed(value.ndim - 1 - axis % value.ndim)
         if is_call(node, *CASTS):
-            return self.axes(_before_cast(node, torch.float32))
+            return self.axes(_before_cast(m, node, torch.float32))
         if is_call(node, *_MUL):
             return self._product(*map(self.axes, m.arguments(node, _MUL, "self", "other")))
         if self.P.is_constant(node) and value.ndim == 1:
@@ -112,7 +112,7 @@ class _Follower:
         """
         if is_call(positions, *_ADD):
             for steps, offset in m.commuted(positions, *_ADD):
-                if is_call(steps, *_ARANGE) and _counts_from_zero(steps):
+                if is_call(steps, *_ARANGE) and _counts_from_zero(m, steps):
                     if tensor(offset).numel() == 1 and not tensor(offset).is_floating_point():
                         return offset
         return positions
@@ -129,7 +129,7 @@ class _Follower:
             x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
             return self.angles(x, function).unsqueezed(value.ndim - 1 - axis % value.ndim)
         if is_call(node, *CASTS):
-            return self.angles(_before_cast(node, self.out), function)
+            return self.angles(_before_cast(m, node, self.out), function)
         # Hugging Face models multiply by an attention scaling factor. The pattern supports the factor 1.
         if is_call(node, *_MUL, "aten.mul.Scalar"):
             x, factor = m.arguments(node, (*_MUL, "aten.mul.Scalar"), "self", "other")
@@ -157,29 +157,33 @@ def _axis_of_positions(node: Node) -> int:
     return axes[0] if axes else 0
 
 
-def _before_cast(node: Node, precision: torch.dtype) -> Node:
+def _before_cast(m: Matcher, node: Node, precision: torch.dtype) -> Node:
     """Return the operand of a cast that loses nothing which the float dtype `precision` would keep.
 
     Such a cast is one to a float dtype that holds the numbers of `precision` or of the operand, or one from integers to
     int32 or int64. Raises NoMatch for any other cast.
     """
-    source, target = tensor(node.args[0]).dtype, tensor(node).dtype
+    operand, _ = m.arguments(node, CASTS, "self", "dtype")
+    source, target = tensor(operand).dtype, tensor(node).dtype
     if target.is_floating_point:
         is_kept = can_represent(target, precision) or source.is_floating_point and can_represent(target, source)
     else:
         is_kept = target in (torch.int32, torch.int64) and not source.is_floating_point
     if not is_kept:
         raise NoMatch
-    return node.args[0]
+    return operand
 
 
-def _counts_from_zero(node: Node) -> bool:
+def _counts_from_zero(m: Matcher, node: Node) -> bool:
     if tensor(node).dtype not in (torch.int32, torch.int64, torch.float32):
         return False
     if is_call(node, "aten.arange.default"):
         return True
-    start, _, *step = node.args
-    return start == 0 and step in ([], [1])
+    if is_call(node, "aten.arange.start"):
+        start, _, _ = m.arguments(node, ["aten.arange.start"], "start", "end", "dtype")
+        return start == 0
+    start, _, step, _ = m.arguments(node, ["aten.arange.start_step"], "start", "end", "step", "dtype")
+    return start == 0 and step == 1
 
 
 class _Rotation(NamedTuple):
@@ -278,18 +282,14 @@ def _rotation_terms(m: Matcher, cos_term, sin_term):
     """Return (x, cos, sin) if the terms are x * cos and rotate_half(x) * sin, else None. Adds their nodes to `m`."""
     if not (is_call(cos_term, *_MUL) and is_call(sin_term, *_MUL)):
         return None
-    for rotated, sin in (sin_term.args, sin_term.args[::-1]):
-        trial = Matcher(m.P)
+    for rotated, sin in m.commuted(sin_term, *_MUL):
         try:
-            x = _rotated_half(trial, rotated)
+            half = _rotated_half(m, rotated)
         except NoMatch:
             continue
-        if x in cos_term.args:
-            cos = cos_term.args[1] if cos_term.args[0] is x else cos_term.args[0]
-            m.call(cos_term, *_MUL)
-            m.call(sin_term, *_MUL)
-            m.nodes += [n for n in trial.nodes if n not in m.nodes]
-            return x, cos, sin
+        for x, cos in m.commuted(cos_term, *_MUL):
+            if x is half:
+                return x, cos, sin
     return None
 
 

@@ -72,7 +72,7 @@ OLLAMA_ERRORS: Responses = {"default": {"description": "An error", "model": Olla
 
 
 class ApiError(HTTPException):
-    """An error response. The attributes are the HTTP status `status_code` and the JSON `body`.
+    """An error that a client gets. `response` renders it in the format of the client's API.
 
     `kind` is OpenAI's type of the error. `param` is the name of the wrong field of the request, or None.
     `code` identifies the error for programs that read it, or is None.
@@ -89,20 +89,25 @@ class ApiError(HTTPException):
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(status, message, dict(headers) if headers else None)
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.kind, self.param, self.code = kind, param, code
 
     def response(self, path: str) -> JSONResponse:
         """Return the response to a request for `path`, in the format of the API to which the path belongs."""
         if path.startswith(OLLAMA_PATH):
             body = self.ollama_body
         else:
-            body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+            body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.openai_body
         return JSONResponse(body, self.status_code, self.headers)
+
+    @property
+    def openai_body(self) -> dict[str, Any]:
+        """The body in the format of OpenAI's API."""
+        return {"error": {"message": self.detail, "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
     def anthropic_body(self) -> dict[str, Any]:
         """The body in the format of Anthropic's API."""
-        message, code = self.detail, self.body["error"]["code"]
+        message, code = self.detail, self.code
         if code == "context_length_exceeded":
             message = f"prompt is too long: {message}"  # clients that shorten their prompt look for these words
         other = "api_error" if self.status_code >= 500 else "invalid_request_error"
@@ -169,15 +174,12 @@ def renamed_fields(rename: Callable[[str], str]) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        details = error.body["error"]
-        param = details["param"] or ""
+        param = error.param or ""
         field = rename(param)
         if field == param:
             raise
-        message = details["message"].replace(param, field, 1)
-        raise ApiError(
-            message, status=error.status_code, kind=details["type"], param=field, code=details["code"]
-        ) from error
+        message = error.detail.replace(param, field, 1)
+        raise ApiError(message, status=error.status_code, kind=error.kind, param=field, code=error.code) from error
 
 
 def _path(error: Mapping[str, Any], body: Any) -> list[str]:

@@ -69,7 +69,7 @@ class CompletionFormat(ServerSentEvents):
 
     def error_chunks(self, error: ApiError) -> list[dict[str, Any]]:
         """Return the chunk for an error that ends the answer."""
-        return [error.body]
+        return [error.openai_body]
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """Return the chunk that follows the answer if the client asked for the numbers of tokens."""

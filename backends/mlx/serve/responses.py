@@ -187,8 +187,7 @@ class ResponsesFormat(ServerSentEvents):
 
     def error_chunks(self, error: ApiError) -> list[dict[str, Any]]:
         """Return the events for an error that ends the answer."""
-        details = error.body["error"]
-        failed = self._object("failed") | {"error": {"code": "server_error", "message": details["message"]}}
+        failed = self._object("failed") | {"error": {"code": "server_error", "message": error.detail}}
         return [self._event("response.failed", response=failed)]
 
     def last_chunks(self) -> list[dict[str, Any]]:

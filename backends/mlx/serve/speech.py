@@ -195,7 +195,7 @@ async def transcript_events(
             if item is None:
                 yield ServerSentEvents.line({"type": "transcript.text.done", "text": text.rstrip()})
             else:
-                yield ServerSentEvents.line(answer_error(item).body)
+                yield ServerSentEvents.line(answer_error(item).openai_body)
             await working
         finally:
             has_left.set()

@@ -24,7 +24,7 @@ def without_oldest_turns(model: ServedModel, body: ChatRequest) -> ChatRequest:
         try:
             return len(chat_ids(model, prompt)[0]) <= longest
         except ApiError as error:
-            if error.body["error"]["code"] != "context_length_exceeded":
+            if error.code != "context_length_exceeded":
                 raise
             return False
 

@@ -13,12 +13,12 @@ from torch.export import ExportedProgram
 
 from ..builder.dtypes import SCALAR_TYPES
 from ..builder.registry import aten_target
+from ..file_regions import file_constants
 from ..inspect.pte import Delegate, read_pte
 from ..inspect.render_text import format_instruction
 from ..inspect.report import describe
 from ..serialization.infer_types import infer_types
 from .debug_program import Exposed, bound_extents, contiguous, expose, serialize_program
-from .file_constants import file_constants
 from .interpret import DelegateCall, EagerProgram
 from .load import load
 from .noise import RoundingNoise
@@ -81,13 +81,11 @@ def locate(
     )
 
 
-def locate_in_file(
-    path: Path, method: str, edge: ExportedProgram, calls: Sequence[Sequence[Any]], *, noisy_runs: int = 2
-) -> Departure:
+def locate_in_file(path: Path, method: str, edge: ExportedProgram, calls: Sequence[Sequence[Any]]) -> Departure:
     """The same as `locate`, for a method of the file `path`."""
     contents = read_pte(path)
     delegates = [d for d in contents.delegates if d.method == method]
-    return locate(edge, delegates, file_constants(path, contents), calls, noisy_runs=noisy_runs)
+    return locate(edge, delegates, file_constants(path, contents), calls, noisy_runs=2)
 
 
 def _origins(program: ExportedProgram, delegate: Delegate) -> list[Origin]:

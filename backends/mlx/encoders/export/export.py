@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import ExecutorchProgramManager
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTextEncoding, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
-from ...llm.export.check import VerificationError
 from ...llm.export.checkpoints.checks import CHECKPOINT_ERRORS, check_loaded, shortened
 from ...llm.export.checkpoints.open import find_checkpoint
 from ...llm.export.checkpoints.tokenizer import load_tokenizer
-from ...llm.export.exported import folder_beside
+from ...llm.export.exported import Exported
 from ...llm.export.lowering import lower
 from ...llm.export.metadata import tokenizer_files
 from ...llm.export.quantization.conversion import convert_weights
 from ...llm.export.serialize import serialize
 from ...llm.export_options import ENCODER, ExportOptions
-from ...partitioner import Report
 from ...workarounds.program_caches import forget_programs
 from ..config import CLASSIFY, CONFIG, EMBED, IMAGE_METHOD, RERANK, EncoderConfig
-from .check import EncoderCheck, check_program
+from .check import check_program
 from .checkpoint import EncoderFolder, find_encoder
 from .images import image_settings
 from .methods import SHORTEST, Method, text_method
@@ -40,49 +36,26 @@ _IMAGE_ROWS = 16
 _READ_PADDING = ("siglip", "siglip2")  # models that were trained on texts padded to one length, without a mask
 
 
-@dataclass
-class ExportedEncoder:
+@dataclass(kw_only=True)
+class ExportedEncoder(Exported):
     """The result of `export_encoder`.
 
-    - `report`: the partitioner's report.
+    - `program`, `report`: the program, and which nodes were delegated to MLX.
     - `config`: what the program says about itself.
     - `notes`: a line for each thing that the export left out or changed.
     - `check`: the comparison with the eager model, after `save`.
     """
 
-    program: ExecutorchProgramManager
-    report: Report
     config: EncoderConfig
     methods: tuple[str, ...]
     notes: tuple[str, ...] = ()
     unquantized: tuple[str, ...] = ()
-    check: EncoderCheck | None = None
-    _checker: Callable[[Path], EncoderCheck] | None = field(default=None, repr=False)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """What the program says about itself, for people: without long values."""
         fields = {name: value for name, value in vars(self.config).items() if value and not isinstance(value, dict)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-
-    def save(self, path: str | Path) -> int:
-        """Write the `.pte` and return its size in bytes.
-
-        Unless the encoder was exported with `verify=False`, a temporary file is compared with the eager model before it
-        is moved to `path`. Raises VerificationError if they differ by more than rounding.
-        """
-        path = Path(path)
-        with folder_beside(path) as folder:
-            unchecked = folder / "model.pte"
-            with open(unchecked, "wb") as file:
-                self.program.write_to_file(file)
-                size = file.tell()
-            if self._checker is not None:
-                self.check = self._checker(unchecked)
-                if not self.check.ok:
-                    raise VerificationError(self.check)
-            os.replace(unchecked, path)
-        return size
 
 
 @forget_programs()
@@ -112,12 +85,23 @@ def export_encoder(
     if tokenizer is not None:
         constants |= tokenizer_files(tokenizer)
     progress("lower")
-    lowered, report = lower(programs, constants, allow_extensions=settings.allow_extensions, portable=settings.portable)
+    lowered, report = lower(
+        programs,
+        constants,
+        allow_extensions=settings.allow_extensions,
+        portable=settings.portable,
+        weights=settings.weights_file,
+    )
     progress("serialize")
     program = serialize(lowered)
     checker = (lambda path: check_program(path, methods)) if settings.verify else None
     return ExportedEncoder(
-        program, report, config, tuple(programs), unquantized=tuple(conversion.unquantized), _checker=checker
+        program=program,
+        report=report,
+        config=config,
+        methods=tuple(programs),
+        unquantized=tuple(conversion.unquantized),
+        _checker=checker,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..rewriter import NoRule, Rewriter
+from ..rewriter import MOVES, NoRule, Rewriter
 from .pair import Pair
 
 aten = torch.ops.aten
@@ -152,50 +151,7 @@ def _size(P, x, *args):
 
 
 # The operators that do the same to both parts.
-_PARTWISE = [
-    aten.alias,
-    aten.chunk,
-    aten.clone,
-    aten.contiguous,
-    aten.cumsum,
-    aten.detach,
-    aten.detach_,
-    aten.diagonal,
-    aten.expand,
-    aten.expand_as,
-    aten.fft_fftshift,
-    aten.fft_ifftshift,
-    aten.flatten,
-    aten.flip,
-    aten.index,
-    aten.index_select,
-    aten.lift_fresh_copy,
-    aten.mT,
-    aten.mean,
-    aten.movedim,
-    aten.narrow,
-    aten.neg,
-    aten.permute,
-    aten.repeat,
-    aten.repeat_interleave,
-    aten.reshape,
-    aten.roll,
-    aten.select,
-    aten.slice,
-    aten.split,
-    aten.split_with_sizes,
-    aten.squeeze,
-    aten.sum,
-    aten.t,
-    aten.tile,
-    aten.transpose,
-    aten.unbind,
-    aten.unflatten,
-    aten.unsqueeze,
-    aten.view,
-    aten._unsafe_view,
-    operator.getitem,
-]
+_PARTWISE = [*MOVES, aten.cumsum, aten.detach_, aten.fft_fftshift, aten.fft_ifftshift, aten.mean, aten.sum]
 
 # Operator → rule. `Rewriter` says what a rule is.
 RULES: dict[Any, Callable] = dict.fromkeys(_PARTWISE, _each_part) | {

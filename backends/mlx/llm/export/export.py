@@ -144,7 +144,11 @@ def export_llm(
     progress("lower")
     try:
         lowered, report = lower(
-            methods, constants, allow_extensions=settings.allow_extensions, portable=settings.portable
+            methods,
+            constants,
+            allow_extensions=settings.allow_extensions,
+            portable=settings.portable,
+            weights=settings.weights_file,
         )
     except NotPortable as error:
         raise ValueError(f"export_llm: portable: {type(model).__name__} cannot be portable:\n{error}") from error
@@ -154,16 +158,16 @@ def export_llm(
     if settings.verify:
         checker = functools.partial(_check, program=program, decoder=decoder, kinds=kinds, head=head, vision=vision)
     return ExportedLLM(
-        program,
-        report,
-        constants,
-        tuple(methods),
-        decoder.bytes,
-        tuple(decoder.cache.numbers_per_token),
-        tuple(conversion.unquantized),
-        conversion.perplexity,
-        tuple(notes),
-        kv_quantization,
+        program=program,
+        report=report,
+        metadata=constants,
+        methods=tuple(methods),
+        cache_bytes=decoder.bytes,
+        cache_values_per_token=tuple(decoder.cache.numbers_per_token),
+        unquantized=tuple(conversion.unquantized),
+        perplexity=conversion.perplexity,
+        notes=tuple(notes),
+        kv_quantization=kv_quantization,
         _checker=checker,
     )
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,31 +10,46 @@ from typing import Any
 from executorch.exir import ExecutorchProgramManager
 
 from ...partitioner import Report
-from .check import ProgramCheck, VerificationError
+from ...weights_file import staged
+from .check import VerificationError
 from .quantization.calibration import Perplexity
 from .quantization.kv_caches import KVQuantization
 
 
-@contextmanager
-def folder_beside(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`. A file in it can be moved to its final name when it is complete.
-
-    Raises FileNotFoundError if the folder of `path` does not exist, and FileExistsError if `path` is something else
-    than a file, such as /dev/null.
-    """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "expected a file, or a path where nothing is", str(path))
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        yield Path(folder)
-
-
-@dataclass
-class ExportedLLM:
-    """The result of `export_llm`.
+@dataclass(kw_only=True)
+class Exported:
+    """The program of a model.
 
     - `report`: the nodes that were delegated and those that were not.
+    - `check`: the result of the check that `save` made, or None.
+    """
+
+    program: ExecutorchProgramManager
+    report: Report
+    check: Any = None
+    _checker: Callable[[Path], Any] | None = field(default=None, repr=False)
+
+    def save(self, path: str | Path) -> int:
+        """Write the `.pte`, and its weights file if it has one, and return the size of the `.pte` in bytes.
+
+        Unless the model was exported with `verify=False`, a temporary file is compared with the eager model before it
+        is moved to `path`. Raises VerificationError if they differ by more than rounding. An existing file at `path`
+        then stays unchanged.
+        """
+        with staged(self.program, Path(path)) as unchecked:
+            size = unchecked.stat().st_size
+            if self._checker is not None:
+                self.check = self._checker(unchecked)
+                if not self.check.ok:
+                    raise VerificationError(self.check)
+        return size
+
+
+@dataclass(kw_only=True)
+class ExportedLLM(Exported):
+    """The result of `export_llm` or `export_speech`.
+
+    - `program`, `report`: the program, and which nodes were delegated to MLX.
     - `cache_bytes`: the size of the KV caches in bytes.
     - `cache_values_per_token`: for each layer with a cache, the number of numbers that it keeps for a token.
     - `unquantized`: the paths of the layers that stay in full precision, because the length of their weights' rows is
@@ -50,35 +61,11 @@ class ExportedLLM:
     - `check`: the result of the check that `save` made, or None.
     """
 
-    program: ExecutorchProgramManager
-    report: Report
     metadata: dict[str, Any]
     methods: tuple[str, ...]
     cache_bytes: int
-    cache_values_per_token: tuple[int, ...]
+    cache_values_per_token: tuple[int, ...] = ()
     unquantized: tuple[str, ...] = ()
     perplexity: Perplexity | None = None
     notes: tuple[str, ...] = ()
     kv_quantization: KVQuantization | None = None
-    check: ProgramCheck | None = None
-    _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
-
-    def save(self, path: str | Path) -> int:
-        """Write the `.pte` and return its size in bytes.
-
-        Unless the model was exported with `verify=False`, a temporary file is compared with the eager model before it
-        is moved to `path`. Raises VerificationError if they differ by more than rounding. An existing file at `path`
-        then stays unchanged.
-        """
-        path = Path(path)
-        with folder_beside(path) as folder:
-            unchecked = folder / "model.pte"
-            with open(unchecked, "wb") as file:
-                self.program.write_to_file(file)
-                size = file.tell()
-            if self._checker is not None:
-                self.check = self._checker(unchecked)
-                if not self.check.ok:
-                    raise VerificationError(self.check)
-            os.replace(unchecked, path)
-        return size

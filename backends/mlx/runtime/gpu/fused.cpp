@@ -64,7 +64,6 @@ const CudaKernel& add_rms_norm_kernel() {
 // A unit is eight integers. The units of a thread lie kThreads units apart.
 const CudaKernel& dequantize_kernel() {
   static const CudaKernel kernel("dequantize", {"scales", "biases", "w"}, {"y"}, {"units"}, R"(
-  constexpr int kUnit = 8;
   constexpr int kWords = kUnit * kBits / 32;  // of a unit
   const uint32_t first = blockIdx.x * kThreads * kUnitsOfThread + threadIdx.x;
   uint32_t words[kUnitsOfThread][kWords];
@@ -232,7 +231,8 @@ std::optional<mx::array> dequantize(const Matrix& matrix, mx::Stream stream) {
                                  .numbers = {static_cast<int>(units)},
                                  .blocks = blocks_of(units, kThreads * kUnitsOfThread),
                                  .threads = kThreads},
-      {{"kThreads", kThreads}, {"kUnitsOfThread", kUnitsOfThread}, {"kBits", bits}, {"kGroupSize", group_size}},
+      {{"kThreads", kThreads}, {"kUnit", kUnit}, {"kUnitsOfThread", kUnitsOfThread}, {"kBits", bits},
+          {"kGroupSize", group_size}},
       stream)[0];
 }
 

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from ...llm.chat_template import abilities
 from .base import REASONING, AnswerFormat, Section
 from .cohere import START_ACTION, Cohere
-from .deepseek import START, DeepSeek, DeepSeekV3
+from .deepseek import DeepSeek, DeepSeekV3
 from .gemma import Gemma, GemmaTags
 from .glm import KEY, Glm
 from .harmony import Harmony
 from .hermes import Hermes
-from .kimi import START as KIMI_START
 from .kimi import Kimi
 from .lfm2 import Lfm2
 from .llama import PYTHON_TAG, Llama
@@ -81,7 +80,7 @@ def format_name(template: str, has_token: Callable[[str], bool]) -> str | None:
         return Harmony.name
     if has_text("[TOOL_CALLS]") or has_token("[TOOL_CALLS]"):
         return MistralNamed.name if has_text("[ARGS]") or has_token("[ARGS]") else Mistral.name
-    if has_text(START):
+    if has_text(DeepSeek.open):
         return DeepSeekV3.name if has_text("```json") else DeepSeek.name
     if has_text("<|tool_call_start|>") or has_text("<|tool_list_start|>"):
         return Lfm2.name
@@ -94,7 +93,7 @@ def format_name(template: str, has_token: Callable[[str], bool]) -> str | None:
     for format in (MiniMax, Seed):
         if has_text(format.open):
             return format.name
-    if has_text(KIMI_START):
+    if has_text(Kimi.open):
         return Kimi.name
     if has_text("<tool_call>"):
         return Hermes.name

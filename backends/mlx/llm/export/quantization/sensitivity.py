@@ -13,16 +13,14 @@ from .scale_search import Format, quantized
 FORMATS = (Format(4, 64), Format(4, 32), Format(8, 64))  # the formats to choose from, narrowest first
 
 
-def measure(
-    model: torch.nn.Module, tokens: torch.Tensor, paths: list[str], formats: tuple[Format, ...] = FORMATS
-) -> dict[str, list[float]]:
-    """Return the estimated effect of quantizing each linear layer in `paths`, in each of `formats`.
+def measure(model: torch.nn.Module, tokens: torch.Tensor, paths: list[str]) -> dict[str, list[float]]:
+    """Return the estimated effect of quantizing each linear layer in `paths`, in each of `FORMATS`.
 
     The effect is half the mean square, over the tokens [B, S], of the first-order change of a token's loss: an
     estimate of the divergence between the predictions with and without the quantization. The measurement
     takes one forward and one backward pass through the float model for each row of `tokens`.
     """
-    effects = {path: [0.0] * len(formats) for path in paths}
+    effects = {path: [0.0] * len(FORMATS) for path in paths}
     handles = []
 
     def watch(path):
@@ -31,7 +29,7 @@ def measure(
 
             def receive(gradient):
                 gradient = gradient.flatten(0, -2).float()
-                for index, format in enumerate(formats):
+                for index, format in enumerate(FORMATS):
                     effects[path][index] += _effect(layer.weight, x, gradient, format) / len(tokens)
 
             if output.requires_grad:

@@ -225,10 +225,11 @@ def _mistral3(source: Source) -> dict[str, Any]:
 
 
 def _deepstack_layers(config: Any) -> int:
-    return len(config.vision_config.deepstack_visual_indexes)
+    return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
 
 
 _QWEN = Family(patch_features, _qwen, has_rope_offset=True, examples=_patches)
+_QWEN3 = Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers)
 FAMILIES = {
     "gemma3": Family(_features, _gemma3, is_whole=True),
     "idefics3": Family(_idefics3_features, _idefics3),
@@ -238,6 +239,9 @@ FAMILIES = {
     "mistral3": Family(pixtral_features, _mistral3, examples=_patches),
     "qwen2_5_vl": _QWEN,
     "qwen2_vl": _QWEN,
-    "qwen3_vl": Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers),
+    "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
     "smolvlm": Family(_idefics3_features, _idefics3),
 }

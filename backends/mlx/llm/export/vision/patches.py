@@ -34,7 +34,7 @@ def patch_features(model: PreTrainedModel, patches: torch.Tensor, places: torch.
 
 
 def deep_features(model: PreTrainedModel, patches: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return what `patch_features` returns, and beside it the features that layers of the decoder add, [N, widths].
+    """Return what `patch_features` returns, and beside it those features that layers of the decoder add, [N, widths].
 
     The positions of patches are learned on a grid, and interpolated.
     """
@@ -50,7 +50,7 @@ def deep_features(model: PreTrainedModel, patches: torch.Tensor, places: torch.T
     options = {"cu_seqlens": places.new_zeros(_WHOLE), "max_seqlen": 0, "position_ids": places}
     with _masked_attention(visual):
         out = visual(patches, None, interp_indices=indices, interp_weights=weights, return_dict=True, **options)
-    return torch.cat([out.pooler_output, *out.deepstack_features], -1)
+    return torch.cat([out.pooler_output, *getattr(out, "deepstack_features", ())], -1)
 
 
 def _pairs(taps: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, ...]]:

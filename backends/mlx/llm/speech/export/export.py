@@ -89,19 +89,21 @@ def export_speech(
     methods = export_methods(program_model, head)
     constants = metadata(program_model, tokenizer, head, prompt)
     progress("lower")
-    lowered, report = lower(methods, constants, allow_extensions=settings.allow_extensions)
+    lowered, report = lower(
+        methods, constants, allow_extensions=settings.allow_extensions, weights=settings.weights_file
+    )
     progress("serialize")
     program = serialize(lowered)
     checker = None
     if settings.verify:
         checker = functools.partial(check_program, program_model=program_model, head=head, start_token=prompt["start"])
     return ExportedLLM(
-        program,
-        report,
-        constants,
-        tuple(methods),
-        program_model.cache_bytes,
-        tuple(conversion.unquantized),  # type: ignore[arg-type]
+        program=program,
+        report=report,
+        metadata=constants,
+        methods=tuple(methods),
+        cache_bytes=program_model.cache_bytes,
+        unquantized=tuple(conversion.unquantized),
         notes=tuple(notes),
         _checker=checker,
     )

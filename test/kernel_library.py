@@ -3,7 +3,11 @@
 import ctypes
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")  # the best one last
 
 
 class KernelLibrary(ctypes.CDLL):
@@ -27,3 +31,20 @@ class KernelLibrary(ctypes.CDLL):
 def kernel_library(delegate: str) -> KernelLibrary:
     """The library that the delegate uses."""
     return KernelLibrary(Path(delegate).parent / "libmlx_cpu_kernels.so")
+
+
+def select(library: KernelLibrary, instruction_set: str) -> bool:
+    """Let the kernels use this instruction set, and return whether the processor supports it."""
+    library.use_instruction_set.restype = ctypes.c_bool
+    return library.use_instruction_set(instruction_set.encode())
+
+
+def selected_sets(delegate: str) -> Iterator[str]:
+    """Select one after the other the instruction sets that the processor supports, and yield their names."""
+    if sys.platform == "linux":
+        library = kernel_library(delegate)
+        try:
+            yield from (name for name in INSTRUCTION_SETS if select(library, name))
+        finally:
+            for name in INSTRUCTION_SETS:
+                select(library, name)
