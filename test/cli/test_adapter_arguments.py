@@ -25,8 +25,8 @@ def answers(program, folder) -> list[list[int]]:
 
 
 def test_run_answers_with_an_adapter(adapter_program, adapter_folders, capsys):
-    words = ["run", str(adapter_program), "--prompt", PROMPT, "--max-new-tokens", "8", "--temperature", "0", "--json"]
-    assert main([*words, "--adapter", f"poet={adapter_folders['peft']}"]) == 0
+    words = ["run", str(adapter_program), "--no-chat", "--prompt", PROMPT, "--max-new-tokens", "8", "--json"]
+    assert main([*words, "--temperature", "0", "--adapter", f"poet={adapter_folders['peft']}"]) == 0
     plain, adapted = answers(adapter_program, adapter_folders["peft"])
     assert json.loads(capsys.readouterr().out)["tokens"] == adapted != plain
 

@@ -5,6 +5,7 @@ import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import mlx.core as mx
 import pytest
 import small_llm
 from executorch_mlx.cli import extras, model_arguments
@@ -94,6 +95,18 @@ def test_wrong_command(files, chat_program, capfd, command, message):
     printed = capfd.readouterr()
     assert printed.err.count("\n") == 1 and printed.err.startswith("executorch-mlx: "), printed.err
     assert message.replace("CHAT", str(chat_program)) in printed.err and printed.out == ""
+
+
+@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize("command", ["run CHAT", f"serve {DEMO}", f"embed {DEMO} Hi", f"transcribe {DEMO} talk.wav"])
+def test_missing_gpu_is_reported_before_an_export(files, chat_program, capfd, monkeypatch, command, variable):
+    monkeypatch.setattr(mx, "is_available", lambda device: device != mx.gpu)
+    words = command.replace("CHAT", str(chat_program)).split()
+    if variable:
+        monkeypatch.setenv("EXECUTORCH_MLX_DEVICE", "gpu")
+    assert main(words if variable else [*words, "--device", "gpu"]) == 1
+    name = "EXECUTORCH_MLX_DEVICE" if variable else "--device"
+    assert capfd.readouterr().err == f"executorch-mlx: {name}: got gpu, but MLX finds no GPU here\n"
 
 
 @pytest.mark.parametrize(

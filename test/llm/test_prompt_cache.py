@@ -79,8 +79,8 @@ def test_engines_may_save_to_the_same_path(chat_program, llm, tmp_path):
 
 def test_run_with_a_prompt_cache(chat_program, llm, tmp_path, capfd):
     def run(prompt: str) -> dict:
-        arguments = ["--prompt", prompt, "--max-new-tokens", "5", "--json", "--prompt-cache", str(tmp_path / "cache")]
-        assert main(["run", str(chat_program), *arguments]) == 0
+        arguments = ["--no-chat", "--prompt", prompt, "--max-new-tokens", "5", "--json"]
+        assert main(["run", str(chat_program), *arguments, "--prompt-cache", str(tmp_path / "cache")]) == 0
         return json.loads(capfd.readouterr().out)
 
     text = "Return the value of the first"

@@ -55,10 +55,21 @@ def test_help_does_not_import_torch():
     assert "--prompt TEXT" in done.stdout and done.stdout.endswith("False\n")
 
 
+def test_prompt_is_a_message_if_there_is_a_chat_template(run_in_process, chat_program, llm):
+    flags = ("--prompt", PROMPT, "--max-new-tokens", 8)
+    message = llm.chat([{"role": "user", "content": PROMPT}], max_new_tokens=8).result().text
+    text = llm.generate(PROMPT, max_new_tokens=8).result().text
+    assert message != text
+    for choice, expected in (((), message), (("--chat",), message), (("--no-chat",), text)):
+        assert run_in_process("run", chat_program, *flags, *choice).stdout == expected + "\n"
+    without_template = ("--tokenizer", small_llm.DEMO)
+    assert run_in_process("run", chat_program, *flags, *without_template).stdout == text + "\n"
+
+
 def test_text_goes_to_stdout_and_metrics_to_stderr(run_in_process, chat_program, llm):
     settings = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "seed": 7, "max_new_tokens": 20}
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
-    done = run_in_process("run", chat_program, "--prompt", PROMPT, *flags)
+    done = run_in_process("run", chat_program, "--no-chat", "--prompt", PROMPT, *flags)
     assert done.returncode == 0, done.stderr
     assert done.stdout == llm.generate(PROMPT, **settings).result().text + "\n"
     (line,) = done.stderr.splitlines()
@@ -69,7 +80,7 @@ def test_json_output(run_in_process, chat_program, llm):
     whole = llm.generate(PROMPT, max_new_tokens=20).result()
     stop = whole.text[9:14]
     flags = ("--json", "--stop", "absent", "--stop", stop)
-    done = run_in_process("run", chat_program, "--prompt", "-", *flags, stdin=PROMPT)
+    done = run_in_process("run", chat_program, "--no-chat", "--prompt", "-", *flags, stdin=PROMPT)
     answer = json.loads(done.stdout)
     assert answer["text"] == whole.text[: whole.text.index(stop)] and answer["finish"] == "stop"
     assert answer["tokens"] == whole.tokens[: len(answer["tokens"])]
@@ -79,7 +90,7 @@ def test_json_output(run_in_process, chat_program, llm):
 
 def test_chat_with_one_message(run_in_process, chat_program, llm):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
-    flags = ("--chat", "--system", "Be brief.", "--prompt", PROMPT, "--max-new-tokens", 8)
+    flags = ("--system", "Be brief.", "--prompt", PROMPT, "--max-new-tokens", 8)
     expected = llm.chat(messages, max_new_tokens=8).result().text
     assert expected and run_in_process("run", chat_program, *flags).stdout == expected + "\n"
 
@@ -133,7 +144,7 @@ def test_chat_on_a_terminal(chat_program):
 
 
 def test_ctrl_c_keeps_the_text_printed_so_far(chat_program, llm):
-    command = [*COMMAND, "run", chat_program, "--prompt", PROMPT]
+    command = [*COMMAND, "run", chat_program, "--no-chat", "--prompt", PROMPT]
     # Without Ctrl-C, the answer would fill the context.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     first = os.read(process.stdout.fileno(), 1)
@@ -169,7 +180,8 @@ def test_profile_has_an_event_for_each_instruction(run_in_process, chat_program,
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--prompt", "x", "--system", "y"], "--system: expected --chat as well"),
+        (["--prompt", "x", "--system", "y", "--no-chat"], "--no-chat: expected --prompt, and neither --system nor"),
+        (["--no-chat"], "--no-chat: expected --prompt"),
         (["--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty: got 0.0, expected more than 0"),
         (["--prompt", "x", "--tokenizer", str(small_llm.DEMO), "--chat"], "has no chat template"),
         (["--tokenizer", str(small_llm.DEMO)], "has no chat template"),

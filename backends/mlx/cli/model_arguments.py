@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import memory
 from ..llm.export_options import TEXT
 from ..llm.hub import HubError
+from ..loader import load_delegate
 from . import adapter_arguments, export_arguments, store
 from .adapter_arguments import AdapterFolder
 from .errors import CommandError, ReportedError
@@ -25,6 +27,8 @@ from .files import MODELS, check_checkpoint, check_program, is_program
 if TYPE_CHECKING:
     from ..encoders import Encoder
     from ..llm import LLM
+
+_DEVICE_VARIABLE = "EXECUTORCH_MLX_DEVICE"
 
 
 def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -98,6 +102,7 @@ def find_model(model: str, options: argparse.Namespace, kind: str | None = None)
     Raises CommandError, ReportedError or OSError if there is no such model, or if it cannot be exported.
     """
     _check_files(options)
+    _check_device(getattr(options, "device", None))
     values = export_arguments.given(options, RUN_OPTIONS)
     adapters: list[AdapterFolder] = []
     if isinstance(values.get("adapter"), list):  # not of a command that only merges one
@@ -122,6 +127,17 @@ def _check_files(options: argparse.Namespace) -> None:
         path = getattr(options, name, None)
         if path is not None and not path.exists():
             raise CommandError(f"--{name.replace('_', '-')}: {path}: No such file or folder")
+
+
+def _check_device(device: str | None) -> None:
+    """Raise CommandError if the command shall run on a GPU and there is none: an export would be in vain."""
+    if (device or os.environ.get(_DEVICE_VARIABLE)) != "gpu":
+        return
+    load_delegate()  # before mlx is imported
+    import mlx.core as mx
+
+    if not mx.is_available(mx.gpu):
+        raise CommandError(f"{'--device' if device else _DEVICE_VARIABLE}: got gpu, but MLX finds no GPU here")
 
 
 def export_model(model: str, values: dict[str, Any], kind: str | None = None) -> store.Export:

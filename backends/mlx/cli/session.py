@@ -57,8 +57,11 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add("--profile", metavar="FILE", help="time every instruction for ExecuTorch's Inspector; slower")
 
 
-def answer(options: argparse.Namespace, prompt: str | None, chat: bool) -> int:
-    """Answer `prompt`, or the lines of standard input if it is None. Returns the exit code."""
+def answer(options: argparse.Namespace, prompt: str | None, chat: bool | None) -> int:
+    """Answer `prompt`, or the lines of standard input if it is None. Returns the exit code.
+
+    `chat`: whether these are messages of a chat. None: if the model has a chat template.
+    """
     settings = sampling_arguments.given(options)  # before the model is loaded
     if options.image and options.prompt_cache:
         raise CommandError("--prompt-cache: expected a prompt without --image")
@@ -67,10 +70,10 @@ def answer(options: argparse.Namespace, prompt: str | None, chat: bool) -> int:
         raise CommandError(f"--adapter: got {len(adapters)} adapters, expected one")
     settings["adapter"] = adapters[0].name if adapters else None
     llm = model_arguments.load(options, profile=options.profile is not None)
-    session = Session(llm, options, settings, chat)
+    session = Session(llm, options, settings, llm.chats if chat is None else chat)
     if chat and not llm.chats:
         raise CommandError(
-            f"{options.model} has no chat template: use run with --prompt and without --chat, or a --tokenizer with a "
+            f"{options.model} has no chat template: use run with --prompt and --no-chat, or a --tokenizer with a "
             "template"
         )
     if options.prompt_cache and options.prompt_cache.exists():
