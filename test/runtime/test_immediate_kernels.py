@@ -150,7 +150,7 @@ def test_failed_call_leaves_buffers_as_they_were_or_undefined(seed, is_limited, 
 
 
 def waits_of(model, *inputs, calls: int = 100) -> int:
-    """How often this thread waits for another one during `calls` calls. An evaluation by MLX takes about three waits."""
+    """How often this thread waits for another one in `calls` calls. An evaluation by MLX takes about three waits."""
     model(*inputs)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     for _ in range(calls):
