@@ -2,8 +2,10 @@
 
     python test/adapter_law.py                                 # 8 adapters, 500 tokens each, 1,000 loads
     python test/adapter_law.py --format int4 --tokens 100 --loads 50
+    python test/adapter_law.py --model FOLDER --tokens 100 --loads 50
 
-The model has random weights, and so have the adapters, of which each has another rank. The script prints
+The model is a checkpoint, or has random weights. The adapters have random weights, and each has another rank. The
+script prints
 
 - how many tokens of answers with different adapters, side by side in one batch, differ from those of each answer alone;
 - in float32, how far the log probabilities of these tokens are from those of models into which the adapters are merged;
@@ -38,7 +40,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 MOST_ROUNDING = 2e-3  # of a log probability, in float32
 
 
+checkpoint: Path | None = None  # of the model
+
+
 def model() -> torch.nn.Module:
+    if checkpoint is not None:
+        return hf.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     torch.manual_seed(0)
     config = hf.Qwen3Config(
         vocab_size=VOCABULARY,
@@ -61,7 +68,7 @@ def write_adapter(folder: Path, number: int) -> Path:
     generator = torch.Generator().manual_seed(number)
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * 0.1
+        return torch.randn(shape, generator=generator) * (0.1 if checkpoint is None else 0.02)
 
     layers = [(n, m) for n, m in model().named_modules() if isinstance(m, torch.nn.Linear) and "layers" in n]
     rank = min(2 * number + 1, RANK)
@@ -75,7 +82,7 @@ def prompt_of(number: int) -> list[int]:
 def export(path: Path, format: str, **options: Any) -> Path:
     options |= {"dtype": format} if format in DTYPES else {"quantize": format}
     options |= {"head": HeadConfig(logprobs=1), "speculation": False, "verify": False}
-    export_llm(model(), batch=ROWS, **options).save(path)
+    export_llm(model(), batch=ROWS, max_context_len=1024, **options).save(path)
     return path
 
 
@@ -177,7 +184,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--loads", type=int, default=1000)
     parser.add_argument("--times", action="store_true", help="only measure steps")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a checkpoint")
     options = parser.parse_args()
+    global checkpoint
+    checkpoint = options.model
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         folders = [write_adapter(base / str(number), number) for number in range(ROWS)]
