@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .programs import Runtime
     from .state import reset
     from .verification import verify  # type: ignore[no-redef]
+    from .weights_file import save_program
     from .workarounds.dynamic_steps import dynamic_steps
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "load_delegate",
     "memory",
     "reset",
+    "save_program",
     "verify",
 ]
 
@@ -47,13 +49,14 @@ _MODULES = {
     "encode": "encoders",
     "load_delegate": "loader",
     "reset": "state",
+    "save_program": "weights_file",
     "verify": "verification",
 }
 
 
 # Names that `__getattr__` imports without `quiet_imports`: their modules import no torch or, as for `SamplingHead`,
 # call `quiet_imports` themselves.
-_QUIET = {"Encoder", "LLM", "SamplingHead", "encode", "load_delegate", "reset"}
+_QUIET = {"Encoder", "LLM", "SamplingHead", "encode", "load_delegate", "reset", "save_program"}
 
 
 def __getattr__(name: str) -> Any:

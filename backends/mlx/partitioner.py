@@ -23,8 +23,9 @@ from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target, target_name
 from .extents import is_same_shape
 from .legalize import checked_names, legalized
-from .preprocess import MLXBackend
+from .preprocess import WEIGHTS_FILE, MLXBackend
 from .serialization.portability import Problem, abbreviated
+from .weights_file import check_name
 from .workarounds import dynamic_sizes, nonzero
 from .workarounds.checks import remove_checks
 from .workarounds.return_types import register_return_types
@@ -121,13 +122,21 @@ class MLXPartitioner(Partitioner):
     Lowering raises RuntimeError if no such decision helps: if methods share a buffer, for example. Without it, the
     nodes are delegated, and the report names them. docs/interop.md explains the differences.
 
+    `weights_file` is the name of a data file, such as `model.ptd`, which gets all constants and initial values of
+    buffers of at least 4 KB in place of the `.pte`: see weights_file.py.
+
     `legalize` names passes that replace tensors of a dtype that MLX lacks by pairs of tensors: "complex" by their real
     and their imaginary part, and "float64" by sums of two float32 tensors, which have 48 bits of precision and the
     range of float32. The passes run in `to_edge_transform_and_lower`.
     """
 
     def __init__(
-        self, *, allow_extensions: bool = False, portable: bool = False, legalize: Collection[str] = ()
+        self,
+        *,
+        allow_extensions: bool = False,
+        portable: bool = False,
+        weights_file: str | None = None,
+        legalize: Collection[str] = (),
     ) -> None:
         super().__init__()
         if allow_extensions and portable:
@@ -135,6 +144,9 @@ class MLXPartitioner(Partitioner):
         self._legalize = checked_names(legalize)
         self._options: dict[str, Any] = {"allow_extensions": allow_extensions, "portable": portable}
         specs = [CompileSpec(key, b"") for key, is_set in self._options.items() if is_set]
+        if weights_file is not None:
+            check_name(weights_file)
+            specs.append(CompileSpec(WEIGHTS_FILE, weights_file.encode()))
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
         self._states: list[State] = []

@@ -16,6 +16,7 @@ from .builder.program import ProgramBuilder
 from .serialization import ir
 from .serialization.pack import pack_payload
 from .serialization.portability import Finding, program_findings, shared_buffers
+from .weights_file import SUFFIX
 from .workarounds.delegate_results import record_results
 
 CONSTANT_ALIGNMENT = 16  # bytes
@@ -24,6 +25,7 @@ STATE_MARK = "mlx:state"  # the key of an entry without which a program without 
 # Compile specs with these keys permit extensions, and refuse programs that are not portable. Their values are ignored.
 ALLOW_EXTENSIONS = "allow_extensions"
 PORTABLE = "portable"
+WEIGHTS_FILE = "weights_file"  # the key of a compile spec, whose value is the name of a data file in UTF-8
 
 
 class NotPortable(RuntimeError):
@@ -76,6 +78,12 @@ class MLXBackend(BackendDetails):
         return {method: [result[0] for result in results] for method, results in compiled.items()}
 
 
+def _weights_file(specs: list[CompileSpec]) -> str | None:
+    """Return the name of the file for large constants without its suffix, or None for the `.pte`."""
+    names = [spec.value.decode().removesuffix(SUFFIX) for spec in specs if spec.key == WEIGHTS_FILE]
+    return names[0] if names else None
+
+
 def _has_spec(specs: list[CompileSpec], key: str) -> bool:
     return any(spec.key == key for spec in specs)
 
@@ -101,7 +109,7 @@ def _compile(
     """
     allow_extensions = _has_spec(compile_specs, ALLOW_EXTENSIONS)
     builder = ProgramBuilder(edge_program, allow_extensions=allow_extensions, buffer_keys=buffer_keys)
-    program = assemble(builder.build(), digests=digests)
+    program = assemble(builder.build(), digests=digests, weights_file=_weights_file(compile_specs))
     if _has_spec(compile_specs, PORTABLE):
         _refuse(program_findings(program.graph, program.constants.keys()))
     store = NamedDataStore()

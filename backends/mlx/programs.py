@@ -18,12 +18,14 @@ import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import executorch.runtime
 import numpy as np
 import torch
 
+from . import weights_file
 from .loader import delegate_library
 from .workarounds.output_copies import one_openmp_thread
 
@@ -103,15 +105,31 @@ class Runtime(executorch.runtime.Runtime):
     def load_program(self, data: Any, **options: Any) -> Program:
         """Load a program from a path, from bytes or from a file object. The options are those of ExecuTorch.
 
-        Raises RuntimeError, with the lines of the log, if the program cannot be loaded.
+        If the program of a path has a weights file, this is in the same folder, unless `data_path` names it.
+
+        Raises RuntimeError, with the lines of the log, if the program cannot be loaded, and FileNotFoundError if its
+        weights file is missing.
         """
         if hasattr(data, "read"):
             data = data.read()
         with _logged_errors():
             loaded = super().load_program(data, **options)
+            if options.get("data_path") is None and weights_file.METHOD in loaded.method_names:
+                path = _weights_file(loaded, data)
+                loaded = super().load_program(data, **options | {"data_path": path})
         contents = np.memmap(data, mode="r") if loaded._data is None else np.frombuffer(loaded._data, np.uint8)
         orders = {name: _input_orders(contents, loaded, name) for name in loaded.method_names}
         return Program(loaded._program, loaded._data, orders)
+
+
+def _weights_file(program: Any, source: Any) -> Path:
+    name = bytes(program.load_method(weights_file.METHOD).execute([])[0].numpy()).decode()
+    if not isinstance(source, (str, Path)):
+        raise ValueError(f"load_program: data_path: the program in memory has its weights in {name}; pass its path")
+    path = Path(source).parent / name
+    if not path.is_file():
+        raise FileNotFoundError(f"load_program: {source}: its weights file {path} is missing")
+    return path
 
 
 @contextmanager

@@ -3,7 +3,10 @@
 These are views, kernels, elementwise groups, and updates of buffers in place.
 """
 
+import math
 import random
+import resource
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -12,9 +15,10 @@ import pytest
 import torch
 from executorch_mlx import memory, reset
 from hypothesis import given, settings
-from irprograms import Graph, ir, lit, lits
+from irprograms import FLOAT32, Graph, ir, lit, lits, number, value_of
 
 INT64 = torch.int64
+LONG = 4  # the number of torch.int64
 
 
 def row_range(start, stop):
@@ -140,6 +144,51 @@ def test_failed_call_leaves_buffers_as_they_were_or_undefined(seed, is_limited, 
                     torch.testing.assert_close(result, value)
     finally:
         memory.set_memory_limit(before)
+
+
+# -- what needs no evaluation --------------------------------------------------------
+
+
+def waits_of(model, *inputs, calls: int = 100) -> int:
+    """How often this thread waits for another one during `calls` calls: at least once for each evaluation by MLX."""
+    model(*inputs)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    for _ in range(calls):
+        model(*inputs)
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU kernels")
+def test_branches_on_few_integers_wait_for_no_evaluation():
+    """As in a head whose log probabilities nobody asks for: are they asked for in any row? If not, they are zeros."""
+    g = Graph()
+    enabled, rows = g.input((4,), INT64), g.input((4, 3), torch.bfloat16)
+    outs = [g.output((4, 3), dtype) for dtype in (torch.float32, INT64)]
+    on, one, two = g.new_temp(), g.new_temp(), g.new_temp()
+    g.emit(
+        ir.NotEqualNode(a=enabled, b=g.constant(torch.tensor(0)), out=on),
+        ir.AnyNode(x=on, axes=[], out=one),
+        ir.AllNode(x=on, axes=[0], keepdims=True, out=two),
+    )
+    zeros = g.chain(
+        *(ir.FullLikeNode(x=rows, v=number(0), scalar_type=t, out=out) for t, out in zip((FLOAT32, LONG), outs))
+    )
+    ones = g.chain(
+        *(ir.FullNode(shape=lits(4, 3), v=number(1), scalar_type=t, out=out) for t, out in zip((FLOAT32, LONG), outs))
+    )
+    sines = g.chain(ir.SinNode(x=outs[0], out=outs[0]))
+    for condition, chains in ((one, (ones, zeros)), (two, (sines, g.chain()))):
+        fields = dict(zip(("then_chain_idx", "else_chain_idx"), chains))
+        g.emit(ir.IfNode(cond=value_of(g.item(condition)), **fields))
+    model, x = g.load(), torch.zeros(4, 3, dtype=torch.bfloat16)
+    none, some, every = (torch.tensor(values) for values in ([0, 0, 0, 0], [0, 0, 2, 0], [1, 2, 3, -1]))
+    for flags, expected in ((none, 0.0), (some, 1.0), (every, math.sin(1))):
+        floats, integers = model(flags, x)
+        torch.testing.assert_close(floats, torch.full((4, 3), expected))
+        assert torch.equal(integers, torch.full((4, 3), int(expected > 0)))
+    assert waits_of(model, every, x) > 50  # MLX computes the sines
+    assert waits_of(model, none, x) < 25
+    assert waits_of(model, some, x) < 25
 
 
 def broadcast(g: Graph, x, *shape: int) -> ir.Tid:

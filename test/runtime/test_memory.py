@@ -190,6 +190,40 @@ def test_call_that_fits_only_if_it_frees_results_stays_within_the_limit(limit, m
     assert memory.get_peak_memory() <= total + SLACK
 
 
+def test_a_temporary_is_freed_after_its_last_read():
+    """Each result has a slot of its own, takes 4 MB, and is read by the next instruction only."""
+    g = Graph()
+    x, matrix = g.input((1024, 1024)), g.constant(torch.eye(1024))
+    temporaries = [x, *(g.new_temp() for _ in range(8))]
+    for previous, out in zip(temporaries, temporaries[1:]):
+        g.emit(ir.AddmmNode(mat1=previous, mat2=matrix, out=out))
+    g.emit(ir.SumNode(x=temporaries[-1], out=g.output((1024,)), axes=[1]))
+    model, ones = g.load(), torch.ones(1024, 1024)
+    model(ones)
+    memory.reset_peak_memory()
+    before = memory.get_active_memory()
+    assert torch.equal(model(ones)[0], torch.full((1024,), 1024.0))
+    assert memory.get_peak_memory() - before < 13 * MEGABYTE
+
+
+def test_a_slot_that_a_loop_or_a_later_call_reads_keeps_its_temporary():
+    g = Graph()
+    x, result = g.input((4,)), g.output((4,))
+    doubled, count, remains, cond = g.new_temp(), g.new_temp(), g.new_temp(), g.new_value()
+    one, zero = g.constant(torch.tensor(1)), g.constant(torch.tensor(0))
+    g.init_chain = g.chain(ir.IdCopyNode(x=g.constant(torch.tensor(3)), out=count))
+    condition = g.chain(ir.GreaterNode(a=count, b=zero, out=remains), ir.ItemIntNode(x=remains, out=cond))
+    body = g.chain(ir.AddNode(a=result, b=doubled, out=result), ir.SubtractNode(a=count, b=one, out=count))
+    g.emit(
+        ir.AddNode(a=x, b=x, out=doubled),
+        ir.MultiplyNode(a=doubled, b=doubled, out=result),
+        ir.WhileNode(cond=value_of(cond), cond_chain_idx=condition, body_chain_idx=body, carry=[result, count]),
+    )
+    model = g.load()
+    for _ in range(2):
+        assert model(torch.arange(4.0))[0].tolist() == [0, 10, 28, 54]
+
+
 class Convolutions(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -24,6 +24,7 @@ INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
         ("kv_windows", "8,,1", 'kv_windows: got "8,,1", expected'),
         ("kv_windows", "99999999999", 'kv_windows: got "99999999999", expected'),
         ("metal_kernels", "yes", 'metal_kernels: got "yes", expected a bool, "true" or "false"'),
+        ("priority", "high", 'priority: got "high", expected "normal" or "low"'),
         ("k" * 64, "1", "the key or the value is null or too long"),
         ("device", "c" * 256, "the key or the value is null or too long"),
     ],

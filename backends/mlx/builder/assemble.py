@@ -20,6 +20,7 @@ from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
 
 IR_VERSION = "1"
+_LARGE = 4 << 10  # bytes
 
 _SLOT_TYPES = {int: ir.SlotType.IntValueSlot, float: ir.SlotType.FloatValueSlot, bool: ir.SlotType.BoolValueSlot}
 
@@ -36,20 +37,26 @@ class MLXProgram:
     files: dict[str, str]
 
 
-def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Digests | None = None) -> MLXProgram:
+def assemble(
+    builder: ProgramBuilder,
+    *,
+    reuse_slots: bool = True,
+    digests: Digests | None = None,
+    weights_file: str | None = None,
+) -> MLXProgram:
     """Convert the program of `builder`, whose `build` has run, to the IR.
 
     Removes dead instructions from `builder` and orders the others, then numbers the slots. With `reuse_slots`,
     temporaries with disjoint lifetimes share a slot. `digests` remembers the digests of constants for the programs of
-    other methods.
+    other methods. `weights_file` is the external file of large constants, without its suffix.
     """
     arrange(builder)
-    return _Assembler(builder, reuse_slots, digests or Digests()).assemble()
+    return _Assembler(builder, reuse_slots, digests or Digests(), weights_file).assemble()
 
 
 class _Assembler:
-    def __init__(self, builder: ProgramBuilder, reuse_slots: bool, digests: Digests):
-        self.builder, self.digests = builder, digests
+    def __init__(self, builder: ProgramBuilder, reuse_slots: bool, digests: Digests, weights_file: str | None):
+        self.builder, self.digests, self.weights_file = builder, digests, weights_file
         self.constants: dict[str, torch.Tensor] = {}
         self.files: dict[str, str] = {}
         self.vids: dict[ValueSlot, int] = {}
@@ -133,6 +140,8 @@ class _Assembler:
             self.buffer_names[slot] = name = self.builder.buffer_keys.get(slot.name) or _key(slot.name, digest.text)
             if not digest.is_zero and torch.count_nonzero(data):  # -0.0 is a zero, too
                 self.constants[name] = data
+                if self._is_large(data):
+                    self.files[name] = self.weights_file
                 initial[slot] = TensorSlot(
                     slot.dtype,
                     slot.shape,
@@ -191,7 +200,12 @@ class _Assembler:
         files = self.builder.files_read
         files.clear()
         tensor = slot.data().detach().contiguous()
-        return tensor, files.pop() if len(files) == 1 else None
+        file = files.pop() if len(files) == 1 else None
+        return tensor, self.weights_file if file is None and self._is_large(tensor) else file
+
+    def _is_large(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor without a file of its own belongs to the weights file."""
+        return self.weights_file is not None and tensor.nbytes >= _LARGE
 
     # Instructions ----------------------------------------------------------------------------
 

@@ -50,8 +50,7 @@ def top_logprobs_definition(logits, enabled, count):
         return [torch.where(on, tokens, 0), torch.where(on, _logprobs(values, logits), 0.0)]
 
     def zeros(logits, enabled):
-        none = torch.zeros_like(logits[:, :count], dtype=torch.float32)
-        return [none.to(torch.int64), none]
+        return [torch.zeros_like(logits[:, :count], dtype=dtype) for dtype in (torch.int64, torch.float32)]
 
     return _if_enabled(compute, zeros, logits, enabled)
 

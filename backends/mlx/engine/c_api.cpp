@@ -213,12 +213,13 @@ executorch_mlx_status executorch_mlx_model_load(
   return guarded([&] {
     check_not_null(path, "path");
     check_not_null(model, "model");
-    const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
+    auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
     auto result = std::make_unique<executorch_mlx_model>();
-    result->programs->program = std::make_shared<LlmProgram>(
-        path, o.device ? o.device : "", o.profile, LoadProgress{o.on_progress, o.user_data});
+    result->programs->program = std::make_shared<LlmProgram>(path, o);
     if (o.draft != nullptr) {
-      result->programs->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
+      o.profile = false;
+      o.on_progress = nullptr;
+      result->programs->draft = std::make_unique<LlmProgram>(o.draft, o);
       check_draft(*result->programs->program, *result->programs->draft);
     }
     *model = result.release();

@@ -47,12 +47,18 @@ inline std::string describe(executorch::runtime::Error error) {
   return str(executorch::runtime::to_string(error), ", see the log for details");
 }
 
-// Throws EngineError unless `error` is Ok: with OUT_OF_MEMORY if memory is the reason, else with FAILED.
+// Throws EngineError unless `error` is Ok: with OUT_OF_MEMORY if memory is the reason, with INVALID_PROGRAM if weights
+// are missing, else with FAILED.
 template <typename... Parts>
 void check_ok(executorch::runtime::Error error, const Parts&... message) {
   using executorch::runtime::Error;
   if (error == Error::MemoryAllocationFailed) {
     throw EngineError(EXECUTORCH_MLX_OUT_OF_MEMORY, str(message..., executorch_mlx_memory_error()));
+  }
+  if (error == Error::NotFound) { // the engine has checked that the backends exist
+    throw EngineError(EXECUTORCH_MLX_INVALID_PROGRAM,
+        str(message..., "weights are missing in the program, or its weights file is of another program; ",
+            "see the log for details"));
   }
   if (error != Error::Ok) [[unlikely]] {
     throw EngineError(EXECUTORCH_MLX_FAILED, str(message..., describe(error)));

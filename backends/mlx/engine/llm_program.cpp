@@ -52,12 +52,13 @@ std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_
 
 } // namespace
 
-LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile, LoadProgress progress)
-    : path_(path) {
-  if (profile) {
+LlmProgram::LlmProgram(const std::string& path, const executorch_mlx_load_options& options)
+    : path_(path), has_low_priority_(options.low_priority) {
+  if (options.profile) {
     profile_ = std::make_unique<Profile>();
   }
-  module_ = open_module(path, device);
+  const std::string device = options.device == nullptr ? "" : options.device;
+  module_ = open_module(path, device, has_low_priority_);
   const char* const chosen = executorch_mlx_device(device.c_str());
   runs_on_cpu_ = chosen == nullptr || std::string_view(chosen) == "cpu";
   version_ = version_of(path);
@@ -91,7 +92,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     checker.check_inputs({{"samples", ScalarType::Float, {1, most}, 1}});
     checker.check_backends();
   }
-  load(progress);
+  load({options.on_progress, options.user_data});
   const auto map = module_->program()->get_named_data_map();
   if (map.ok() && executorch_mlx_has_ring_buffers(*map) != 0) {
     metadata_.max_rewind = 0; // the program does not know the load option kv_windows

@@ -47,8 +47,8 @@ struct LoadProgress {
 
 class LlmProgram {
  public:
-  // Loads and validates the file. `device` is "cpu", "gpu" or "" for the default. Throws EngineError.
-  LlmProgram(const std::string& path, const std::string& device, bool profile, LoadProgress progress = {});
+  // Loads and validates the file. Of `options`, as in executorch_mlx.h, `draft` is not used. Throws EngineError.
+  LlmProgram(const std::string& path, const executorch_mlx_load_options& options);
   LlmProgram(const LlmProgram&) = delete;
   LlmProgram& operator=(const LlmProgram&) = delete;
 
@@ -64,6 +64,7 @@ class LlmProgram {
   // executorch_mlx/buffers.h can copy, read and write its whole state.
   bool has_only_mlx_state() const;
   bool runs_on_cpu() const { return runs_on_cpu_; }
+  bool has_low_priority() const { return has_low_priority_; }
   // The mutable buffers of all methods that are loaded now. Null unless has_only_mlx_state(), or after an error, which
   // the log describes.
   std::shared_ptr<executorch_mlx_buffers> open_buffers() const;
@@ -205,6 +206,7 @@ class LlmProgram {
 
   std::string path_;
   bool runs_on_cpu_ = true;
+  bool has_low_priority_ = false;
   std::unique_ptr<Profile> profile_; // null: no profile
   std::unique_ptr<executorch::extension::Module> module_;
   std::optional<MetadataReader> reader_;

@@ -1,5 +1,7 @@
 #include "scheduler.h"
 
+#include <executorch_mlx/delegate.h>
+
 #include <algorithm>
 #include <limits>
 #include <new>
@@ -134,6 +136,9 @@ executorch_mlx_engine_stats Scheduler::stats() const {
 }
 
 void Scheduler::loop() {
+  if (program_.has_low_priority()) {
+    executorch_mlx_lower_thread_priority();
+  }
   while (wait_for_work()) {
     guarded(running_, [this] { // the work between calls may lack memory, too
       recover(); // if there was no memory before

@@ -48,6 +48,7 @@ class LoadOptions(_Struct):
         ("draft", c_char_p),
         ("on_progress", OnProgress),
         ("user_data", c_void_p),
+        ("low_priority", c_bool),
     ]
 
 

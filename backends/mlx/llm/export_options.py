@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..weights_file import check_name
 from .errors import OptionError
 from .sampling_parameters import SCALARS, mask_word_count
 
@@ -327,6 +328,14 @@ class ExportOptions:
         metavar="NAMES",
         default_text="all linear layers of the decoder layers",
     )
+    weights_file: str | None = _option(
+        None,
+        "store the weights beside the program, in the file NAME, such as model.ptd, which other programs can share",
+        group="weights",
+        models=_ALL,
+        metavar="NAME",
+        default_text="in the program",
+    )
     max_context_len: int | None = _option(
         None,
         "capacity of the KV caches in positions; of an encoder, the largest number of tokens of a text",
@@ -431,6 +440,11 @@ class ExportOptions:
                     raise OptionError(name, f"{value} with {got}", needs, needs)
         if self.sliding_window != "auto" and not (isinstance(self.sliding_window, int) and self.sliding_window >= 0):
             raise OptionError("sliding_window", self.sliding_window, "'auto' or a number of positions")
+        if self.weights_file is not None:
+            try:
+                check_name(self.weights_file)
+            except ValueError as error:
+                raise OptionError("weights_file", self.weights_file, str(error).partition("expected ")[2]) from error
         self._check_outputs()
         for name, (values, reason) in _PORTABLE.items() if self.portable else ():
             if (got := getattr(self, name)) not in values:

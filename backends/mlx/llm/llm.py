@@ -108,6 +108,7 @@ class LLM:
         device: str | None = None,
         draft: str | Path | None = None,
         chat_template: str | Path | None = None,
+        low_priority: bool = False,
         queue_limit: int = 0,
         chunk: int = 0,
         chunk_seconds: float = 0.0,
@@ -122,6 +123,8 @@ class LLM:
         - `draft`: a `.pte` file of a smaller model with the same tokenizer. It guesses tokens for speculation, which
           changes the speed and not the tokens.
         - `chat_template`: a file with a chat template in Jinja, which takes the place of those of the tokenizer.
+        - `low_priority`: let the engine and the CPU yield to other threads, for work that nobody waits for. The tokens
+          are the same.
         - `queue_limit`: the number of requests that may wait. Further ones raise BusyError. 0: no limit.
         - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program
           takes, but at most 512 on a CPU.
@@ -139,7 +142,7 @@ class LLM:
         """
         if tokenizer is not None:
             loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
-        program = LLMProgram(path, profile=profile, device=device, draft=draft)
+        program = LLMProgram(path, profile=profile, device=device, draft=draft, low_priority=low_priority)
         if tokenizer is None:
             loaded, eos_ids = _tokenizer_in(program), set()
         if chat_template is not None:
@@ -433,7 +436,50 @@ class LLM:
         """
         self.program.unload_adapter(name)
 
-    # Prefixes ---------------------------------------------------------------------------
+    # The caches -------------------------------------------------------------------------
+
+    def prefill(self, prompt: Prompt) -> None:
+        """Read a prompt into the KV cache, and wait until it is read.
+
+        A request whose prompt begins with these tokens then begins with the next one. Raises the errors of `generate`
+        about prompts.
+        """
+        self.program.prefill(self.prompt_ids(prompt))
+
+    def clone(self, prompt: Prompt) -> None:
+        """Copy the KV cache of a conversation, which is `prompt` so far, to another row.
+
+        Two requests that begin with `prompt` and go on differently then both find it. Tokens that are not in the cache
+        are computed first. Raises BusyError if no other row is free; ValueError if the program has one row, or keeps
+        state that cannot be copied; and the errors of `generate` about prompts.
+        """
+        self.program.clone(self.prompt_ids(prompt))
+
+    def logits(self, prompt: Prompt) -> list[float]:
+        """Return the logits of all tokens of the vocabulary after `prompt`.
+
+        Raises SettingError if the program does not return logits, and the errors of `generate` about prompts.
+        """
+        return self.program.logits(self.prompt_ids(prompt))
+
+    def suspend(self) -> None:
+        """Wait for the running step, and start no other one until `resume`: the device has no work then.
+
+        Requests stay, and can be made and cancelled. Both may be called repeatedly.
+        """
+        self.program.suspend()
+
+    def resume(self) -> None:
+        """Go on after `suspend`."""
+        self.program.resume()
+
+    def release_memory(self) -> None:
+        """Free the memory that the engine can do without, between two steps or while it is suspended.
+
+        If no request runs, the program is unloaded, with its caches, unless it has slots for adapters. The next request
+        loads it again, and reads its whole prompt.
+        """
+        self.program.release_memory()
 
     def save_prefix(self, prompt: Prompt, path: str | Path, *, adapter: str | None = None) -> None:
         """Write the KV cache of `prompt` to a file, so that `load_prefix` saves the time of the prefill.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import errno
 import os
@@ -58,6 +57,7 @@ class LLMProgram:
     - `profile`: whether to time every instruction for `write_profile`. This makes calls slower.
     - `device`: `cpu`, `gpu`, or None for the default.
     - `draft`: a program with the same tokenizer that guesses tokens for speculation.
+    - `low_priority`: whether the engine and the CPU yield to other threads.
 
     Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
     cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
@@ -73,7 +73,13 @@ class LLMProgram:
     """
 
     def __init__(
-        self, path: str | Path, *, profile: bool = False, device: str | None = None, draft: str | Path | None = None
+        self,
+        path: str | Path,
+        *,
+        profile: bool = False,
+        device: str | None = None,
+        draft: str | Path | None = None,
+        low_priority: bool = False,
     ):
         self.path = Path(path)
         for file in (path, draft):
@@ -85,6 +91,7 @@ class LLMProgram:
             device=None if device is None else device.encode(),
             profile=profile,
             draft=None if draft is None else os.fsencode(draft),
+            low_priority=low_priority,
         )
         self.handles = _Handles(path, options)
         # The finalizer also runs at the exit of the process, before Python becomes unable to run the callbacks of the
@@ -195,6 +202,26 @@ class LLMProgram:
         self.call("engine_load_prefix", os.fsencode(path), ctypes.byref(length))
         return length.value
 
+    def prefill(self, prompt: Sequence[int]) -> None:
+        self.call("engine_prefill", binding.ids(prompt), len(prompt))
+
+    def clone(self, prompt: Sequence[int]) -> None:
+        self.call("engine_clone", binding.ids(prompt), len(prompt))
+
+    def logits(self, prompt: Sequence[int]) -> list[float]:
+        values = (ctypes.c_float * self.vocab_size)()
+        self.call("engine_logits", binding.ids(prompt), len(prompt), values, len(values))
+        return list(values)
+
+    def suspend(self) -> None:
+        self.call("engine_suspend")
+
+    def resume(self) -> None:
+        self.call("engine_resume")
+
+    def release_memory(self) -> None:
+        self.call("engine_release_memory")
+
     # Adapters ---------------------------------------------------------------------------
 
     @property
@@ -304,9 +331,14 @@ def _finalize(handles: _Handles) -> None:
         handles.close()
     except KeyboardInterrupt:
         try:
-            threading.Timer(0.01, _thread.interrupt_main).start()
+            threading.Timer(0.01, _interrupt_main_thread).start()
         except RuntimeError:  # the interpreter ends, and starts no threads
             raise KeyboardInterrupt from None
+
+
+def _interrupt_main_thread() -> None:
+    """Send SIGINT, as Ctrl-C does. It also ends a wait of the main thread, which `_thread.interrupt_main` does not."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 @contextmanager

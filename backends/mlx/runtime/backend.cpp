@@ -310,7 +310,7 @@ class Backend final : public et::BackendInterface {
     std::lock_guard lock(handle->shared->loading);
     handle->session = handle->shared->join(delegate_name(context, processed), handle->membership);
     std::lock_guard no_calls(handle->session->mutex);
-    handle->stream = handle->session->stream(device);
+    handle->stream = handle->session->stream(device, options.has_low_priority);
     handle->state.owner = handle->session->owner;
     handle->session->members.reserve(handle->session->members.size() + 1);
     try {

@@ -40,6 +40,9 @@ inline bool is_on_host(const mx::array& x) {
   return !x.has_primitive() && x.flags().row_contiguous && x.is_available();
 }
 
+// The largest number of elements that an op reads or writes on the host while it builds the graph.
+constexpr size_t kMaxInspectedElements = 4096;
+
 // Whether x is the result of the operation `name` that is not evaluated yet.
 bool is_lazy(const mx::array& x, std::string_view name);
 

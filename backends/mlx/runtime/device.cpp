@@ -4,9 +4,12 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "error.h"
+#include "mlx_internals/cpu_task.h"
+#include "thread_priority.h"
 
 namespace executorch_mlx {
 
@@ -20,7 +23,7 @@ constexpr int kStreamsOfDevice = 8;
 
 struct Streams {
   std::mutex mutex;
-  std::map<mx::Device, std::vector<mx::Stream>> of_device;
+  std::map<std::pair<mx::Device, bool>, std::vector<mx::Stream>> of_device; // and whether their priority is low
   std::map<int, mx::Stream> of_host; // by the index of a stream of the GPU
   std::map<int, int> programs; // how many use a stream, by its index
 };
@@ -31,24 +34,31 @@ Streams& streams() {
 }
 
 // All streams of a device are made together, because making one while another thread evaluates is not safe in MLX.
-std::vector<mx::Stream> make_streams(mx::Device device, Streams& all) {
+std::vector<mx::Stream> make_streams(mx::Device device, bool has_low_priority, Streams& all) {
+  const auto make = [&](mx::Device of) {
+    const auto stream = mx::new_thread_unsafe_stream(of);
+    if (has_low_priority && of == mx::Device::cpu) {
+      internals::run_on_thread(stream, lower_thread_priority);
+    }
+    return stream;
+  };
   std::vector<mx::Stream> result;
   for (int i = 0; i < kStreamsOfDevice; ++i) {
-    result.push_back(mx::new_thread_unsafe_stream(device));
+    result.push_back(make(device));
     if (device == mx::Device::gpu) {
-      all.of_host.emplace(result.back().index, mx::new_thread_unsafe_stream(mx::Device::cpu));
+      all.of_host.emplace(result.back().index, make(mx::Device::cpu));
     }
   }
   return result;
 }
 
 // The stream of the device that the fewest programs use.
-mx::Stream take_stream(mx::Device device) {
+mx::Stream take_stream(mx::Device device, bool has_low_priority) {
   auto& all = streams();
   std::lock_guard lock(all.mutex);
-  auto& candidates = all.of_device[device];
+  auto& candidates = all.of_device[{device, has_low_priority}];
   if (candidates.empty()) {
-    candidates = make_streams(device, all);
+    candidates = make_streams(device, has_low_priority, all);
   }
   const auto stream = *std::min_element(candidates.begin(), candidates.end(),
       [&](mx::Stream a, mx::Stream b) { return all.programs[a.index] < all.programs[b.index]; });
@@ -88,7 +98,8 @@ mx::Device chosen_device(const std::string& name) {
 
 const char* name(mx::Device device) { return device.type == mx::Device::cpu ? "cpu" : "gpu"; }
 
-ProgramStream::ProgramStream(mx::Device device) : stream(take_stream(device)) {}
+ProgramStream::ProgramStream(mx::Device device, bool has_low_priority)
+    : stream(take_stream(device, has_low_priority)) {}
 
 ProgramStream::~ProgramStream() {
   std::lock_guard lock(streams().mutex);

@@ -23,10 +23,11 @@ mx::Device chosen_device(const std::string& name);
 
 // A stream that a program uses as long as this exists. MLX never frees a stream, so a device has a fixed number of
 // them. Programs get different streams as far as possible, so that they do not wait for each other. Any thread may use
-// such a stream, but only one thread at a time may evaluate arrays on it: see Evaluation.
+// such a stream, but only one thread at a time may evaluate arrays on it: see Evaluation. With `has_low_priority`, the
+// thread of a stream of the CPU has a low priority.
 class ProgramStream {
  public:
-  explicit ProgramStream(mx::Device device);
+  explicit ProgramStream(mx::Device device, bool has_low_priority = false);
   ~ProgramStream();
   ProgramStream(const ProgramStream&) = delete;
   ProgramStream& operator=(const ProgramStream&) = delete;

@@ -108,6 +108,14 @@ constexpr OptionEntry kOptions[] = {
           o.limits.operations = parse_limit(key, v, Limits().operations);
         },
         [](const Options& o) { return to_value(std::to_string(o.limits.operations)); }},
+    {"priority",
+        [](Options& o, const char* key, const et::OptionValue& v) {
+          const std::string priority = parse_string(key, v);
+          check_argument(priority == "normal" || priority == "low", key, ": got \"", priority,
+              "\", expected \"normal\" or \"low\"");
+          o.has_low_priority = priority == "low";
+        },
+        [](const Options& o) { return to_value(o.has_low_priority ? "low" : "normal"); }},
 };
 
 const OptionEntry& find_option(const char* key) {

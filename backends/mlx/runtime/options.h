@@ -34,6 +34,9 @@ struct Options {
   // file. Only a build with EXECUTORCH_MLX_METAL_KERNELS accepts true, and only an Apple GPU can run the code.
   bool metal_kernels = false;
 
+  // The option "priority": whether the program runs on threads of low priority, because nobody waits for it.
+  bool has_low_priority = false;
+
   // The sizes of the KV caches of UpdateAndAttendNode, in positions. Layer i has a ring buffer of
   // `kv_windows[i % kv_windows.size()]` positions, or a linear cache if this number is 0. If the list is
   // empty, all caches are linear. The string "512,512,0" stands for the list of these three numbers.

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ..collector import paused_collector
 from ..partitioner import MLXPartitioner
 from ..quiet import quiet_lowering
+from ..weights_file import check_name, methods
 from .lora import LoRA, add_adapters
 from .optimizer import AdamW
 from .step import Forward, TrainingModule, logits_of
@@ -36,6 +37,7 @@ def export_training(
     accumulate: bool = False,
     checkpoint_layers: Sequence[torch.nn.Module] = (),
     forward: Forward = logits_of,
+    weights_file: str | None = None,
 ) -> ExecutorchProgramManager:
     """Export the training of `model`, a module that takes tokens `[B, T]` and returns logits `[B, T, V]`.
 
@@ -59,6 +61,8 @@ def export_training(
     - `checkpoint_layers`: submodules whose intermediate results are computed again in the backward pass, which takes
       less memory and more time.
     - `forward`: a function of the model and the tokens that returns the logits.
+    - `weights_file`: the name of a `.ptd` file for the weights, which `save_program` writes beside the `.pte`. With the
+      name of that of a program for inference in the same folder, both programs share the weights that are equal.
 
     Raises ValueError for settings that do not fit the model, and RuntimeError if MLX cannot run all operators.
     """
@@ -66,6 +70,8 @@ def export_training(
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"export_training: optimizer: got {optimizer!r}, expected one of {', '.join(OPTIMIZERS)}")
         optimizer = OPTIMIZERS[optimizer]()
+    if weights_file is not None:
+        check_name(weights_file)
     names = _trained_names(model.eval(), lora, seed)
     for layer in checkpoint_layers:
         _checkpoint(layer)
@@ -81,7 +87,7 @@ def export_training(
         "lora": None if lora is None else {**vars(lora), "targets": list(lora.targets)},
         "tensors": {name: list(shape) for name, shape in zip(module.names, module.shapes)},
     }
-    return _lower(programs, settings)
+    return _lower(programs, settings, weights_file)
 
 
 def _trained_names(model: torch.nn.Module, lora: LoRA | None, seed: int) -> list[str]:
@@ -130,14 +136,17 @@ def _checkpoint(layer: torch.nn.Module) -> None:
     layer.forward = recomputed
 
 
-def _lower(programs: dict[str, torch.export.ExportedProgram], settings: dict) -> ExecutorchProgramManager:
+def _lower(
+    programs: dict[str, torch.export.ExportedProgram], settings: dict, weights_file: str | None
+) -> ExecutorchProgramManager:
     """Lower the methods to MLX, and add the settings. Raises RuntimeError if MLX cannot run all operators.
 
     The delegate reads the ATen dialect, so that the programs need not become edge programs, which takes longer than the
     rest of the export.
     """
-    partitioner = MLXPartitioner(allow_extensions=True)
+    partitioner = MLXPartitioner(allow_extensions=True, weights_file=weights_file)
     constants = {SETTINGS: torch.frombuffer(bytearray(json.dumps(settings).encode()), dtype=torch.uint8)}
+    constants |= methods(weights_file)
     config = EdgeCompileConfig(_check_ir_validity=False)
     with quiet_lowering():
         decomposed = {name: _decomposed(program, partitioner) for name, program in programs.items()}

@@ -13,12 +13,12 @@ from torch.export import ExportedProgram
 
 from ..builder.dtypes import SCALAR_TYPES
 from ..builder.registry import aten_target
+from ..file_regions import file_constants
 from ..inspect.pte import Delegate, read_pte
 from ..inspect.render_text import format_instruction
 from ..inspect.report import describe
 from ..serialization.infer_types import infer_types
 from .debug_program import Exposed, bound_extents, contiguous, expose, serialize_program
-from .file_constants import file_constants
 from .interpret import DelegateCall, EagerProgram
 from .load import load
 from .noise import RoundingNoise

@@ -13,9 +13,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..builder.registry import aten_target
+from ..file_regions import file_constants
 from ..inspect.pte import read_pte
 from .debug_program import Exposed, expose, serialize_program
-from .file_constants import file_constants
 from .interpret import mlx_delegates
 from .load import load
 from .locate import CannotLocate

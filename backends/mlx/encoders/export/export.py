@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +17,13 @@ from ...llm.export.check import VerificationError
 from ...llm.export.checkpoints.checks import CHECKPOINT_ERRORS, check_loaded, shortened
 from ...llm.export.checkpoints.open import find_checkpoint
 from ...llm.export.checkpoints.tokenizer import load_tokenizer
-from ...llm.export.exported import folder_beside
 from ...llm.export.lowering import lower
 from ...llm.export.metadata import tokenizer_files
 from ...llm.export.quantization.conversion import convert_weights
 from ...llm.export.serialize import serialize
 from ...llm.export_options import ENCODER, ExportOptions
 from ...partitioner import Report
+from ...weights_file import staged
 from ...workarounds.program_caches import forget_programs
 from ..config import CLASSIFY, CONFIG, EMBED, IMAGE_METHOD, RERANK, EncoderConfig
 from .check import EncoderCheck, check_program
@@ -71,17 +70,12 @@ class ExportedEncoder:
         Unless the encoder was exported with `verify=False`, a temporary file is compared with the eager model before it
         is moved to `path`. Raises VerificationError if they differ by more than rounding.
         """
-        path = Path(path)
-        with folder_beside(path) as folder:
-            unchecked = folder / "model.pte"
-            with open(unchecked, "wb") as file:
-                self.program.write_to_file(file)
-                size = file.tell()
+        with staged(self.program, Path(path)) as unchecked:
+            size = unchecked.stat().st_size
             if self._checker is not None:
                 self.check = self._checker(unchecked)
                 if not self.check.ok:
                     raise VerificationError(self.check)
-            os.replace(unchecked, path)
         return size
 
 
@@ -112,7 +106,13 @@ def export_encoder(
     if tokenizer is not None:
         constants |= tokenizer_files(tokenizer)
     progress("lower")
-    lowered, report = lower(programs, constants, allow_extensions=settings.allow_extensions, portable=settings.portable)
+    lowered, report = lower(
+        programs,
+        constants,
+        allow_extensions=settings.allow_extensions,
+        portable=settings.portable,
+        weights=settings.weights_file,
+    )
     progress("serialize")
     program = serialize(lowered)
     checker = (lambda path: check_program(path, methods)) if settings.verify else None

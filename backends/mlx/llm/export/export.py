@@ -144,7 +144,11 @@ def export_llm(
     progress("lower")
     try:
         lowered, report = lower(
-            methods, constants, allow_extensions=settings.allow_extensions, portable=settings.portable
+            methods,
+            constants,
+            allow_extensions=settings.allow_extensions,
+            portable=settings.portable,
+            weights=settings.weights_file,
         )
     except NotPortable as error:
         raise ValueError(f"export_llm: portable: {type(model).__name__} cannot be portable:\n{error}") from error

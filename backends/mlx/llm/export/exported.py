@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,24 +10,10 @@ from typing import Any
 from executorch.exir import ExecutorchProgramManager
 
 from ...partitioner import Report
+from ...weights_file import staged
 from .check import ProgramCheck, VerificationError
 from .quantization.calibration import Perplexity
 from .quantization.kv_caches import KVQuantization
-
-
-@contextmanager
-def folder_beside(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`. A file in it can be moved to its final name when it is complete.
-
-    Raises FileNotFoundError if the folder of `path` does not exist, and FileExistsError if `path` is something else
-    than a file, such as /dev/null.
-    """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "expected a file, or a path where nothing is", str(path))
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        yield Path(folder)
 
 
 @dataclass
@@ -64,21 +46,16 @@ class ExportedLLM:
     _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
 
     def save(self, path: str | Path) -> int:
-        """Write the `.pte` and return its size in bytes.
+        """Write the `.pte`, and its weights file if it has one, and return the size of the `.pte` in bytes.
 
         Unless the model was exported with `verify=False`, a temporary file is compared with the eager model before it
         is moved to `path`. Raises VerificationError if they differ by more than rounding. An existing file at `path`
         then stays unchanged.
         """
-        path = Path(path)
-        with folder_beside(path) as folder:
-            unchecked = folder / "model.pte"
-            with open(unchecked, "wb") as file:
-                self.program.write_to_file(file)
-                size = file.tell()
+        with staged(self.program, Path(path)) as unchecked:
+            size = unchecked.stat().st_size
             if self._checker is not None:
                 self.check = self._checker(unchecked)
                 if not self.check.ok:
                     raise VerificationError(self.check)
-            os.replace(unchecked, path)
         return size

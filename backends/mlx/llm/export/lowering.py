@@ -11,6 +11,7 @@ from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
 from torch.export import ExportedProgram, default_decompositions
 
+from ... import weights_file
 from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
 from ...preprocess import NotPortable
@@ -30,6 +31,7 @@ def lower(
     *,
     allow_extensions: bool,
     portable: bool = False,
+    weights: str | None = None,
 ) -> tuple[EdgeProgramManager, Report]:
     """Delegate the methods to MLX. Returns the lowered programs and the partitioner's report.
 
@@ -37,7 +39,7 @@ def lower(
     it and to convert it to the edge dialect. The delegate also reads the ATen dialect. This function therefore tries
     to lower the methods without the edge dialect, which traces each graph only once. If a node is then left to
     ExecuTorch's own kernels, which need the edge dialect, it lowers the methods again with
-    `to_edge_transform_and_lower`.
+    `to_edge_transform_and_lower`. `weights` is the name of the weights file, or None for weights in the `.pte`.
 
     Raises RuntimeError if an operator of this package cannot be delegated, because nothing else can run it. With
     `portable`, raises NotPortable if a node is not delegated, or would compute something else on ExecuTorch's own MLX
@@ -47,13 +49,15 @@ def lower(
         compute_constant_calls(program)
         narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
-    partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
+    options = {"allow_extensions": allow_extensions, "portable": portable, "weights_file": weights}
+    constant_methods = constant_methods | weights_file.methods(weights)
+    partitioner = MLXPartitioner(**options, legalize=_LEGALIZE)
     with quiet_lowering():
         table = default_decompositions().materialize()
         decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
         lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
         if not all(_is_delegated(lowered.exported_program(name)) for name in methods):
-            partitioner = MLXPartitioner(allow_extensions=allow_extensions, portable=portable, legalize=_LEGALIZE)
+            partitioner = MLXPartitioner(**options, legalize=_LEGALIZE)
             lowered = to_edge_transform_and_lower(
                 methods,
                 partitioner={name: [partitioner] for name in methods},

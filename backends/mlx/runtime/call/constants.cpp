@@ -159,7 +159,7 @@ void load_constants(
       auto buffer = find_data(data, name);
       if (!buffer) {
         fail(Error::NotFound, "constant ", i, " \"", name ? name : "",
-            "\" is neither in the program nor in a data file");
+            "\" is neither in the program nor in a data file: a data file (.ptd) is missing, or is of another program");
       }
       const auto tensor = read_tensor(*buffer, program.meta(i), name, /*in_place=*/true);
       constant = std::make_shared<const mx::array>(copy_to_gpu_memory(tensor, stream));

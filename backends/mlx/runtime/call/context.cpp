@@ -76,7 +76,17 @@ size_t Context::run_instruction(uint32_t index, size_t i) {
   if (executed_ - evaluated_at_ >= kMaxUnevaluated) [[unlikely]] {
     evaluate_slots();
   }
-  return is_fused ? instruction.fused->length : 1;
+  const size_t length = is_fused ? instruction.fused->length : 1;
+  release_slots(program_.chains[index], i, i + length);
+  return length;
+}
+
+void Context::release_slots(const Chain& chain, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
+    for (const uint32_t slot : chain.instructions[i].released) {
+      state_.tensors[slot].reset();
+    }
+  }
 }
 
 bool Context::run_fused(const DecodedInstruction& instruction) {

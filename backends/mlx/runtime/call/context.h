@@ -281,6 +281,8 @@ class Context {
   // Returns the number of instructions that have run: those of a FusedInstruction run together.
   size_t run_instruction(uint32_t chain, size_t i);
   bool run_fused(const DecodedInstruction& instruction);
+  // Empties the slots that nothing reads after the instructions from `begin` up to `end`.
+  void release_slots(const Chain& chain, size_t begin, size_t end);
   // Holds the operands of the instruction that is about to run, unless it has run together with others. Those of a
   // buffer are not held, because MLX then could not update it in place.
   void hold(const HeldOperands& operands, bool is_fused);

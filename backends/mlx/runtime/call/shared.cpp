@@ -95,7 +95,7 @@ void Session::check_defined() {
 }
 
 void Session::reset() {
-  for (const auto& [device, used] : streams) {
+  for (const auto& [kind, used] : streams) {
     settle(used.stream);
   }
   for (auto* member : members) { // so that the memory is free

@@ -104,10 +104,13 @@ struct Session {
 
   // Of the evaluations of all methods, and the streams on which they run.
   const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
-  std::map<mx::Device, ProgramStream> streams;
+  std::map<std::pair<mx::Device, bool>, ProgramStream> streams; // by the arguments of stream()
 
-  // The stream for methods that are loaded for `device`.
-  mx::Stream stream(mx::Device device) { return streams.try_emplace(device, device).first->second.stream; }
+  // The stream for methods that are loaded for `device`, to run on threads of low priority or not.
+  mx::Stream stream(mx::Device device, bool has_low_priority) {
+    const auto key = std::pair(device, has_low_priority);
+    return streams.try_emplace(key, device, has_low_priority).first->second.stream;
+  }
 
   // Whether a failed call has left the mutable buffers and KV caches undefined. Calls are refused until a reset.
   std::atomic<bool> is_undefined = false;

@@ -73,7 +73,7 @@ void Dataflow::add_chain(const Chain& chain, bool runs) {
       if (access != Access::read) {
         const auto number = static_cast<uint32_t>(values_.size());
         if (present_[tid.idx()].first == epoch_ && !runs_chains) {
-          values_[present_[tid.idx()].second].is_overwritten = true;
+          values_[present_[tid.idx()].second].next_writer = i;
         }
         present_[tid.idx()] = {epoch_, number};
         values_.push_back({tid.idx(), i});

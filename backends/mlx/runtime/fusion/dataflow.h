@@ -17,7 +17,10 @@ struct SlotValue {
   uint32_t writer; // an instruction of the chain, or kNoWriter: what the chain finds in the slot
   uint32_t reads = 0; // how many fields of instructions of the chain read the value
   uint32_t last_read = 0; // the last one of these instructions
-  bool is_overwritten = false; // by the chain, before it runs another one
+  uint32_t next_writer =
+      kNoWriter; // the instruction of the chain that overwrites it, before the chain runs another one
+
+  bool is_overwritten() const { return next_writer != kNoWriter; }
 };
 
 class Dataflow {
@@ -49,7 +52,7 @@ class Dataflow {
   // Whether anything but the instructions that SlotValue::reads counts may read a value: another chain, a later run of
   // the same one, or the caller.
   bool escapes(const SlotValue& value) const {
-    return value.slot < layout_.temps_begin() || (shared_[value.slot] && !value.is_overwritten);
+    return value.slot < layout_.temps_begin() || (shared_[value.slot] && !value.is_overwritten());
   }
 
  private:

@@ -92,6 +92,7 @@ void fuse(MlxProgram& program) {
   for (const Pattern find : patterns_for(program.device)) {
     find(program, flow);
   }
+  find_last_reads(program, flow);
 }
 
 } // namespace executorch_mlx

@@ -30,6 +30,9 @@ void find_constant_results(MlxProgram& program, const Dataflow& flow);
 void find_constant_matrices(MlxProgram& program, const Dataflow& flow);
 void find_product_groups(MlxProgram& program, const Dataflow& flow);
 
+// For all devices, after the others: DecodedInstruction::released.
+void find_last_reads(MlxProgram& program, const Dataflow& flow);
+
 // For an NVIDIA GPU: see the headers of these names. The first two leave the other products to the product groups.
 void find_products_and_sums(MlxProgram& program, const Dataflow& flow);
 void find_silu_products(MlxProgram& program, const Dataflow& flow);

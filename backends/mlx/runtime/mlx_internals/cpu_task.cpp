@@ -50,6 +50,8 @@ std::vector<mx::array> lazy_results(const char* name, std::vector<mx::Shape> sha
       std::move(shapes), dtypes, std::make_shared<CpuPrimitive>(stream, name, std::move(make_tasks)), inputs);
 }
 
+void run_on_thread(mx::Stream stream, Task task) { mx::scheduler::enqueue(stream, std::move(task)); }
+
 void complete_count_of_tasks(mx::Stream stream) {
   while (stream.device == mx::Device::cpu && mx::scheduler::n_active_tasks() > 0) {
     mx::scheduler::notify_task_completion(stream);

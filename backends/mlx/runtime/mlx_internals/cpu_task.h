@@ -22,6 +22,9 @@ std::vector<mx::array> lazy_results(const char* name, std::vector<mx::Shape> sha
     const std::vector<mx::Dtype>& dtypes, const std::vector<mx::array>& inputs, mx::Stream stream,
     MakeTasks make_tasks);
 
+// Runs a task on the thread of a stream of the CPU, before the computations that follow.
+void run_on_thread(mx::Stream stream, Task task);
+
 // MLX counts the tasks of kernels that it has started, and waits if they are many. If the error of an earlier kernel
 // surfaces while MLX starts a task, MLX never counts this task as completed. After a dozen such errors, the process
 // would wait forever. This function completes the count, when nothing runs on `stream`. If another thread evaluates at

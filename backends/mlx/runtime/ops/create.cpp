@@ -1,4 +1,7 @@
 // Tensors made from numbers: ranges, constants and triangles. See op.h.
+#include <cstring>
+
+#include "memory/kernel_result.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {
@@ -25,17 +28,33 @@ void arange(const fb::ARangeParams& n, Context& c) {
   c.set(n.out(), mx::arange(double(start), double(stop), double(step), dtype, c.stream));
 }
 
+// mx::full() of a scalar. On a CPU, a small array is filled at once.
+mx::array filled(const mx::Shape& shape, const mx::array& value, mx::Stream stream) {
+  size_t size = 1;
+  for (const int length : shape) {
+    size *= length;
+  }
+  if (size > kMaxInspectedElements || !cpu::computes_at_once(stream)) {
+    return mx::full(shape, value, value.dtype(), stream);
+  }
+  auto y = cpu::allocate_result(shape, value.dtype());
+  for (size_t i = 0; i < size; ++i) {
+    std::memcpy(y.data<char>() + i * y.itemsize(), value.data<char>(), y.itemsize());
+  }
+  return y;
+}
+
 void full(const fb::FullParams& n, Context& c) {
   const auto shape = c.sizes("shape", *n.shape());
   const auto dtype = dtype_of(n.scalar_type());
   check_size(shape, dtype);
-  c.set(n.out(), mx::full(shape, scalar("v", c.real(n.v()), dtype), dtype, c.stream));
+  c.set(n.out(), filled(shape, scalar("v", c.real(n.v()), dtype), c.stream));
 }
 
 void full_like(const fb::FullLikeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto dtype = n.scalar_type() ? dtype_of(*n.scalar_type()) : x.dtype();
-  c.set(n.out(), mx::full(x.shape(), scalar("v", c.real(n.v()), dtype), dtype, c.stream));
+  c.set(n.out(), filled(x.shape(), scalar("v", c.real(n.v()), dtype), c.stream));
 }
 
 void tri(const fb::TriParams& n, Context& c) {

@@ -116,9 +116,6 @@ namespace {
 using UnaryOp = mx::array (*)(const mx::array&, mx::StreamOrDevice);
 using BinaryOp = mx::array (*)(const mx::array&, const mx::array&, mx::StreamOrDevice);
 
-// The largest number of elements that an op inspects on the host while it builds the graph.
-constexpr size_t kMaxInspectedElements = 4096;
-
 // Functions of ops/cpu/cpu_kernels.h.
 using UnaryKernel = std::optional<mx::array> (*)(const mx::array&, mx::Stream);
 using BinaryKernel = std::optional<mx::array> (*)(const mx::array&, const mx::array&, mx::Stream);
@@ -147,22 +144,38 @@ void binary(const fb::BinaryNode& n, Context& c) {
   c.set(n.out(), Op(a, b, c.stream));
 }
 
-// A comparison or a logical op. If both operands are scalars on the host, `Host` computes the result there, so that a
+// Host{}(a, b), bool, for each element of operands with the dtype of T. Operands of different shapes: one is a scalar.
+template <typename Host, typename T>
+mx::array compare(const mx::array& a, const mx::array& b) {
+  auto y = cpu::allocate_result(a.ndim() == 0 ? b.shape() : a.shape(), mx::bool_);
+  const size_t a_step = a.size() > 1;
+  const size_t b_step = b.size() > 1;
+  auto* const to = y.data<bool>();
+  for (size_t i = 0; i < y.size(); ++i) {
+    to[i] = Host{}(a.data<T>()[i * a_step], b.data<T>()[i * b_step]);
+  }
+  return y;
+}
+
+// A comparison or a logical op. If both operands are small and on the host, `Host` computes the result there, so that a
 // branch that depends on the result does not have to wait for an evaluation. kBoolsOnly limits this to bool operands:
 // for a bitwise op, `Host` is a logical op, which gives the same result only for bools.
 template <BinaryOp Op, typename Host, bool kBoolsOnly = false>
 void predicate(const fb::BinaryNode& n, Context& c) {
   const auto& a = c.in(n.a());
   const auto& b = c.in(n.b());
-  if (a.ndim() == 0 && b.ndim() == 0 && a.dtype() == b.dtype() && is_on_host(a) && is_on_host(b)) {
+  const bool fits = a.shape() == b.shape() || a.ndim() == 0 || b.ndim() == 0;
+  const size_t size = std::max(a.size(), b.size());
+  if (fits && size <= kMaxInspectedElements && a.dtype() == b.dtype() && is_on_host(a) && is_on_host(b)) {
     if (a.dtype() == mx::bool_) {
-      return c.set(n.out(), mx::array(bool(Host{}(*a.data<bool>(), *b.data<bool>()))));
-    }
-    if (!kBoolsOnly && a.dtype() == mx::float32) {
-      return c.set(n.out(), mx::array(bool(Host{}(*a.data<float>(), *b.data<float>()))));
+      return c.set(n.out(), compare<Host, bool>(a, b));
     }
     if (!kBoolsOnly && a.dtype() == mx::int64) {
-      return c.set(n.out(), mx::array(bool(Host{}(*a.data<int64_t>(), *b.data<int64_t>()))));
+      return c.set(n.out(), compare<Host, int64_t>(a, b));
+    }
+    // Only single numbers: kernels of a GPU may still write the other floats of buffers.
+    if (!kBoolsOnly && a.dtype() == mx::float32 && size == 1) {
+      return c.set(n.out(), compare<Host, float>(a, b));
     }
   }
   c.set(n.out(), Op(a, b, c.stream));

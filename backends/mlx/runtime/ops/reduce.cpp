@@ -2,6 +2,7 @@
 #include "dtype.h"
 #include "kernels/cpu/softmax.h"
 #include "memory/kernel_result.h"
+#include "memory/views.h"
 #include "ops/op.h"
 
 namespace executorch_mlx {
@@ -60,6 +61,22 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
+}
+
+// mx::any or mx::all. A reduction of all elements is computed on the host, if it can read them, for a branch that
+// depends on the result: see predicate() in elementwise.cpp.
+template <ReduceOp Op, bool kIsAny>
+void any_or_all(const fb::ReduceNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
+  const bool is_whole = axes.size() == x.ndim() && (x.dtype() == mx::bool_ || is_integral(x.dtype()));
+  if (!is_whole || x.size() > kMaxInspectedElements || !is_on_host(x)) {
+    return reduce<Op>(n, c);
+  }
+  bool result = !kIsAny;
+  for_each_integer(x, [&](int64_t element) { result = (element != 0) == kIsAny ? kIsAny : result; });
+  const mx::Shape shape(n.keepdims() ? x.ndim() : 0, 1);
+  c.set(n.out(), views::reshape(mx::array(result), shape, c.stream));
 }
 
 // mx::logsumexp, which refuses empty arrays. If x contains an infinity and a NaN, MLX's kernel for CUDA returns
@@ -149,8 +166,8 @@ void cumsum(const fb::CumsumParams& n, Context& c) {
 
 } // namespace
 
-MLX_OP(AllNode, reduce<mx::all>)
-MLX_OP(AnyNode, reduce<mx::any>)
+MLX_OP(AllNode, any_or_all<mx::all, false>)
+MLX_OP(AnyNode, any_or_all<mx::any, true>)
 MLX_OP(LogSumExpNode, reduce<logsumexp>)
 MLX_OP(MaxNode, reduce_nonempty<mx::max>)
 MLX_OP(MeanNode, reduce<with_float32_sums<mx::mean>>)

@@ -51,8 +51,9 @@ public final class LanguageModel: @unchecked Sendable {
   /// Called with the part of the weights that is loaded, up to 1. Returning false ends the load, which then throws.
   public typealias OnProgress = (Double) -> Bool
 
-  /// Loads a file that `executorch-mlx export` wrote.
-  public init(path: String, onProgress: OnProgress = { _ in true }) throws {
+  /// Loads a file that `executorch-mlx export` wrote. With `lowPriority`, the engine's thread has the quality of service
+  /// "utility", for work that nobody waits for.
+  public init(path: String, lowPriority: Bool = false, onProgress: OnProgress = { _ in true }) throws {
     var model: OpaquePointer?
     var engine: OpaquePointer?
     try withoutActuallyEscaping(onProgress) { onProgress in
@@ -61,6 +62,7 @@ public final class LanguageModel: @unchecked Sendable {
         var options = executorch_mlx_default_load_options()
         options.on_progress = { user, part in user!.assumingMemoryBound(to: OnProgress.self).pointee(part) }
         options.user_data = UnsafeMutableRawPointer(onProgress)
+        options.low_priority = lowPriority
         try check(executorch_mlx_model_load(path, &options, &model))
       }
     }

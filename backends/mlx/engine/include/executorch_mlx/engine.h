@@ -84,13 +84,14 @@ inline const char* to_string(int32_t finish) {
 class Model {
  public:
   // `device` is "cpu", "gpu" or "" for the default: that of the environment variable EXECUTORCH_MLX_DEVICE, or MLX's.
-  // `draft` is the path of a draft model, or "".
-  explicit Model(
-      const std::string& path, const std::string& device = "", bool profile = false, const std::string& draft = "") {
+  // `draft` is the path of a draft model, or "". With `low_priority`, the engine yields to other threads.
+  explicit Model(const std::string& path, const std::string& device = "", bool profile = false,
+      const std::string& draft = "", bool low_priority = false) {
     executorch_mlx_load_options options = EXECUTORCH_MLX_LOAD_OPTIONS;
     options.device = device.empty() ? nullptr : device.c_str();
     options.profile = profile;
     options.draft = draft.empty() ? nullptr : draft.c_str();
+    options.low_priority = low_priority;
     executorch_mlx_model* model = nullptr;
     check_status(executorch_mlx_model_load(path.c_str(), &options, &model));
     handle_.reset(model);

@@ -64,8 +64,10 @@ typedef struct {
                      // do not depend on it. INVALID_ARGUMENT if it does not fit, or if the model has no method verify
   executorch_mlx_on_progress on_progress; // or NULL; for the model, not the draft
   void* user_data; // for on_progress
+  bool low_priority; // for work that nobody waits for: the engine and the CPU yield to other threads, by the quality of
+                     // service "utility" on Apple's systems and the nice value on Linux
 } executorch_mlx_load_options;
-#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL, NULL, NULL}
+#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL, NULL, NULL, false}
 
 // The initializers as functions, for Swift, which cannot use the macros.
 static inline executorch_mlx_load_options executorch_mlx_default_load_options(void) {

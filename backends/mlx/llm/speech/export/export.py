@@ -89,7 +89,9 @@ def export_speech(
     methods = export_methods(program_model, head)
     constants = metadata(program_model, tokenizer, head, prompt)
     progress("lower")
-    lowered, report = lower(methods, constants, allow_extensions=settings.allow_extensions)
+    lowered, report = lower(
+        methods, constants, allow_extensions=settings.allow_extensions, weights=settings.weights_file
+    )
     progress("serialize")
     program = serialize(lowered)
     checker = None

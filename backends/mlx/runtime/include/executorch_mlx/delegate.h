@@ -26,6 +26,7 @@ int executorch_mlx_is_forked(void);
 //
 //   "device"            "cpu" or "gpu"
 //   "metal_kernels"     "true" or "false"
+//   "priority"          "normal" or "low": whether the program yields the processors to other threads
 //   "kv_windows"        positions to keep per layer, such as "512,512,0"
 //   "max_instructions"  instructions of a call, counting each iteration of a loop; at most 2^24, the default
 //   "max_operations"    elements and multiplications of a call; at most 2^50, the default
@@ -76,6 +77,10 @@ void executorch_mlx_set_on_load(executorch_mlx_on_load callback, void* user_data
 // `order`. Returns the number of axes, or -1 if the method has no such input or the input is no tensor.
 int executorch_mlx_input_order(
     const void* program, size_t size, const char* method, size_t input, uint8_t* order, size_t capacity);
+
+// Lets the calling thread yield the processors to others, as the threads of programs with "priority" = "low". The
+// threads that it starts inherit this. It cannot be undone.
+void executorch_mlx_lower_thread_priority(void);
 
 // Sets the seed from which the next draws without a seed get their keys, so that they can be repeated.
 void executorch_mlx_set_random_seed(uint64_t seed);

@@ -1,5 +1,8 @@
 #include "pool.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <exception>
 #include <mutex>
@@ -94,6 +97,23 @@ class Pool {
   std::atomic<void*> context_{nullptr};
 };
 
+// Whether this thread has a lower priority than the process. On Linux, 0 stands for the calling thread.
+bool has_low_priority() {
+  thread_local const bool result = getpriority(PRIO_PROCESS, 0) > getpriority(PRIO_PROCESS, getpid());
+  return result;
+}
+
+// The pool for the priority of this thread. Those of low priority have a pool of their own: its threads inherit the
+// priority of the thread that makes it. Pools are never deleted: their threads run until the process ends.
+Pool& pool_of_priority(int threads) {
+  if (has_low_priority()) {
+    static Pool* const low = new Pool(threads);
+    return *low;
+  }
+  static Pool* const pool = new Pool(threads);
+  return *pool;
+}
+
 } // namespace
 
 void kernel::run_items(int count, void (*item)(void*, int), void* context) {
@@ -104,8 +124,7 @@ void kernel::run_items(int count, void (*item)(void*, int), void* context) {
     }
     return;
   }
-  static Pool* const pool = new Pool(threads); // never deleted: its threads run until the process ends
-  pool->run(count, item, context);
+  pool_of_priority(threads).run(count, item, context);
 }
 
 } // namespace executorch_mlx

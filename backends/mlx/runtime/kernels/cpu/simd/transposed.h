@@ -84,13 +84,13 @@ void multiply_transposed_tile(const float* x, ptrdiff_t ldx, const typename Elem
     for (int i = 0; i < k; i += kLanes) {
       Floats v[kLanes];
       load_transposed<Type>(w + j * ldw, ldw, n - j, k, i, v);
-      const auto add = [&](int c) {
+      const auto add = [&](int c) __attribute__((always_inline)) {
         for (int r = 0; r < M; ++r) {
           acc[r] = multiply_add<Type>(broadcast(x[r * ldx + i + c]), v[c], acc[r]);
         }
       };
       if (k - i >= kLanes) {
-        repeat<kLanes>([&](auto c) { add(c.value); });
+        repeat<kLanes>([&](auto c) __attribute__((always_inline)) { add(c.value); });
       } else {
         for (int c = 0; c < k - i; ++c) {
           add(c);

@@ -194,9 +194,9 @@ inline void exchange(Floats& a, Floats& b, Indices<I...>) {
   a = low;
 }
 
-// Transposes the square matrix with the rows v[0] ... v[kLanes - 1].
+// Transposes the square matrix with the rows v[0] ... v[kLanes - 1]. Always inlined, so that the rows are in registers.
 template <int Distance = kLanes / 2>
-inline void transpose(Floats* v) {
+__attribute__((always_inline)) inline void transpose(Floats* v) {
   typedef typename MakeIndices<kLanes>::Type All;
   for (int i = 0; i < kLanes; ++i) {
     if ((i & Distance) == 0) {

@@ -1,0 +1,102 @@
+"""Programs whose weights lie beside the `.pte`, in a data file (`.ptd`) that several programs may share.
+
+`MLXPartitioner(weights_file="name.ptd")` leaves the weights to the file. The key of a weight there contains the digest
+of the weight, so that equal weights of all programs are stored once, and no program runs with other weights than its
+own. The method `get_weights_file` of a program returns the name of the file, which the engine and `Runtime` look for in
+the folder of the `.pte`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from executorch.exir import ExecutorchProgramManager
+
+METHOD = "get_weights_file"
+SUFFIX = ".ptd"
+_PAGE = 16 << 10  # bytes of a page of memory of an Apple device, which maps whole pages of a file for its GPU
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless `name` is the name of a `.ptd` file without a folder."""
+    if Path(name).name != name or not name.endswith(SUFFIX) or name == SUFFIX or ":" in name:
+        raise ValueError(f"got {name!r}, expected the name of a {SUFFIX} file, without a folder")
+
+
+def methods(name: str | None) -> dict[str, torch.Tensor]:
+    """Return the constant method by which a program names its weights file; none for None."""
+    import torch
+
+    return {} if name is None else {METHOD: torch.frombuffer(bytearray(name.encode()), dtype=torch.uint8)}
+
+
+def save_program(program: ExecutorchProgramManager, path: str | Path) -> int:
+    """Write a program to `path`, and its weights file, if it has one, beside it. Returns the size of the `.pte`.
+
+    A weights file that exists keeps its weights, and gets those of `program` that it lacks. Programs that have mapped
+    it go on with the old file.
+
+    Raises FileNotFoundError or FileExistsError for an unsuitable `path`, and ValueError if the weights file exists and
+    is no data file.
+    """
+    with staged(program, Path(path)) as file:
+        return file.stat().st_size
+
+
+@contextmanager
+def staged(program: ExecutorchProgramManager, path: Path) -> Iterator[Path]:
+    """Write what `save_program` writes to a temporary folder beside `path`, and yield the path of the `.pte` there.
+
+    When the context ends without an exception, the files take the places of older ones. Raises FileNotFoundError if the
+    folder of `path` does not exist, and FileExistsError if `path` is something else than a file, such as /dev/null.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "expected a file, or a path where nothing is", str(path))
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
+        folder = Path(name)
+        program.write_tensor_data_to_file(folder)
+        changed = [file for file in list(folder.iterdir()) if _merge(path.parent / file.name, file)]
+        unchecked = folder / "model.pte"
+        with open(unchecked, "wb") as file:
+            program.write_to_file(file)
+        yield unchecked
+        for weights in changed:
+            os.replace(weights, path.parent / weights.name)
+        os.replace(unchecked, path)
+
+
+def _merge(old: Path, new: Path) -> bool:
+    """Add the data of `old`, which may be missing, to the data file `new`.
+
+    Returns False if `old` has all data of `new`. Then `new` is a link to `old` afterwards.
+    """
+    from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
+
+    from .file_regions import read_data_file
+
+    before, added = read_data_file(old) if old.exists() else {}, read_data_file(new)
+    if added.keys() <= before.keys():
+        new.unlink()
+        new.symlink_to(old.resolve())
+        return False
+    regions = before | added
+    unique = list({id(region): region for region in regions.values()}.values())  # several keys may have equal data
+    numbers = {id(region): i for i, region in enumerate(unique)}
+    entries = {key: DataEntry(numbers[id(region)], _PAGE, None) for key, region in regions.items()}
+    merged = new.with_suffix(".new")
+    with open(merged, "wb") as file:
+        serializer = FlatTensorSerializer(FlatTensorConfig(_PAGE))
+        serializer.serialize(DataPayload(unique, entries)).write_to_file(file)
+    os.replace(merged, new)
+    return True
