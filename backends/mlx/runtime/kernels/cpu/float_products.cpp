@@ -71,7 +71,7 @@ void multiply_few_rows_by_part(const RowProduct& p, int first, int last) {
 int rows_of_task(int m, int k) {
   constexpr int64_t kFloats = 64 << 10;
   constexpr int kMultiple = 8, kSmallest = 48;
-  const int most = static_cast<int>(std::max<int64_t>(kSmallest, kFloats / k));
+  const int most = static_cast<int>(std::max<int64_t>(kSmallest, kFloats / std::max(1, k)));
   const int tasks = (m + most - 1) / most;
   return ((m + tasks - 1) / tasks + kMultiple - 1) / kMultiple * kMultiple;
 }
@@ -130,8 +130,9 @@ void multiply_float_rows(const std::vector<RowProduct>& products) {
     const ColumnPart& part = parts[i];
     const RowProduct& p = products[part.product];
     const float* const panel = panel_of(p, part.first, part.last);
-    // If all threads are equally fast, this one gets part i + threads next. Its panel comes from memory meanwhile.
-    const bool has_next = is_packed && i + threads < num_parts;
+    // If all threads are equally fast, this one gets part i + threads next. Its panel comes from memory meanwhile. With
+    // a single row, which waits for each panel anyway, the processor prefetches faster by itself.
+    const bool has_next = is_packed && p.m > 1 && i + threads < num_parts;
     const ColumnPart& next = parts[has_next ? i + threads : i];
     kernels().multiply_float_panel(x.x + row * x.ldx, x.ldx, std::min(step, p.m - row), panel, part.last - part.first,
         p.k, results_of(p, row, part.first),

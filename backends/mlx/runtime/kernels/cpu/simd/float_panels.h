@@ -114,6 +114,15 @@ template <int M, int V>
 __attribute__((noinline)) void float_panel_tile(const float* x, ptrdiff_t ldx, const float* w, int k, int columns,
     const FloatResults& to, const char* ahead, int lines) {
   constexpr ptrdiff_t kCacheLine = 64;
+  // Otherwise, the stores at the end, or the loads of the residual, delay the next tile.
+  for (int r = 0; r < M; ++r) {
+    for (int j = 0; j < columns; j += static_cast<int>(kCacheLine / 4)) {
+      prefetch(to.y + r * to.ldy + j);
+      if (to.residual != nullptr) {
+        prefetch(to.residual + r * to.ldy + j);
+      }
+    }
+  }
   Floats acc[M][V];
   // Without repeat(), the compiler clears the array in memory.
   repeat<M * V>([&](auto i) { acc[decltype(i)::value / V][decltype(i)::value % V] = Floats{}; });
