@@ -3,7 +3,7 @@
 import ctypes
 
 FLOAT32, FLOAT16, BFLOAT16 = range(3)  # the numbers of the types
-SILU = 5  # the number of the operation
+SILU, GELU = 5, 7  # the numbers of the operations
 
 
 class QuantizedMatmul(ctypes.Structure):
@@ -27,6 +27,10 @@ class HalfMatmul(ctypes.Structure):
     ]
 
 
+class Epilogue(ctypes.Structure):
+    _fields_ = [("activation", ctypes.c_uint8), ("residual", ctypes.c_void_p)]
+
+
 class Matmul(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p),
@@ -41,4 +45,5 @@ class Matmul(ctypes.Structure):
         ("beta", ctypes.c_float),
         ("y", ctypes.c_void_p),
         ("panels", ctypes.c_void_p),
+        ("epilogue", ctypes.c_void_p),
     ]

@@ -417,6 +417,7 @@ class Attention(ctypes.Structure):
         *((name, Heads) for name in "qkv"),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "v_width")),
         ("causal", ctypes.c_bool),
+        ("zero_if_unseen", ctypes.c_bool),
         ("bool_mask", ctypes.c_void_p),
         ("float_mask", ctypes.c_void_p),
         ("mask_strides", ctypes.c_int64 * 4),
@@ -425,7 +426,7 @@ class Attention(ctypes.Structure):
     ]
 
 
-def attend(library, q, k, v, causal=False, mask=None, scale=0.5):
+def attend(library, q, k, v, causal=False, mask=None, scale=0.5, zero_if_unseen=False):
     scores = (*q.shape[:3], k.shape[2])
     y = torch.full((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), torch.nan, dtype=q.dtype)
     mask = None if mask is None else mask.expand(scores)
@@ -434,7 +435,7 @@ def attend(library, q, k, v, causal=False, mask=None, scale=0.5):
     sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
     masks = (address(mask) if is_bool else None, None if is_bool else address(mask))
     mask_strides = (ctypes.c_int64 * 4)(*(mask.stride() if mask is not None else ()))
-    attention = Attention(*operands, *sizes, causal, *masks, mask_strides, scale, address(y))
+    attention = Attention(*operands, *sizes, causal, zero_if_unseen, *masks, mask_strides, scale, address(y))
     library.attention(ctypes.byref(attention), 1)
     return y.transpose(1, 2)
 

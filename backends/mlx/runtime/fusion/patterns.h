@@ -19,6 +19,9 @@ uint32_t hold_operands(MlxProgram& program, DecodedInstruction& instruction, std
 // For a CPU: elementwise_group.h and recurrent_loop.h, which looks at the elementwise groups.
 void find_elementwise_groups(MlxProgram& program, const Dataflow& flow);
 void find_recurrent_loops(MlxProgram& program, const Dataflow& flow);
+// product_epilogue.h and masked_attention.h. The first one leaves the elementwise groups as they are.
+void find_product_epilogues(MlxProgram& program, const Dataflow& flow);
+void find_masked_attentions(MlxProgram& program, const Dataflow& flow);
 // The matrices that each iteration of a loop multiplies by and none changes, and transposed constants.
 void find_loop_matrices(MlxProgram& program, const Dataflow& flow);
 void find_constant_results(MlxProgram& program, const Dataflow& flow);

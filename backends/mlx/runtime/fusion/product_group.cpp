@@ -160,7 +160,8 @@ Results products_of_floats(const ProductGroup& group, Context& c) {
   for (const auto* member : group.members) {
     const auto& n = table_of<fb::AddmmParams>(*member);
     matrices.push_back({c.in(member->matrix), c.optional(n.bias()), panels_of(*member)});
-    const auto& [w, bias, panels] = matrices.back();
+    const auto& w = matrices.back().w;
+    const auto& bias = matrices.back().bias;
     if (w.dtype() != x.dtype() || (bias && bias->dtype() != x.dtype())) {
       return std::nullopt;
     }

@@ -55,6 +55,7 @@ kernel::Attention attention_arguments(
       .width = q.shape(3),
       .v_width = v.shape(3),
       .causal = causal,
+      .zero_if_unseen = false,
       .bool_mask = nullptr,
       .float_mask = nullptr,
       .mask_strides = {},
@@ -102,8 +103,9 @@ std::optional<mx::array> rope(const mx::array& x, int dims, float base, float sc
 // Like mx::fast::scaled_dot_product_attention, with float32 sums. q [batch, heads, queries, width], k [batch, kv_heads,
 // keys, width] and v [batch, kv_heads, keys, v_width] are float32, float16 or bfloat16; heads is a multiple of
 // kv_heads. mask is bool or float32 and broadcasts to [batch, heads, queries, keys]. The result has the dtype of q.
+// If `zero_if_unseen`, a query from which a bool mask hides all keys gets zeros.
 std::optional<mx::array> attention(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal,
-    const std::optional<mx::array>& mask, mx::Stream stream) {
+    const std::optional<mx::array>& mask, mx::Stream stream, bool zero_if_unseen = false) {
   if (!is_supported_attention(q, k, v, k.ndim() == 4 ? k.shape(2) : 0, mask, stream)) {
     return std::nullopt;
   }
@@ -113,6 +115,7 @@ std::optional<mx::array> attention(const mx::array& q, const mx::array& k, const
   }
   const auto make_task = [=](const auto& inputs, auto& out) -> Task {
     auto attention = attention_arguments(inputs[0], inputs[1], inputs[2], scale, causal, out.template data<void>());
+    attention.zero_if_unseen = zero_if_unseen;
     if (inputs.size() > 3) {
       set_mask(attention, inputs[3]);
     }
@@ -236,6 +239,26 @@ void sdpa(const fb::SdpaParams& n, Context& c) {
   c.expect_product({q.shape(0), q.shape(1), q.shape(2), v.shape(3)}, q.dtype(), k.shape(2));
   c.set(n.out(), attend(q, k, v, n.scale(), n.causal(), mask, c));
 }
+
+} // namespace
+
+std::optional<mx::array> attention_or_zeros(const fb::SdpaParams& n, Context& c) {
+  c.make_available({n.q(), n.k(), n.v(), n.mask()});
+  const auto& q = c.in(n.q());
+  const auto& k = c.in(n.k());
+  const auto& v = c.in(n.v());
+  const auto& mask = c.in(n.mask());
+  const bool fits = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && q.size() > 0 && k.size() > 0 && v.size() > 0 &&
+      mask.dtype() == mx::bool_ && !n.causal() && cpu::are_available({q, k, v, mask});
+  if (!fits) {
+    return std::nullopt;
+  }
+  c.count_operations(q.size(), k.shape(2));
+  c.expect_product({q.shape(0), q.shape(1), q.shape(2), v.shape(3)}, q.dtype(), k.shape(2));
+  return cpu::attention(q, k, v, n.scale(), /*causal=*/false, mask, c.stream, /*zero_if_unseen=*/true);
+}
+
+namespace {
 
 // Reads the ranges of a RowSdpaNode. Each contains at least one of the `length` keys.
 std::vector<Span> checked_spans(const fb::RowSdpaParams& n, int length, Context& c) {

@@ -22,4 +22,8 @@ RopeOperands rope_operands(const fb::RopeParams& n, Context& c);
 mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool is_causal,
     const std::optional<mx::array>& mask, const Context& c);
 
+// The result of an SdpaNode with a bool mask, with zeros for queries that see no key. Returns nullopt if there is no
+// kernel, or if the operands are invalid or lazy.
+std::optional<mx::array> attention_or_zeros(const fb::SdpaParams& n, Context& c);
+
 } // namespace executorch_mlx

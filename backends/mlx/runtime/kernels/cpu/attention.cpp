@@ -121,6 +121,21 @@ void multiply_by_keys(
   }
 }
 
+// Scales the scores of a row that sees a key, and replaces the other scores by minus infinity. Returns whether it sees
+// any key.
+bool hide_scores(const Attention& a, const bool* mask, int64_t keys, float* scores) {
+  if (a.mask_strides[3] == 1) {
+    return kernels().hide_scores(scores, mask, keys, a.scale);
+  }
+  bool sees_any = false;
+  for (int64_t i = 0; i < keys; ++i) {
+    const bool sees = mask[i * a.mask_strides[3]];
+    scores[i] = sees ? a.scale * scores[i] : -__builtin_inff();
+    sees_any |= sees;
+  }
+  return sees_any;
+}
+
 // Scales the scores of a row and applies the masks, and then replaces the scores by unnormalized softmax weights.
 // Returns the sum of the weights.
 float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t keys, float* scores) {
@@ -129,11 +144,10 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
   for (int64_t i = 0; a.float_mask && i < keys; ++i) {
     scores[i] = a.scale * scores[i] + a.float_mask[mask_offset + i * a.mask_strides[3]];
   }
-  bool sees_any = a.bool_mask == nullptr;
-  for (int64_t i = 0; a.bool_mask && i < keys; ++i) {
-    const bool sees = a.bool_mask[mask_offset + i * a.mask_strides[3]];
-    scores[i] = sees ? a.scale * scores[i] : -__builtin_inff();
-    sees_any |= sees;
+  const bool sees_any = a.bool_mask == nullptr || hide_scores(a, a.bool_mask + mask_offset, keys, scores);
+  if (!sees_any && a.zero_if_unseen) {
+    std::fill_n(scores, keys, 0.0f);
+    return 1;
   }
   const int64_t visible = std::min(keys, visible_keys(a, tile, row));
   if (!sees_any || visible <= 0) {

@@ -25,6 +25,7 @@ struct Attention {
   int64_t width;
   int64_t v_width;
   bool causal; // if true, the last query sees all keys, and each query one key less than the next one
+  bool zero_if_unseen; // if true, a query from which bool_mask hides all keys gets zeros
   const bool* bool_mask; // whether a query sees a key; may be null
   const float* float_mask; // added to the scores; may be null
   int64_t mask_strides[4];

@@ -3,22 +3,9 @@
 
 #include <cstdint>
 
-namespace executorch_mlx {
+#include "elementwise_type.h"
 
-enum class Elementwise : uint8_t {
-  add,
-  subtract,
-  multiply,
-  maximum,
-  sigmoid,
-  silu,
-  tanh,
-  gelu,
-  gelu_tanh, // its approximation by tanh
-  erf,
-  copy,
-  exp
-};
+namespace executorch_mlx {
 
 constexpr bool is_binary(Elementwise operation) { return operation <= Elementwise::maximum; }
 

@@ -5,9 +5,16 @@
 #include <cstdint>
 
 #include "api.h"
+#include "elementwise_type.h"
 #include "float_type.h"
 
 namespace executorch_mlx::kernel {
+
+// What follows a product while its results are in the cache: y = activation(product) + residual.
+struct Epilogue {
+  Elementwise activation = Elementwise::copy; // gelu, gelu_tanh, silu, maximum with 0, or copy: none
+  const float* residual = nullptr; // [m, n], contiguous, or null
+};
 
 // y [m, n] = alpha * x [m, k] @ b [k, n] + beta * c. x and y are contiguous. b is row-major (`b_column_stride` is 1) or
 // column-major (`b_row_stride` is 1).
@@ -27,6 +34,7 @@ struct Matmul {
   float* y;
   // Of b.T, from pack_panels(), or null. b is then column-major without gaps. Only matmuls() uses it.
   const float* panels;
+  const Epilogue* epilogue = nullptr; // null: none. Only for a column-major b.
 };
 EXECUTORCH_MLX_KERNEL_API void matmul(const Matmul& matmul);
 

@@ -13,8 +13,9 @@
 namespace executorch_mlx {
 
 // x [m, k] and y [m, n] of a product y = alpha * x @ w.T + beta * y. ldx and ldy are the distances between rows. y has
-// elements of y_type: always float32 with multiply_columns(), and if beta is not 0. multiply_columns() also adds the
-// rows of `addend`, with the distance ld_addend, unless it is null; alpha is then 1 and beta is 0.
+// elements of y_type: always float32 with multiply_columns() and multiply_float_rows(), and if beta is not 0. These two
+// also add the rows of `addend`, with the distance ld_addend, unless it is null; in multiply_columns(), alpha is then 1
+// and beta is 0.
 struct Operands {
   const float* x;
   int64_t ldx;
@@ -29,6 +30,9 @@ struct Operands {
   int64_t ld_addend = 0;
   FloatType y_type = FloatType::float32;
   const float* panels = nullptr; // the rows of w in consecutive panels, or null
+  // Of multiply_float_rows(): see FloatResults.
+  Elementwise activation = Elementwise::copy;
+  const float* residual = nullptr;
 
   float* float_y() const { return static_cast<float*>(y); }
 };
@@ -316,11 +320,16 @@ struct RowProduct : Operands {
   int64_t ldw;
 };
 
-// Computes the product with a matrix of elements of `type`. x has float32 elements, or pairs if w has.
-void multiply_rows(const RowProduct& p, FloatType type);
-
-// multiply_rows() for products that differ only in n, y, ldy, y_type, w and ldw.
+// Computes products that differ only in n, y, ldy, y_type, w, ldw and panels. The matrices have elements of `type`,
+// which is not float32. x has float32 elements, or pairs if w has.
 void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type);
+
+// The same for matrices of float32. The products may also differ in the addend, the activation and the residual.
+void multiply_float_rows(const std::vector<RowProduct>& products);
+
+// Packs the rows of w [n, k] for multiply_float_rows(): writes float_panels_size() floats.
+size_t float_panels_size(int n, int k);
+void pack_float_panels(const float* w, int n, int k, float* panels);
 
 // y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.
 void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);

@@ -160,7 +160,7 @@ void attend_part(
         .n = static_cast<int>(n),
         .k = static_cast<int>(s.width),
         .alpha = a.scale};
-    multiply_rows({operands, block.data(), s.width}, FloatType::float32);
+    multiply_float_rows({{operands, block.data(), s.width}});
   }
   for (int64_t i = 0; i < m; ++i) {
     to.sum[i] = weigh(a, tile, i, first, count, &scores[i * kPartKeys], to.maximum[i]);

@@ -1,5 +1,7 @@
 // cblas_sgemm, which libmlx calls for products of float32 matrices.
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <vector>
 
 #include "cblas.h"
@@ -124,11 +126,11 @@ void dot_rows(const PaddedRows& x, const RowProduct& p, FloatType type, int firs
 
 // Converts rows of half precision to float32.
 void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type) {
-  const bool is_half = size_of(type) == 2;
+  const bool in_pairs = type == FloatType::bfloat16_pair;
   const auto pack = [&](int i, int first, int count, float* panel) {
     const auto& p = products[i];
     const void* rows = at(p.w, type, first * p.ldw);
-    if (is_half) {
+    if (!in_pairs) {
       return pack_halves(static_cast<const uint16_t*>(rows), type, p.ldw, 1, count, p.k, panel);
     }
     kernels().pack_panel(static_cast<const float*>(rows), p.ldw, count, p.k, panel);
@@ -139,7 +141,7 @@ void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type)
     return Bytes{begin, count * p.ldw * static_cast<int64_t>(size_of(type))};
   };
   multiply_many_rows(
-      products.data(), static_cast<int>(products.size()), is_half ? FloatType::float32 : type, pack, source);
+      products.data(), static_cast<int>(products.size()), in_pairs ? type : FloatType::float32, pack, source);
 }
 
 // Computes products of few rows x with matrices in panels.
@@ -166,27 +168,13 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
 
 } // namespace
 
-void multiply_rows(const RowProduct& p, FloatType type) {
-  if (p.m >= kernels().panels_from_rows && p.k > kFewColumns) {
-    return multiply_many_rows({p}, type);
-  }
-  const PaddedRows x(p, p.n);
-  for_parts(int64_t{p.m} * p.n * p.k, p.n, [&](int first, int count) { dot_rows(x, p, type, first, first + count); });
-}
-
 void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type) {
   const auto& p = products[0];
   if (std::all_of(products.begin(), products.end(), [](const auto& each) { return each.panels != nullptr; })) {
     return p.m > kMaxStreamedRows ? multiply_many_rows(products, type) : multiply_streamed_panels(products, type);
   }
-  if (p.m >= kernels().panels_from_rows) {
-    if (p.k > kFewColumns) {
-      return multiply_many_rows(products, type);
-    }
-    for (const auto& product : products) {
-      multiply_rows(product, type);
-    }
-    return;
+  if (p.m >= kernels().panels_from_rows && p.k > kFewColumns) {
+    return multiply_many_rows(products, type);
   }
   const int count = static_cast<int>(products.size());
   const int columns = total_columns(products.data(), count);
@@ -211,7 +199,7 @@ extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, i
     return;
   }
   Operands p{.x = a, .ldx = lda, .y = c, .ldy = ldc, .m = m, .n = n, .k = std::max(0, k), .alpha = alpha, .beta = beta};
-  std::vector<float> a_copy, b_copy;
+  std::vector<float> a_copy;
   if (trans_a != kNoTranspose) {
     a_copy.resize(int64_t{m} * p.k);
     for (int r = 0; r < m; ++r) {
@@ -223,71 +211,92 @@ extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, i
     p.ldx = p.k;
   }
   if (trans_b != kNoTranspose) {
-    return multiply_rows({p, b, ldb}, FloatType::float32);
+    return multiply_float_rows({{p, b, ldb}});
   }
-  if (n > 1) {
-    return multiply_columns(p, b, FloatType::float32, ldb);
-  }
-  // A single column is also a single row of the transposed matrix. Both forms must give the same result.
-  for (int i = 0; ldb > 1 && i < p.k; ++i) {
-    b_copy.push_back(b[int64_t{i} * ldb]);
-  }
-  multiply_rows({p, ldb > 1 ? b_copy.data() : b, p.k}, FloatType::float32);
+  multiply_columns(p, b, FloatType::float32, ldb);
 }
 
 namespace executorch_mlx {
 
+namespace {
+
+// The product with the rows of b.T.
+RowProduct row_product(const kernel::Matmul& p) {
+  const bool has_addend = p.c != nullptr && p.beta == 1;
+  for (int row = 0; p.c != nullptr && !has_addend && row < p.m; ++row) {
+    std::copy_n(p.c + row * p.c_stride, p.n, p.y + int64_t{row} * p.n);
+  }
+  RowProduct product{{.x = p.x,
+                         .ldx = p.k,
+                         .y = p.y,
+                         .ldy = p.n,
+                         .m = p.m,
+                         .n = p.n,
+                         .k = p.k,
+                         .alpha = p.alpha,
+                         .beta = p.c == nullptr || has_addend ? 0 : p.beta,
+                         .addend = has_addend ? p.c : nullptr,
+                         .ld_addend = p.c_stride,
+                         .panels = p.panels},
+      p.b, p.b_column_stride};
+  if (p.epilogue != nullptr) {
+    product.activation = p.epilogue->activation;
+    product.residual = p.epilogue->residual;
+  }
+  return product;
+}
+
+} // namespace
+
 void kernel::matmul(const Matmul& p) {
   count_product_call();
-  const bool in_rows = p.b_column_stride == 1;
+  if (p.b_column_stride != 1) {
+    return multiply_float_rows({row_product(p)});
+  }
   const Operands operands{
       .x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .addend = p.c, .ld_addend = p.c_stride};
   if (p.packed_b != nullptr) {
     return multiply_packed_columns(operands, p.packed_b);
   }
-  if (in_rows && p.n > 1 && p.alpha == 1 && (p.c == nullptr || p.beta == 1)) {
+  if (p.alpha == 1 && (p.c == nullptr || p.beta == 1)) {
     return multiply_columns(operands, p.b, FloatType::float32, p.b_row_stride);
   }
   for (int row = 0; p.c != nullptr && row < p.m; ++row) {
     std::copy_n(p.c + row * p.c_stride, p.n, p.y + int64_t{row} * p.n);
   }
-  cblas_sgemm(kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p.m, p.n, p.k, p.alpha, p.x, p.k, p.b,
-      static_cast<int>(in_rows ? p.b_row_stride : p.b_column_stride), p.c != nullptr ? p.beta : 0.0f, p.y, p.n);
+  cblas_sgemm(kRowMajor, kNoTranspose, kNoTranspose, p.m, p.n, p.k, p.alpha, p.x, p.k, p.b,
+      static_cast<int>(p.b_row_stride), p.c != nullptr ? p.beta : 0.0f, p.y, p.n);
 }
 
 void kernel::matmuls(const Matmul* matmuls, int count) {
   count_product_call();
   std::vector<RowProduct> products;
-  for (int i = 0; i < count; ++i) {
-    const auto& p = matmuls[i];
-    for (int row = 0; p.c != nullptr && row < p.m; ++row) {
-      std::copy_n(p.c + row * p.c_stride, p.n, p.y + int64_t{row} * p.n);
-    }
-    const float beta = p.c != nullptr ? 1 : 0;
-    products.push_back(
-        {{.x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .beta = beta, .panels = p.panels},
-            p.b, p.b_column_stride});
-  }
-  multiply_rows_together(products, FloatType::float32);
+  std::transform(matmuls, matmuls + count, std::back_inserter(products), row_product);
+  multiply_float_rows(products);
 }
 
 size_t kernel::panels_size(FloatType type, int n, int k) {
-  const auto& simd = kernels();
-  const bool in_pairs = multiplies_in_pairs(type, k) && simd.multiply_tiles == nullptr;
-  if (k <= kFewColumns || !(type == FloatType::float32 || in_pairs)) {
+  if (k <= kFewColumns) {
     return 0;
   }
-  return executorch_mlx::panels_size(n, in_pairs ? k / 2 : k) * sizeof(float);
+  if (type == FloatType::float32) {
+    return float_panels_size(n, k) * sizeof(float);
+  }
+  const bool in_pairs = multiplies_in_pairs(type, k) && kernels().multiply_tiles == nullptr;
+  return in_pairs ? executorch_mlx::panels_size(n, k / 2) * sizeof(float) : 0;
 }
 
 void kernel::pack_panels(const void* w, FloatType type, int n, int k, float* panels) {
+  if (type == FloatType::float32) {
+    return pack_float_panels(static_cast<const float*>(w), n, k, panels);
+  }
   const auto& simd = kernels();
-  const int columns = type == FloatType::float32 ? k : k / 2;
+  const int pairs = k / 2;
   parallel(panels_of(n), [&](int i) {
     const int first = i * simd.panel_rows;
-    const auto* rows = static_cast<const float*>(w) + int64_t{first} * columns;
+    const auto* rows = static_cast<const float*>(w) + int64_t{first} * pairs;
     const int count = std::min(simd.panel_rows, n - first);
-    simd.pack_panel(rows, columns, count, columns, panels + executorch_mlx::panels_size(first, columns));
+    simd.pack_panel(rows, pairs, count, pairs, panels + executorch_mlx::panels_size(first, pairs));
   });
 }
 

@@ -100,11 +100,13 @@ KERNEL(std::optional<std::vector<mx::array>> quantized_matmuls(
 KERNEL(std::optional<std::vector<mx::array>> int8_quantized_matmuls(
     const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits, mx::Stream stream));
 
-// The same for x [..., k] @ w.T + bias in float32, where w [n, k] is row-major.
+// The same for activation(x [..., k] @ w.T + bias) + residual in float32, where w [n, k] is row-major.
 struct RowMatrix {
   mx::array w;
   std::optional<mx::array> bias; // [n]
   std::optional<mx::array> panels; // from panels()
+  Elementwise activation = Elementwise::copy; // one of kernel::Epilogue
+  std::optional<mx::array> residual = std::nullopt; // with the shape of the result
 };
 KERNEL(std::optional<std::vector<mx::array>> matmuls(
     const mx::array& x, const std::vector<RowMatrix>& matrices, mx::Stream stream));

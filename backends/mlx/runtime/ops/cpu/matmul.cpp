@@ -1,4 +1,5 @@
 // Matrix products with weights in float32, in half precision, and quantized.
+#include <algorithm>
 #include <limits>
 
 #include "ops/cpu/cpu_kernels.h"
@@ -59,7 +60,8 @@ std::optional<mx::array> matmul(const mx::array& x, const mx::array& b, const st
       .alpha = alpha,
       .beta = beta,
       .y = y.data<float>(),
-      .panels = nullptr};
+      .panels = nullptr,
+      .epilogue = nullptr};
   kernel::matmul(product);
   return y;
 }
@@ -274,33 +276,45 @@ std::optional<std::vector<mx::array>> int8_quantized_matmuls(
   return packed_matmuls(kInt8QuantizedMatmul, x, matrices, group_size, bits, stream);
 }
 
+namespace {
+
+// Whether the kernel multiplies x by the matrix.
+bool is_supported(const RowMatrix& matrix, const mx::array& x) {
+  const auto& [w, bias, panels, activation, residual] = matrix;
+  return w.dtype() == mx::float32 && has_matching_rows(w, x) &&
+      (!bias || (bias->dtype() == mx::float32 && bias->shape() == mx::Shape{w.shape(0)})) &&
+      (!residual || (residual->dtype() == mx::float32 && residual->shape() == result_shape(x, w.shape(0)))) &&
+      are_available({w, bias.value_or(w), residual.value_or(w)});
+}
+
+} // namespace
+
 std::optional<std::vector<mx::array>> matmuls(
     const mx::array& x, const std::vector<RowMatrix>& matrices, mx::Stream stream) {
-  if (!is_supported_operand(x, stream) || x.dtype() != mx::float32 || !x.is_available()) {
+  const bool fits = is_supported_operand(x, stream) && x.dtype() == mx::float32 && x.is_available() &&
+      std::all_of(matrices.begin(), matrices.end(), [&](const auto& matrix) { return is_supported(matrix, x); });
+  if (!fits) {
     return std::nullopt;
-  }
-  for (const auto& [w, bias, panels] : matrices) {
-    const bool has_row = !bias || (bias->dtype() == mx::float32 && bias->shape() == mx::Shape{w.shape(0)});
-    if (w.dtype() != mx::float32 || !are_available({w, bias.value_or(w)}) || !has_matching_rows(w, x) || !has_row) {
-      return std::nullopt;
-    }
   }
   const auto dense_x = contiguous(x, stream);
   const int k = x.shape(-1);
-  std::vector<mx::array> biases; // holds the memory of copies
+  std::vector<mx::array> copies; // holds their memory
+  const auto data = [&](const std::optional<mx::array>& operand) {
+    return operand ? copies.emplace_back(contiguous(*operand, stream)).data<float>() : nullptr;
+  };
   std::vector<mx::array> results;
+  std::vector<kernel::Epilogue> epilogues;
   std::vector<kernel::Matmul> products;
-  for (const auto& [w, bias, panels] : matrices) {
-    if (bias) {
-      biases.push_back(contiguous(*bias, stream));
-    }
+  epilogues.reserve(matrices.size());
+  for (const auto& [w, bias, panels, activation, residual] : matrices) {
     results.push_back(allocate_result(result_shape(x, w.shape(0)), mx::float32));
+    epilogues.push_back({.activation = activation, .residual = data(residual)});
     products.push_back({.x = dense_x.data<float>(),
         .b = w.data<float>(),
         .b_row_stride = 1,
         .b_column_stride = k,
         .packed_b = nullptr,
-        .c = bias ? biases.back().data<float>() : nullptr,
+        .c = data(bias),
         .c_stride = 0,
         .m = static_cast<int>(x.size() / k),
         .n = w.shape(0),
@@ -308,7 +322,8 @@ std::optional<std::vector<mx::array>> matmuls(
         .alpha = 1,
         .beta = 1,
         .y = results.back().data<float>(),
-        .panels = data_of(panels)});
+        .panels = data_of(panels),
+        .epilogue = &epilogues.back()});
   }
   kernel::matmuls(products.data(), static_cast<int>(products.size()));
   return results;
@@ -322,7 +337,8 @@ std::optional<std::vector<mx::array>> matmuls_half(const mx::array& x, const std
       x.shape(-1) > kMaxDepth) {
     return std::nullopt;
   }
-  for (const auto& [w, bias, panels] : matrices) {
+  for (const auto& matrix : matrices) {
+    const auto& w = matrix.w;
     if (w.dtype() != dtype || !w.is_available() || !has_matching_rows(w, x)) {
       return std::nullopt;
     }

@@ -8,6 +8,7 @@
 #include "convolution.h"
 #include "dot.h"
 #include "entries.h"
+#include "float_panels.h"
 #include "integer_panels.h"
 #include "panels.h"
 #include "quantized.h"
@@ -28,6 +29,10 @@ extern const Kernels kernels = {.multiplies_bfloat16_pairs = kMultipliesPairs,
     .pack_panel = pack_panel,
     .multiply_panels = multiply_panels,
     .multiply_streamed_panels = multiply_streamed_panels,
+    .float_panel_rows = kFloatPanelRows,
+    .pack_float_panel = pack_float_panel,
+    .multiply_float_panel = multiply_float_panel,
+    .finish_float_results = finish_float_results,
     // select_kernels.cpp adds these two.
     .multiply_tiles = nullptr,
     .multiply_value_tiles = nullptr,
@@ -68,6 +73,7 @@ extern const Kernels kernels = {.multiplies_bfloat16_pairs = kMultipliesPairs,
     .scale = scale,
     .softmax_numerators = softmax_numerators,
     .has_nan = has_nan,
+    .hide_scores = hide_scores,
     .recurrence_columns = recurrence_columns,
     .gated_recurrence = gated_recurrence,
     .scan_channels = scan_channels,

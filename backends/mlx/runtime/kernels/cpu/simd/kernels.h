@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "elementwise_type.h"
 #include "float_type.h"
 
 namespace executorch_mlx {
@@ -126,6 +127,20 @@ struct WindowElements {
   int outputs; // channels of y in a group: a divisor of the number of lanes
 };
 
+// What a product does with its totals, and where it writes the results y: alpha * total + beta * old value + addend,
+// then the activation, then + residual. The old value is not read if beta is 0. addend and residual may be null. The
+// rows of the residual have the distance ldy.
+struct FloatResults {
+  float* y;
+  ptrdiff_t ldy;
+  float alpha;
+  float beta;
+  const float* addend;
+  ptrdiff_t ld_addend;
+  Elementwise activation; // gelu, gelu_tanh, silu, maximum with 0, or copy: none
+  const float* residual;
+};
+
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
 // in elements.
 struct Kernels {
@@ -154,6 +169,16 @@ struct Kernels {
   // panels: its rows have zeros up to a multiple of panel_rows.
   void (*multiply_streamed_panels)(FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k,
       float alpha, float beta, void* y, FloatType y_type, ptrdiff_t ldy);
+
+  // Products of float32 rows: float_panels.h. Up to `float_panel_rows` rows of w make a panel, of k * rows floats,
+  // where rows is rounded up to whole vectors: a divisor of float_panel_rows times 1, 2 or 3. multiply_float_panel()
+  // computes the columns of one panel for x [m, k]. Meanwhile it prefetches another panel, unless `ahead` is null.
+  int float_panel_rows;
+  void (*pack_float_panel)(const float* w, ptrdiff_t ldw, int rows, int k, float* panel);
+  void (*multiply_float_panel)(const float* x, ptrdiff_t ldx, int m, const float* w, int columns, int k,
+      const FloatResults& results, const float* ahead);
+  // Makes results of totals [rows, columns].
+  void (*finish_float_results)(const float* totals, ptrdiff_t ld, int rows, int columns, const FloatResults& results);
 
   // y [m, n] = x [m, k] @ w.T for bfloat16 x and w [n, k], k a multiple of 2. tiles.cpp defines the results. Tiles of
   // kTileRows rows of x follow each other, transposed: [pairs, kTileRows], with zeros up to a multiple of kTileRows
@@ -248,6 +273,9 @@ struct Kernels {
   // minus infinity would change neither the values nor the sum, if scale is positive.
   float (*softmax_numerators)(float* x, ptrdiff_t count, float scale);
   bool (*has_nan)(const float* x, ptrdiff_t count);
+  // Replaces x[i] by scale * x[i] where the mask is true, and else by minus infinity. Returns whether it is true
+  // anywhere.
+  bool (*hide_scores)(float* x, const bool* mask, ptrdiff_t count, float scale);
 
   // Recurrences over tokens. recurrence_columns() returns the number of columns of the state of which
   // gated_recurrence() should run a multiple at once, and scan_channels() the largest number of channels for

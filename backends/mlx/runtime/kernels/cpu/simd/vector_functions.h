@@ -100,16 +100,20 @@ void multiply(const void* a, const void* b, FloatType type, void* y, ptrdiff_t c
   map(a, b, type, y, count, [](Floats a, Floats b) { return a * b; });
 }
 
+inline Floats maximum_of(Floats a, Floats b) { return a > b || a != a ? a : b; }
+
 void maximum(const void* a, const void* b, FloatType type, void* y, ptrdiff_t count) {
-  map(a, b, type, y, count, [](Floats a, Floats b) { return a > b || a != a ? a : b; });
+  map(a, b, type, y, count, [](Floats a, Floats b) { return maximum_of(a, b); });
 }
 
 void exponential(const void* x, FloatType type, void* y, ptrdiff_t count) {
   map(x, type, y, count, [](Floats v) { return exp_of_any(v); });
 }
 
+inline Floats silu_of(Floats v) { return v / (1 + exp(-v)); }
+
 void silu(const void* x, FloatType type, void* y, ptrdiff_t count) {
-  map(x, type, y, count, [](Floats v) { return v / (1 + exp(-v)); });
+  map(x, type, y, count, [](Floats v) { return silu_of(v); });
 }
 
 void sigmoid(const void* x, FloatType type, void* y, ptrdiff_t count) {
@@ -148,19 +152,23 @@ inline Floats normal_tail(Floats x) {
   return p * exp_of_negative(-0.5f * square) * multiply_add(rounded_off, broadcast(-0.5f), broadcast(1));
 }
 
+inline Floats gelu_of(Floats v) {
+  const Floats tail = normal_tail(v < 0 ? -v : v);
+  return v * (v < 0 ? tail : 1 - tail);
+}
+
 void gelu(const void* x, FloatType type, void* y, ptrdiff_t count) {
-  map(x, type, y, count, [](Floats v) {
-    const Floats tail = normal_tail(v < 0 ? -v : v);
-    return v * (v < 0 ? tail : 1 - tail);
-  });
+  map(x, type, y, count, [](Floats v) { return gelu_of(v); });
 }
 
 // 0.5 x (1 + tanh(z)) = x / (1 + exp(-2 z)), where z = sqrt(2 / pi) (x + 0.044715 x^3).
+inline Floats gelu_tanh_of(Floats v) {
+  const Floats factor = multiply_add(v * v, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
+  return v / (1 + exp(v * factor));
+}
+
 void gelu_tanh(const void* x, FloatType type, void* y, ptrdiff_t count) {
-  map(x, type, y, count, [](Floats v) {
-    const Floats factor = multiply_add(v * v, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
-    return v / (1 + exp(v * factor));
-  });
+  map(x, type, y, count, [](Floats v) { return gelu_tanh_of(v); });
 }
 
 // Near 0 as x times a polynomial of x^2, fitted for |x| <= 1.
@@ -199,6 +207,26 @@ bool has_nan(const float* x, ptrdiff_t count) {
   }
   for (; i < count; ++i) {
     result |= x[i] != x[i];
+  }
+  return result;
+}
+
+bool hide_scores(float* x, const bool* mask, ptrdiff_t count, float scale) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Ints found = {};
+  ptrdiff_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Ints sees = __builtin_convertvector(load<Bytes>(mask + i), Ints) != 0;
+    store(sees ? scale * load<Floats>(x + i) : Floats{} - __builtin_inff(), x + i);
+    found |= sees;
+  }
+  bool result = false;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    result |= found[lane] != 0;
+  }
+  for (; i < count; ++i) {
+    x[i] = mask[i] ? scale * x[i] : -__builtin_inff();
+    result |= mask[i];
   }
   return result;
 }
