@@ -44,8 +44,8 @@ std::optional<std::string> find_weights_file(Module& module, const std::string& 
   check_program(is_text, path, ": ", kWeightsFile, ": expected the name of a file");
   const auto& text = (*values)[0].toTensor();
   const std::string name(text.const_data_ptr<char>(), text.nbytes());
-  check_program(std::filesystem::path(name).filename() == name && name != "..", path, ": ", kWeightsFile, ": got '",
-      name, "', expected the name of a file in the same folder");
+  check_program(std::filesystem::path(name).filename().string() == name && name != "..", path, ": ", kWeightsFile,
+      ": got '", name, "', expected the name of a file in the same folder");
   const auto weights = (std::filesystem::path(path).parent_path() / name).string();
   check(is_readable(weights), EXECUTORCH_MLX_NOT_FOUND, path, ": its weights file ", weights,
       " is missing, unreadable or empty");

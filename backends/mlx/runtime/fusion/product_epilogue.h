@@ -2,7 +2,7 @@
 // kernel computes both while the results are in the cache.
 #pragma once
 
-#include "kernels/cpu/elementwise_type.h"
+#include "ops/cpu/cpu_kernels.h"
 #include "program/fused_instruction.h"
 #include "program/program.h"
 

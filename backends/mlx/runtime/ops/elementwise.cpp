@@ -212,7 +212,7 @@ template <BinaryOp Op>
 mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   constexpr bool kQuotient = Op == static_cast<BinaryOp>(mx::floor_divide);
   const auto dtype = mx::promote_types(a.dtype(), b.dtype());
-  if (!is_integral(dtype) || is_safe_divisor(b)) {
+  if (!is_integral(dtype) || a.size() == 0 || is_safe_divisor(b)) {
     return Op(a, b, s);
   }
   const auto one = mx::array(1, b.dtype());
