@@ -293,3 +293,25 @@ def test_a_matrix_of_floats_is_not_packed_if_it_would_stay_in_memory(reader, tmp
     results = method.execute([activations(2)])
     assert all(map(torch.equal, results, expected))
     torch.testing.assert_close(results[0], activations(2) @ w.T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_product_and_its_residual_do_not_read_the_weights_in_the_file(dtype, tmp_path):
+    """Their copy serves, also where one kernel computes both."""
+    w = torch.randn(4096, K, generator=torch.Generator().manual_seed(0)).to(dtype)
+    g = Graph()
+    x, residual, product = g.input((1, K), dtype), g.input((1, len(w)), dtype), g.new_temp()
+    transposed, y = g.new_temp(), g.output((1, len(w)), dtype)
+    g.emit(ir.TransposeNode(x=g.constant(w), out=transposed, perm=[1, 0]))
+    g.emit(ir.AddmmNode(mat1=x, mat2=transposed, out=product, alpha=1.0, beta=1.0))
+    g.emit(ir.AddNode(a=residual, b=product, out=y))
+    program, idle = program_in_file(tmp_path, {"w": w}, {"forward": g})
+    packed, method = in_mlx(program, "forward")
+    if dtype == torch.bfloat16 and packed < w.nbytes:
+        pytest.skip("the kernels of this processor do not pack bfloat16")
+    assert packed >= w.nbytes
+    ones = torch.ones(1, len(w), dtype=dtype)
+    (result,) = method.execute([activations(1).to(dtype), ones])
+    torch.testing.assert_close(result, activations(1).to(dtype) @ w.T + ones, atol=0.5, rtol=0.02)
+    assert mapped_bytes(tmp_path / "model.pte") < 1 << 20
+    del method, idle, program

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "call/context.h"
+#include "dtype.h"
 #include "fusion/patterns.h"
 #include "ops/linalg.h"
 
@@ -83,7 +84,7 @@ bool ProductEpilogue::run(Context& c) const try {
   return false; // the instruction with the invalid operand will fail
 }
 
-// Leaves products of the same value to the product groups.
+// Leaves products of the same value, and those of half precision, to the product groups.
 void find_product_epilogues(MlxProgram& program, const Dataflow& flow) {
   for (size_t chain = 0; chain < program.chains.size(); ++chain) {
     if (static_cast<int64_t>(chain) == program.init_chain) { // this chain may write constants
@@ -99,7 +100,8 @@ void find_product_epilogues(MlxProgram& program, const Dataflow& flow) {
     for (size_t i = 0; i + 1 < instructions.size(); ++i) {
       auto& first = instructions[i];
       auto& second = instructions[i + 1];
-      if (first.matrix == nullptr || first.fused || second.fused) {
+      if (first.matrix == nullptr || first.fused || second.fused ||
+          dtype_of(program.meta(first.matrix->idx()).scalar_type()) != mx::float32) {
         continue;
       }
       const auto& n = table_of(first);
