@@ -4,8 +4,9 @@ The names below are imported on first use, so that a program can read the table 
 without importing torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .binding import BusyError
@@ -36,17 +37,4 @@ _MODULES = {
 
 __all__ = [*_MODULES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name != "SamplingHead":
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    from ..quiet import quiet_imports
-
-    with quiet_imports():
-        return import_module(".sampling_head", __name__).SamplingHead
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES, quiet={"SamplingHead"})

@@ -43,6 +43,11 @@ inline bool is_on_host(const mx::array& x) {
 // The largest number of elements that an op reads or writes on the host while it builds the graph.
 constexpr size_t kMaxInspectedElements = 4096;
 
+// Whether x is a float32 zero that the host can read.
+inline bool is_float_zero(const mx::array& x) {
+  return x.size() == 1 && x.is_available() && x.dtype() == mx::float32 && *x.data<float>() == 0;
+}
+
 // Whether x is the result of the operation `name` that is not evaluated yet.
 bool is_lazy(const mx::array& x, std::string_view name);
 

@@ -3,8 +3,9 @@
 The names below are imported on first use, so that models can be loaded while the app is imported.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .app import create_app
@@ -16,12 +17,4 @@ _MODULES = {"Models": "models", "Settings": "settings", "create_app": "app", "se
 
 __all__ = ["Models", "Settings", "create_app", "serve"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -3,8 +3,9 @@
 A public name is imported when it is first used, because the command line reads `options` without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .export import export_training
@@ -33,15 +34,4 @@ _MODULES = {
 
 __all__ = [*_MODULES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ..quiet import quiet_imports
-
-    with quiet_imports():
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES, quiet=_MODULES)

@@ -17,8 +17,8 @@ struct SlotValue {
   uint32_t writer; // an instruction of the chain, or kNoWriter: what the chain finds in the slot
   uint32_t reads = 0; // how many fields of instructions of the chain read the value
   uint32_t last_read = 0; // the last one of these instructions
-  uint32_t next_writer =
-      kNoWriter; // the instruction of the chain that overwrites it, before the chain runs another one
+  // The instruction of the chain that overwrites it, before the chain runs another one.
+  uint32_t next_writer = kNoWriter;
 
   bool is_overwritten() const { return next_writer != kNoWriter; }
 };

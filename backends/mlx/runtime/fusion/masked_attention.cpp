@@ -10,10 +10,6 @@ namespace executorch_mlx {
 
 namespace {
 
-bool is_zero(const mx::array& x) {
-  return x.size() == 1 && x.ndim() <= 4 && x.dtype() == mx::float32 && x.is_available() && *x.data<float>() == 0;
-}
-
 // Whether an instruction computes any(mask, -1) with the axis kept. `mask` is the number of a value.
 bool is_any_of(const MlxProgram& program, const Dataflow& flow, size_t chain, size_t i, uint32_t mask) {
   const auto* n = i == Dataflow::kNone ? nullptr : program.chains[chain].instructions[i].source->op_as_AnyNode();
@@ -26,7 +22,8 @@ bool is_any_of(const MlxProgram& program, const Dataflow& flow, size_t chain, si
 bool MaskedAttention::run(Context& c) const try {
   c.release(held_);
   const auto& zero = c.slot(otherwise_);
-  if (!zero || !is_zero(*zero) || !c.slot(node_.q()) || c.in(node_.q()).dtype() != mx::float32) {
+  if (!zero || zero->ndim() > 4 || !is_float_zero(*zero) || !c.slot(node_.q()) ||
+      c.in(node_.q()).dtype() != mx::float32) {
     return false;
   }
   const auto y = attention_or_zeros(node_, c);

@@ -13,10 +13,6 @@ namespace executorch_mlx {
 
 namespace {
 
-bool is_zero(const mx::array& x) {
-  return x.size() == 1 && x.is_available() && x.dtype() == mx::float32 && *x.data<float>() == 0;
-}
-
 // What an instruction does with a product, or nullptr if no kernel does it.
 std::unique_ptr<ProductEpilogue> epilogue_of(
     const DecodedInstruction& decoded, const Dataflow& flow, size_t chain, size_t i, uint32_t product) {
@@ -64,7 +60,7 @@ bool ProductEpilogue::run(Context& c) const try {
   }
   const auto shape = product_shape(x, batch_shape(w), w.shape(-2));
   const bool adds = other != nullptr && activation == Elementwise::copy;
-  if (other != nullptr && !(adds ? c.in(other).shape() == shape : is_zero(c.in(other)))) {
+  if (other != nullptr && !(adds ? c.in(other).shape() == shape : is_float_zero(c.in(other)))) {
     return false;
   }
   c.check_product(shape, x.dtype(), x.shape(-1));
