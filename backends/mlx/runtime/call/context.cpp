@@ -25,14 +25,14 @@ constexpr uint32_t kShownElements = 8;
 
 } // namespace
 
-void Context::run(uint32_t index) {
+void Context::run(uint32_t index, size_t begin, size_t end) {
   count_instruction(); // so that a loop whose body is empty ends, too
   const Chain& chain = program_.chains[index];
   const auto* const caller = instruction_;
-  size_t i = 0;
+  size_t i = begin;
   ++depth_;
   try {
-    while (i < chain.instructions.size()) {
+    while (i < std::min(end, chain.instructions.size())) {
       i += run_instruction(index, i);
     }
     --depth_;

@@ -243,8 +243,9 @@ class Context {
   bool allows_iterations(int iterations, int64_t instructions, uint64_t operations) const;
   void count_iterations(int iterations, int64_t instructions, uint64_t operations);
 
-  // Runs a chain, with all chains that it calls. An exception of an instruction is rethrown as a LocatedFailure.
-  void run(uint32_t chain);
+  // Runs a chain, or its instructions [begin, end), with all chains that it calls. An exception of an instruction is
+  // rethrown as a LocatedFailure.
+  void run(uint32_t chain, size_t begin = 0, size_t end = SIZE_MAX);
 
   // Evaluates x in the middle of a program and waits for the result. Arrays that x does not depend on stay lazy.
   void evaluate_now(const mx::array& x) { state_.evaluate({x}, stream); }
