@@ -21,7 +21,7 @@ from .checkpoints.adapter import merge_adapter
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.checks import reading
 from .checkpoints.hf import HFFolder
-from .checkpoints.language_part import load_config, other_media
+from .checkpoints.language_part import load_config, other_media, without_other_media
 from .checkpoints.open import opened
 from .checkpoints.tokenizer import check_tokenizer, load_tokenizer
 from .context_len import SMALL, default_context_len, position_limit
@@ -119,7 +119,7 @@ def export_llm(
     )
     decoder, kv_quantization = _decoder_to_export(make_decoder, reference, settings, tokenizer, progress)
     if vision is not None:
-        decoder.has_whole_pictures, decoder.has_rope_offset = vision.is_whole, vision.has_rope_offset
+        decoder.picture_attention, decoder.has_rope_offset = vision.attention, vision.has_rope_offset
         decoder.added_layers = vision.added_layers
     progress("export")
     # If draft tokens cannot be verified, the method `verify` can still return the log probabilities of given tokens.
@@ -240,7 +240,7 @@ def _load_with_pictures(
         if settings.adapters or settings.adapter:
             raise NoPictures("pictures: got adapters, expected none")
         config = load_config(checkpoint.path)
-        if settings.portable and find_family(config.model_type).is_whole:
+        if settings.portable and find_family(config.model_type).attention(config) is not None:
             raise NoPictures(
                 "pictures: a portable program has one method, where the tokens of pictures attend as text does"
             )
@@ -255,9 +255,7 @@ def _load_with_pictures(
         if has_pictures(checkpoint.path):
             checkpoint.notes.append(f"left out the pictures: {reason}")
         return None
-    for parent, name, _ in other_media(model):
-        setattr(parent, name, None)
-    return model, vision
+    return without_other_media(model), vision
 
 
 def _check(path: Path, *, vision: Vision | None, **program: Any) -> ProgramCheck:

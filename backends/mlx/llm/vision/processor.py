@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .patches import patches_of, pixtral_size, qwen_size
+from .patches import gemma4_size, patches_of, pixtral_size, qwen_size
 from .picture import PictureError, open_picture
 from .preprocess import Preprocessor, levels_of
 from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
@@ -166,6 +166,17 @@ def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> 
     return settings["token"] * count, [encoding]
 
 
+def _gemma4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, merge = settings["patch"], settings["merge"]
+    size = gemma4_size(picture.size, edge * merge, settings["most"])
+    levels = levels_of(picture.resize(size, settings["image"]["resample"]))
+    patches, places = patches_of(pixels.normalized(levels), edge, merge)
+    patches = np.ascontiguousarray(patches.transpose(0, 2, 1)).reshape(len(patches), -1)  # channels last
+    count = len(patches) // merge**2
+    text = settings["before"] + settings["token"] * count + settings["after"]
+    return text, [Encoding((patches, places), range(count))]
+
+
 def _pixtral(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
     edge, merge = settings["patch"], settings["merge"]
     width, height = pixtral_size(picture.size, edge * merge, settings["longest"])
@@ -193,6 +204,7 @@ def _llava_next(picture: Image, settings: Mapping[str, Any], pixels: Preprocesso
 
 
 _KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] = {
+    "gemma4": _gemma4,
     "idefics3": _idefics3,
     "internvl": _internvl,
     "llava_next": _llava_next,

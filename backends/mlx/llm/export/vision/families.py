@@ -12,9 +12,10 @@ import torch
 from transformers import AutoImageProcessor, PreTrainedModel
 
 from ...vision.preprocess import preprocessor_settings
+from ..attention.cache import PictureAttention
 from ..checkpoints.checks import CHECKPOINT_ERRORS
 from ..checkpoints.hf import read_json
-from .patches import deep_features, patch_features, pixtral_features
+from .patches import deep_features, gemma4_features, patch_features, pixtral_features
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -52,18 +53,20 @@ class Family:
     - `examples`: `settings -> example inputs, dynamic shapes`. By default, the input is `pixels` [1, 3, H, W].
     - `settings`: `(source) -> settings` of `vision.processor.PictureProcessor`, without those that `picture_settings`
       adds.
-    - `is_whole`: whether the tokens of a picture attend to each other.
+    - `attention`: `config -> how the tokens of a picture attend to each other`, or None if they attend as text does.
     - `added_layers`: `config -> the number of layers of the decoder that add features of the encoder`. These are beside
       the embeddings: the width is that of the embedding times one more than this number.
     - `has_rope_offset`: whether the rotary positions of the model have three axes.
+    - `layer_token`: `config -> the token` for which layers get their own inputs, in place of those of a picture.
     """
 
     encode: Callable[..., torch.Tensor]
     settings: Callable[[Source], dict[str, Any]]
-    is_whole: bool = False
+    attention: Callable[[Any], PictureAttention | None] = lambda config: None
     has_rope_offset: bool = False
     examples: Callable[[dict[str, Any]], Examples] = _pixels
     added_layers: Callable[[Any], int] = lambda config: 0
+    layer_token: Callable[[Any], int] = lambda config: config.image_token_id
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,26 @@ def _mistral3(source: Source) -> dict[str, Any]:
     }
 
 
+def _gemma4(source: Source) -> dict[str, Any]:
+    settings, edge, merge = source.processor, source.processor["patch_size"], source.processor["pooling_kernel_size"]
+    begin, end = (source.token(id) for id in (source.config.boi_token_id, source.config.eoi_token_id))
+    return {
+        "kind": "gemma4",
+        "image": _square(settings, edge),
+        "patch": edge,
+        "frames": 1,
+        "merge": merge,
+        "most": settings["max_soft_tokens"] * (edge * merge) ** 2,
+        "before": begin,
+        "after": end,
+    }
+
+
+def _gemma4_attention(config: Any) -> PictureAttention | None:
+    is_bidirectional = config.get_text_config().use_bidirectional_attention == "vision"
+    return PictureAttention.WINDOWS if is_bidirectional else None
+
+
 def _deepstack_layers(config: Any) -> int:
     return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
 
@@ -231,7 +254,14 @@ def _deepstack_layers(config: Any) -> int:
 _QWEN = Family(patch_features, _qwen, has_rope_offset=True, examples=_patches)
 _QWEN3 = Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers)
 FAMILIES = {
-    "gemma3": Family(_features, _gemma3, is_whole=True),
+    "gemma3": Family(_features, _gemma3, attention=lambda config: PictureAttention.ALL_LAYERS),
+    "gemma4": Family(
+        gemma4_features,
+        _gemma4,
+        attention=_gemma4_attention,
+        examples=_patches,
+        layer_token=lambda config: config.get_text_config().pad_token_id,
+    ),
     "idefics3": Family(_idefics3_features, _idefics3),
     "internvl": Family(_features, _internvl),
     "llava": Family(_features, _single),

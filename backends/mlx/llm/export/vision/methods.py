@@ -14,9 +14,11 @@ from transformers import PreTrainedModel
 from ....verification.load import load
 from ....verification.noise import RoundingNoise
 from ....verification.rounding import Comparison, compare
+from ..attention.cache import PictureAttention
 from ..checkpoints.language_part import other_media
 from ..decoder import CachedDecoder
 from ..embeddings import embeddings
+from ..per_layer import per_layer_inputs, per_layer_shape
 from .families import Family, NoPictures
 
 VISION_ENCODER, TOKEN_EMBEDDING = "vision_encoder", "token_embedding"
@@ -31,20 +33,21 @@ class Vision:
     - `encoder`: the method `vision_encoder`, from the inputs of a picture to `[1, N, width]` in float32.
     - `inputs`: example inputs.
     - `settings`: those of `vision.processor.PictureProcessor`.
-    - `is_whole`, `has_rope_offset`, `added_layers`: as in `Family`.
+    - `attention`: how the tokens of a picture attend to each other, or None.
+    - `has_rope_offset`, `added_layers`: as in `Family`.
     """
 
     encoder: torch.export.ExportedProgram
     inputs: tuple[torch.Tensor, ...]
     settings: dict[str, Any]
-    is_whole: bool
+    attention: PictureAttention | None
     has_rope_offset: bool
     added_layers: int
 
     def metadata(self) -> dict[str, Any]:
         settings = json.dumps(self.settings).encode()
         return {
-            "picture_is_whole": self.is_whole,
+            "picture_is_whole": self.attention is not None,
             "picture_rope_offset": self.has_rope_offset,
             "picture_settings": torch.frombuffer(bytearray(settings), dtype=torch.uint8),
         }
@@ -55,9 +58,16 @@ class _Encoder(torch.nn.Module):
         super().__init__()
         self.model, self.family = model, family
         self.dtype = next(parameter.dtype for _, _, part in other_media(model) for parameter in part.parameters())
+        inputs = None
+        if all(per_layer_shape(model)):
+            inputs = per_layer_inputs(model, torch.tensor([[family.layer_token(model.config)]]))[0].float()
+        self.register_buffer("layer_inputs", inputs)
 
     def forward(self, pixels: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        return self.family.encode(self.model, pixels.to(self.dtype), *others).float()[None]
+        rows = self.family.encode(self.model, pixels.to(self.dtype), *others).float()
+        if self.layer_inputs is not None:
+            rows = torch.cat([rows, self.layer_inputs.expand(rows.shape[0], -1)], -1)
+        return rows[None]
 
 
 def export_vision(model: PreTrainedModel, family: Family, settings: dict[str, Any]) -> Vision:
@@ -80,7 +90,7 @@ def export_vision(model: PreTrainedModel, family: Family, settings: dict[str, An
         encoder,
         inputs,
         {**settings, "count": count},
-        family.is_whole,
+        family.attention(model.config),
         family.has_rope_offset,
         family.added_layers(model.config),
     )
