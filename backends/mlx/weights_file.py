@@ -82,18 +82,16 @@ def compact(path: Path) -> list[Path]:
     The new file takes the place of the old one at once, and needs room beside it. Programs that have mapped the old one
     go on with it.
 
-    Raises ValueError if the file is no data file, a program cannot be read, or no program needs any of the data.
+    Raises ValueError if the file is no data file, or no program needs any of the data, and ProgramError if a program
+    cannot be read.
     """
-    from .file_regions import read_data_file
-    from .inspect.pte import is_pte, read_pte
+    from .file_regions import keys_of_program, read_data_file
 
     data, needed, programs = read_data_file(path), set[str](), []
     for file in sorted(path.parent.iterdir()):
-        if file.is_file() and is_pte(file):
-            slots = (slot for delegate in read_pte(file).delegates for slot in delegate.graph.named_slots or ())
-            if keys := {slot.name for slot in slots} & data.keys():
-                needed |= keys
-                programs.append(file)
+        if file.is_file() and (keys := keys_of_program(file) & data.keys()):
+            needed |= keys
+            programs.append(file)
     if not needed:
         raise ValueError(f"{path}: expected a program in its folder that needs it")
     if needed != data.keys():

@@ -162,8 +162,8 @@ void answer(executorch_mlx::Engine& engine, const std::vector<int64_t>& prompt, 
       .submit(prompt, options,
           [](const executorch_mlx::Event& event) {
             if (event.token >= 0) {
-      std::cout << " " << event.token;
-    }
+              std::cout << " " << event.token;
+            }
             return true;
           })
       .wait();
