@@ -20,6 +20,7 @@ import fused
 import rows
 import sampler
 import sequences
+import training
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE_SEGMENT = 1 << 20  # bytes: the bundle leaves out the segments of a program that have at least this size
@@ -51,6 +52,7 @@ export PYTHONPATH="$root/package:$root/site" EXECUTORCH_MLX_BUILD="$root/lib" PY
 [ $# -gt 0 ] || python3 "$root/cuda/fused.py" "$root/programs"
 [ $# -gt 0 ] || python3 "$root/cuda/sequences.py" "$root/programs"
 [ $# -gt 0 ] || python3 "$root/cuda/rows.py" "$root/programs"
+[ $# -gt 0 ] || python3 "$root/cuda/training.py" check "$root/programs"
 exec python3 "$root/cuda/run.py" --root "$root" "$@"
 """
 
@@ -136,6 +138,7 @@ def pack(root: Path, options: argparse.Namespace) -> None:
     rows.export(root / "programs")
     if options.llama_cpp:
         copy_llama_cpp(options.llama_cpp, root / "llama.cpp")
+    training.export_checks(root / "programs")
     for program in options.program:
         write_without_weights(program, root / "programs")
 
