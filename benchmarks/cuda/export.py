@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from executorch_mlx.llm.export import export_llm
-from shapes import GROUP_SIZE, INT4, SHAPES
+from shapes import GROUP_SIZE, SHAPES, bits_of
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
@@ -50,7 +50,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="requests at once, for batch.py")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
     options = parser.parse_args()
-    format = {"quantize": "int4", "group_size": GROUP_SIZE} if options.shape.endswith(INT4) else {}
+    bits = bits_of(options.shape)
+    format = {"quantize": f"int{bits}", "group_size": GROUP_SIZE} if bits < 16 else {}
     options.folder.mkdir(parents=True, exist_ok=True)
     exported = export_llm(
         empty_model(SHAPES[options.shape]),

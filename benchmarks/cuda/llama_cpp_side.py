@@ -3,9 +3,9 @@
     python llama_cpp_side.py SHAPE [ROWS]
 
 The folder of the bundle has the sources in llama.cpp, which this file compiles first: about four minutes with 16 cores.
-The weights are random, in BF16, or in Q4_0 for a shape with the suffix -int4; the embedding and the output projection
-are then in Q8_0. llama-bench decodes without a sampler. With ROWS, llama-batched-bench runs as many requests at once,
-each with a prompt of 128 tokens and 128 new tokens. Attention is "flash attention" in all runs.
+The weights are random: in BF16, in Q4_0 for a shape with the suffix -int4, whose embedding and output projection are in
+Q8_0, or in Q8_0 for -int8. llama-bench decodes without a sampler. With ROWS, llama-batched-bench runs as many requests
+at once, each with a prompt of 128 tokens and 128 new tokens. All runs use "flash attention".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from shapes import INT4, SHAPES
+from shapes import SHAPES, bits_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES, BUILD = ROOT / "llama.cpp", ROOT / "llama.cpp/build"
@@ -78,8 +78,8 @@ def write_model(shape: str) -> Path:
     writer.add_token_list([f"<{i}>" for i in range(vocabulary)])
     writer.add_token_scores([0.0] * vocabulary)
     writer.add_token_types([1] * vocabulary)
-    is_quantized = shape.endswith(INT4)
-    matrices, ends = (Type.Q4_0, Type.Q8_0) if is_quantized else (Type.BF16, Type.BF16)
+    matrices = {4: Type.Q4_0, 8: Type.Q8_0, 16: Type.BF16}[bits_of(shape)]
+    ends = Type.BF16 if bits_of(shape) == 16 else Type.Q8_0
     columns_of = {}  # rows of random numbers, by type and number of columns
     rng = np.random.default_rng(0)
 

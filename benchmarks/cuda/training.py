@@ -52,9 +52,9 @@ def export_program(model, path: Path, quantize: str, batch: int, length: int, dr
 
 def export(folder: Path, shape: str, batch: int, length: int) -> None:
     from export import empty_model
-    from shapes import INT4, SHAPES
+    from shapes import SHAPES, bits_of
 
-    quantize = "int4" if shape.endswith(INT4) else "none"
+    quantize = "int4" if bits_of(shape) == 4 else "none"
     export_program(empty_model(SHAPES[shape]), folder / f"training-{shape}.pte", quantize, batch, length)
 
 
