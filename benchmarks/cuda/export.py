@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pack
 import torch
 from executorch_mlx.llm.export import export_llm
 from shapes import GROUP_SIZE, SHAPES, bits_of
@@ -34,6 +35,8 @@ def empty_model(shape: dict) -> PreTrainedModel:
         if words.dim() == 1:
             words.fill_(0x3F80)  # 1.0, of a norm
             continue
+        if words.nbytes < pack.LARGE_SEGMENT:
+            words.zero_()  # the bundle has these weights
         words[number, number] = -0x4100  # -0.5
     for module in model.modules():
         if hasattr(module, "original_inv_freq"):  # rotary embedding: `to_empty` discarded its frequencies

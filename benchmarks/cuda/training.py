@@ -188,14 +188,18 @@ def compiled_torch(root: Path, shape: str, steps: int, batch: int, length: int) 
 
 
 def measure(root: Path, options: argparse.Namespace) -> None:
+    from shapes import INT4
+
     times = {}
-    for side in options.only or SIDES:
+    usual = SIDES[:2] if options.shape.endswith(INT4) else SIDES
+    for side in options.only or usual:
         arguments = ["side", root, "--shape", options.shape, "--steps", options.steps, "--only", side]
         sizes = ["--batch", options.batch, "--length", options.length]
         call = [sys.executable, __file__, *map(str, [*arguments, *sizes])]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
-        if done.returncode:
-            print(f"{side}: failed\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
+        try:
+            done = subprocess.run(call, capture_output=True, text=True, timeout=options.timeout, check=True)
+        except subprocess.SubprocessError as error:
+            print(f"{side}: {error}\n{error.stderr or ''}"[-3000:], flush=True)
             continue
         result = json.loads(done.stdout.splitlines()[-1])
         losses, seconds = result["losses"], result["seconds"][WARM_UP:]
@@ -219,6 +223,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--timeout", type=float, default=150, help="seconds for each side")
     parser.add_argument("--only", choices=SIDES, action="append")
     options = parser.parse_args()
     sizes = options.batch, options.length
