@@ -188,10 +188,10 @@ def compiled_torch(root: Path, shape: str, steps: int, batch: int, length: int) 
 
 
 def measure(root: Path, options: argparse.Namespace) -> None:
-    from shapes import INT4
+    from shapes import bits_of
 
     times = {}
-    usual = SIDES[:2] if options.shape.endswith(INT4) else SIDES
+    usual = SIDES[:2] if bits_of(options.shape) < 16 else SIDES
     for side in options.only or usual:
         arguments = ["side", root, "--shape", options.shape, "--steps", options.steps, "--only", side]
         sizes = ["--batch", options.batch, "--length", options.length]
