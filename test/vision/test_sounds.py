@@ -111,7 +111,7 @@ def test_errors_are_one_line(llm):
     ):
         with pytest.raises(SoundError, match=f"^audio: .*{problem}"):
             llm.chat(messages(1), audio=[data])
-    with pytest.raises(SoundError, match="got fewer"):
+    with pytest.raises(SoundError, match="got fewer sounds"):
         llm.chat(messages(2), audio=[sound])
     with pytest.raises(ValueError, match="^image: the model takes sounds only"):
         llm.chat([{"role": "user", "content": "a"}], images=[picture])

@@ -47,19 +47,21 @@ def with_media(
             if source is None:
                 placed.add(kind)
                 if not given[kind]:
-                    raise _ERRORS[kind]("got fewer than parts of messages for them")
+                    raise _ERRORS[kind](f"got fewer {_ERRORS[kind].things} than parts of messages for them")
                 source = given[kind].pop(0)
             found.append(Sound(source) if kind == "audio" and not isinstance(source, Sound) else source)
             parts.append({"type": kind})
         changed.append({**message, "content": parts})
     for kind in placed:
         if given[kind]:
-            raise _ERRORS[kind](f"got {len(given[kind])} more than parts of messages for them")
+            error = _ERRORS[kind]
+            raise error(f"got {len(given[kind])} {error.things} more than parts of messages for them")
     rest = [(kind, source) for kind, sources in given.items() for source in sources]
     if rest:
         last = max((i for i, message in enumerate(changed) if message.get("role") == "user"), default=None)
         if last is None:
-            raise _ERRORS[rest[0][0]]("expected a message of the user")
+            error = _ERRORS[rest[0][0]]
+            raise error(f"expected a message of the user for the {error.things}")
         before = sum(map(_count, changed[:last]))
         found[before:before] = [source for _, source in rest]
         content = changed[last].get("content") or ""

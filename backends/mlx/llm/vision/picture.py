@@ -25,7 +25,7 @@ _DATA_URL = "data:"
 class MediaError(FieldError):
     """Raised for a picture or a sound that is invalid."""
 
-    medium = ""  # the name of the field
+    medium, things = "", ""  # the name of the field, and what they are
     sources = "a path, bytes or a data URL"
 
     def __init__(self, problem: str):
@@ -35,7 +35,7 @@ class MediaError(FieldError):
 class PictureError(MediaError):
     """Raised for a picture that cannot be decoded, or that is too large."""
 
-    medium = "image"
+    medium, things = "image", "pictures"
     sources = "a path, bytes, a data URL or a picture of PIL"
 
 

@@ -71,12 +71,14 @@ class PictureProcessor:
         """
         parts = text.split(self.placeholder)
         if len(parts) != len(pictures) + 1:
-            raise self._error(f"got {len(pictures)} for a prompt with {len(parts) - 1} of {self.placeholder}")
+            raise self._error(
+                f"got {len(pictures)} {self._error.things} for a prompt with {len(parts) - 1} of {self.placeholder}"
+            )
         texts, encodings = [parts[0]], []
         for source, part in zip(pictures, parts[1:]):
             if isinstance(source, Sound) != self.takes_sounds:
-                taken = "sounds" if self.takes_sounds else "pictures"
-                raise (SoundError if isinstance(source, Sound) else PictureError)(f"the model takes {taken} only")
+                error = SoundError if isinstance(source, Sound) else PictureError
+                raise error(f"the model takes {self._error.things} only")
             shown, calls = self._prepare(self._open(source), self._settings, self._pixels)
             texts += [shown, part]
             encodings += calls

@@ -20,7 +20,7 @@ MAX_RATE = 192_000
 class SoundError(MediaError):
     """Raised for a sound that cannot be decoded, or that is too long."""
 
-    medium = "audio"
+    medium, things = "audio", "sounds"
     sources = "a path, bytes, a data URL or samples"
 
 
