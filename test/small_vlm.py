@@ -1,4 +1,4 @@
-"""Small vision-language models with random weights, and what transformers computes with them."""
+"""Small models for pictures or sounds and text, with random weights, and what transformers computes with them."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.content is string -%}{{ message.content }}{%- else -%}
 {%- for part in message.content -%}
-{%- if part.type == "image" -%}PLACEHOLDER{%- else -%}{{ part.text }}{%- endif -%}
+{%- if part.type in ("image", "audio") -%}PLACEHOLDER{%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- endif -%}{{ "\n" }}
 {%- endfor -%}"""
@@ -362,6 +362,50 @@ FAMILIES = {
 }
 
 
+def _qwen2_audio():
+    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
+
+    words = tokenizer(["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"], "<|audio_bos|><|AUDIO|><|audio_eos|>")
+    audio = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+    audio |= {"d_model": 32, "max_source_positions": 50, "initializer_range": 0.3}
+    config = Qwen2AudioConfig(
+        audio_config={**audio, "model_type": "qwen2_audio_encoder"},
+        text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(words)},
+        audio_token_index=words.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    processor = _Joined(extractor, words, None, "<|AUDIO|>")
+
+    def call(images, text, return_tensors):
+        if images is None:
+            return words(text, return_tensors="pt")
+        options = {"padding": "max_length", "return_attention_mask": True, "return_tensors": "pt"}
+        found = extractor(images, sampling_rate=16000, **options)
+        found["feature_attention_mask"] = found.pop("attention_mask")
+        parts = text.split("<|AUDIO|>")
+        for frames, part in zip(found["feature_attention_mask"].sum(-1).tolist(), parts[1:]):
+            parts[0] += "<|AUDIO|>" * ((((frames - 1) // 2 + 1) - 2) // 2 + 1) + part
+        return {**found, **processor.tokenizer(parts[0], return_tensors="pt")}
+
+    processor.call = call
+    return Qwen2AudioForConditionalGeneration, config, processor
+
+
+SOUND_FAMILIES = {"qwen2_audio": _qwen2_audio}
+
+
+def sounds(count: int, seed: int = 0) -> list:
+    """Return sounds of odd lengths below a second at 16 kHz, float32."""
+    generator = np.random.default_rng(seed)
+    lengths = [5003, 15999, 11111]
+    found = []
+    for index in range(count):
+        time = np.arange(lengths[index % len(lengths)]) / 16000
+        tone = np.sin(2 * np.pi * generator.uniform(100, 2000) * time * (1 + time))
+        found.append((0.3 * tone + 0.01 * generator.standard_normal(len(time))).astype(np.float32))
+    return found
+
+
 def save(family: str, folder: Path, weights: bool = True):
     """Write a checkpoint of a family to `folder`. Return the model and a processor of transformers.
 
@@ -369,7 +413,7 @@ def save(family: str, folder: Path, weights: bool = True):
     """
     from transformers import AutoTokenizer
 
-    kind, config, processor = FAMILIES[family]()
+    kind, config, processor = (FAMILIES | SOUND_FAMILIES)[family]()
     torch.manual_seed(1)
     model = kind(config).eval() if weights else None
     if weights:

@@ -38,14 +38,7 @@ from .quantization.kv_caches import KVQuantization, half_precision, quantize_cac
 from .reference import Reference
 from .serialize import serialize
 from .vision.families import NoPictures, find_family, has_pictures, picture_settings
-from .vision.methods import (
-    TOKEN_EMBEDDING,
-    VISION_ENCODER,
-    Vision,
-    check_encoder,
-    export_token_embedding,
-    export_vision,
-)
+from .vision.methods import TOKEN_EMBEDDING, Vision, check_encoder, export_token_embedding, export_vision
 
 DTYPES = {name: getattr(torch, name) for name in OPTIONS["dtype"].choices}
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
@@ -139,7 +132,7 @@ def export_llm(
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     if vision is not None:
-        methods |= {VISION_ENCODER: vision.encoder, TOKEN_EMBEDDING: export_token_embedding(decoder)}
+        methods |= {vision.name: vision.encoder, TOKEN_EMBEDDING: export_token_embedding(decoder)}
         constants |= vision.metadata()
     progress("lower")
     try:
@@ -266,9 +259,7 @@ def _check(path: Path, *, vision: Vision | None, **program: Any) -> ProgramCheck
     of_encoder = check_encoder(path, vision)
     if of_encoder.ok:
         return check
-    note = (
-        f"vision_encoder: the largest difference is {of_encoder.difference:.1e}, tolerance {of_encoder.tolerance:.1e}"
-    )
+    note = f"{vision.name}: the largest difference is {of_encoder.difference:.1e}, tolerance {of_encoder.tolerance:.1e}"
     return dataclasses.replace(check, values_ok=False, departure=note)
 
 
