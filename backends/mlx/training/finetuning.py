@@ -25,7 +25,7 @@ from .options import FinetuneOptions
 from .plot import line_chart
 from .program import TrainingProgram, replacing, write_whole
 
-STATE = "state.safetensors"
+STATE_FILE = "state.safetensors"
 _COLUMNS = ("step", "loss", "validation", "lr", "tokens", "tokens_per_second")
 
 
@@ -103,7 +103,7 @@ class _Training:
     ):
         self.program, self.settings, self.steps = program, settings, steps
         self.batches, self.held_out, self.progress = batches, held_out, progress
-        self.state, self.best = work / STATE, work / "best.safetensors"
+        self.state, self.best = work / STATE_FILE, work / "best.safetensors"
         self.schedule = SCHEDULES[settings.schedule](settings.lr, steps, settings.warmup)
         self.done = Progress()
         if self.state.exists():
@@ -187,7 +187,7 @@ def _is_new(work: Path, description: bytes) -> bool:
     file = work / "settings.json"
     if file.exists() and file.read_bytes() == description:
         return False
-    if file.exists() and (work / STATE).exists():
+    if file.exists() and (work / STATE_FILE).exists():
         raise ValueError(
             f"finetune: {work.parent} has an interrupted training with other arguments or data; delete {work} to begin "
             "a new one"
