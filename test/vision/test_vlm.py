@@ -109,7 +109,9 @@ def test_a_family_without_rules_is_refused(tmp_path):
     small_vlm.save("llava", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "vipllava"}))
-    with pytest.raises(ValueError, match="export_llm: pictures: got a model of kind vipllava, expected one of gemma3"):
+    with pytest.raises(
+        ValueError, match="export_llm: pictures: got a model of kind vipllava, expected one of audioflamingo3, gemma3"
+    ):
         export_llm(tmp_path, pictures=True)
 
 
