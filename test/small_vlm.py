@@ -362,36 +362,45 @@ FAMILIES = {
 }
 
 
-def _qwen2_audio():
-    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
+def _hearing(name: str, token: str, mask: str):
+    """`mask` is the name of the argument of the model for the mask of the features."""
+    import transformers
+    from transformers import WhisperFeatureExtractor
 
-    words = tokenizer(["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"], "<|audio_bos|><|AUDIO|><|audio_eos|>")
+    words = tokenizer([token, "<|audio_bos|>", "<|audio_eos|>"], f"<|audio_bos|>{token}<|audio_eos|>")
     audio = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
     audio |= {"d_model": 32, "max_source_positions": 50, "initializer_range": 0.3}
-    config = Qwen2AudioConfig(
-        audio_config={**audio, "model_type": "qwen2_audio_encoder"},
+    audio["model_type"] = {"Qwen2Audio": "qwen2_audio_encoder"}.get(name, f"{name.lower()}_encoder")
+    kind = getattr(transformers, f"{name}Config")
+    config = kind(
+        audio_config=audio,
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(words)},
-        audio_token_index=words.convert_tokens_to_ids("<|AUDIO|>"),
+        **{"audio_token_index" if name == "Qwen2Audio" else "audio_token_id": words.convert_tokens_to_ids(token)},
     )
     extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=1)
-    processor = _Joined(extractor, words, None, "<|AUDIO|>")
+    processor = _Joined(extractor, words, None, token)
 
     def call(images, text, return_tensors):
         if images is None:
             return words(text, return_tensors="pt")
         options = {"padding": "max_length", "return_attention_mask": True, "return_tensors": "pt"}
-        found = extractor(images, sampling_rate=16000, **options)
-        found["feature_attention_mask"] = found.pop("attention_mask")
-        parts = text.split("<|AUDIO|>")
-        for frames, part in zip(found["feature_attention_mask"].sum(-1).tolist(), parts[1:]):
-            parts[0] += "<|AUDIO|>" * ((((frames - 1) // 2 + 1) - 2) // 2 + 1) + part
+        windows = [sound[at : at + 16000] for sound in images for at in range(0, len(sound), 16000)]
+        found = extractor(windows, sampling_rate=16000, **options)
+        found[mask] = found.pop("attention_mask")
+        parts = text.split(token)
+        for sound, part in zip(images, parts[1:]):
+            frames = -(-len(sound) // 160)
+            parts[0] += token * ((((frames - 1) // 2 + 1) - 2) // 2 + 1) + part
         return {**found, **processor.tokenizer(parts[0], return_tensors="pt")}
 
     processor.call = call
-    return Qwen2AudioForConditionalGeneration, config, processor
+    return getattr(transformers, f"{name}ForConditionalGeneration"), config, processor
 
 
-SOUND_FAMILIES = {"qwen2_audio": _qwen2_audio}
+SOUND_FAMILIES = {
+    "audioflamingo3": lambda: _hearing("AudioFlamingo3", "<sound>", "input_features_mask"),
+    "qwen2_audio": lambda: _hearing("Qwen2Audio", "<|AUDIO|>", "feature_attention_mask"),
+}
 
 
 def sounds(count: int, seed: int = 0) -> list:

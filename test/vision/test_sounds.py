@@ -47,6 +47,18 @@ def wav(samples: np.ndarray, rate: int = 16000, **options) -> bytes:
     return file.getvalue()
 
 
+def test_long_sounds_are_read_in_windows(tmp_path):
+    model, processor = small_vlm.save("audioflamingo3", tmp_path)
+    options = {"max_context_len": 256, "chunk": 32, "speculation": False, "verify": False}
+    export_llm(tmp_path, pictures=True, **options).save(tmp_path / "model.pte")
+    short, other = small_vlm.sounds(2)
+    with LLM.load(tmp_path / "model.pte") as llm:
+        for sounds in ([short], [np.concatenate([other, short, other])], [short, np.concatenate([short, other])]):
+            expected = small_vlm.reference(model, processor, messages(len(sounds)), sounds, TOKENS)
+            generation = llm.chat(messages(len(sounds)), audio=sounds, max_new_tokens=TOKENS, ignore_eos=True)
+            assert (generation.prompt, generation.result().tokens) == expected
+
+
 @pytest.mark.parametrize("chunk", [0, 7])
 def test_tokens_are_those_of_transformers(qwen2_audio, chunk):
     """With 0, 1, 2 and 3 sounds, alone and beside other requests, whatever the sizes of chunks."""

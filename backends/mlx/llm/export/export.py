@@ -17,7 +17,7 @@ from ...workarounds.program_caches import forget_programs
 from ..export_options import OPTIONS, TEXT, ExportOptions, HeadConfig
 from .adapters import AdapterSlots
 from .check import ProgramCheck, check_program
-from .checkpoints.adapter import merge_adapter
+from .checkpoints.adapter import is_for_whole, merge_adapter
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.checks import reading
 from .checkpoints.hf import HFFolder
@@ -75,7 +75,7 @@ def export_llm(
     head = settings.head if has_head else HeadConfig.minimal()
     speculation = settings.speculation and not settings.portable and has_head
     model, mtp, vision, tokenizer, dtype, notes = _load(model, tokenizer, settings, has_mtp=speculation)
-    if settings.adapter is not None:
+    if settings.adapter is not None and vision is None:
         progress("merge the adapter")
         model = merge_adapter(model, settings.adapter, dtype or compute_dtype(model))
     use_gathered_experts(model)
@@ -230,15 +230,19 @@ def _load_with_pictures(
             return None
         if type(checkpoint) is not HFFolder:
             raise NoPictures(f"pictures: got {type(checkpoint).__name__}, expected a folder that transformers reads")
-        if settings.adapters or settings.adapter:
-            raise NoPictures("pictures: got adapters, expected none")
+        if settings.adapters:
+            raise NoPictures("pictures: got adapters to load at run time, expected none")
         config = load_config(checkpoint.path)
         if settings.portable and find_family(config.model_type).attention(config) is not None:
             raise NoPictures(
                 "pictures: a portable program has one method, where the tokens of pictures attend as text does"
             )
         family, picture = find_family(config.model_type), picture_settings(checkpoint.path, config, tokenizer)
-        model = checkpoint.load_with_pictures(stored).requires_grad_(False)
+        model = checkpoint.load_with_pictures(stored)
+        changes_encoder = settings.adapter is not None and is_for_whole(model, settings.adapter)
+        if changes_encoder:
+            model = merge_adapter(model, settings.adapter, dtype)
+        model.requires_grad_(False)
         for _, _, part in other_media(model):
             cast_parameters(part, dtype)
         vision = export_vision(model, family, picture)
@@ -248,7 +252,10 @@ def _load_with_pictures(
         if has_pictures(checkpoint.path):
             checkpoint.notes.append(f"left out the pictures: {reason}")
         return None
-    return without_other_media(model), vision
+    language = without_other_media(model)
+    if settings.adapter is not None and not changes_encoder:
+        language = merge_adapter(language, settings.adapter, dtype)
+    return language, vision
 
 
 def _check(path: Path, *, vision: Vision | None, **program: Any) -> ProgramCheck:

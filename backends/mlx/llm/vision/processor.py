@@ -19,6 +19,8 @@ from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_bor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MAX_SAMPLES = 1 << 26  # of a sound
+
 
 @dataclass(frozen=True)
 class Encoding:
@@ -91,7 +93,7 @@ class PictureProcessor:
 
     def _open(self, source: Any) -> Any:
         if self.takes_sounds:
-            return open_sound(source, self._settings["rate"], self._settings["samples"])
+            return open_sound(source, self._settings["rate"], self._settings["samples"] * self._settings["windows"])
         return open_picture(source)
 
 
@@ -100,6 +102,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     kinds = _KINDS | _SOUNDS
     if settings.get("kind") not in kinds:
         raise ValueError(f"picture_settings: kind: got {settings.get('kind')}, expected one of {', '.join(kinds)}")
+    samples = settings.get("samples")
     limits = {
         "count": 1 << 16,
         "merge": 16,
@@ -109,8 +112,9 @@ def _check(settings: Mapping[str, Any]) -> None:
         "longest": 1 << 13,
         "side": 1 << 8,
         "rate": 192_000,
-        "samples": 1 << 26,
+        "samples": MAX_SAMPLES,
         "hop": 1 << 16,
+        "windows": MAX_SAMPLES // (samples if isinstance(samples, int) and samples > 0 else 1),
     }
     limits |= {"most": 256} if settings["kind"] == "internvl" else {"most": 1 << 26}
     for name, limit in limits.items():
@@ -238,12 +242,17 @@ _KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] =
 
 
 def _whisper(samples: np.ndarray, settings: Mapping[str, Any], _: None) -> _Prepared:
-    frames, count = whisper_tokens(settings, len(samples))
-    if count < 1:
+    encodings, size = [], settings["samples"]
+    for first in range(0, len(samples), size):
+        window = samples[first : first + size]
+        frames, count = whisper_tokens(settings, len(window))
+        if count > 0:  # the end of the sound may be too short for a token
+            padded = np.zeros((1, size), np.float32)
+            padded[0, : len(window)] = window
+            encodings.append(Encoding((padded, np.array([frames])), range(count)))
+    if not encodings:
         raise SoundError(f"got {len(samples)} samples, expected enough for a token")
-    padded = np.zeros((1, settings["samples"]), np.float32)
-    padded[0, : len(samples)] = samples
-    return settings["token"] * count, [Encoding((padded, np.array([frames])), range(count))]
+    return settings["token"] * sum(len(encoding.rows) for encoding in encodings), encodings
 
 
 _SOUNDS: dict[str, Callable[[Any, Mapping[str, Any], Any], _Prepared]] = {"whisper": _whisper}

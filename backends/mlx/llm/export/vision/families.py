@@ -252,7 +252,7 @@ def _gemma4_attention(config: Any) -> PictureAttention | None:
     return PictureAttention.WINDOWS if is_bidirectional else None
 
 
-def _qwen2_audio(source: Source) -> dict[str, Any]:
+def _whisper(source: Source) -> dict[str, Any]:
     settings, encoder = source.processor, source.config.audio_config
     if settings.get("feature_size") != encoder.num_mel_bins or settings.get("dither"):
         raise ValueError(f"got {settings}, expected feature_size {encoder.num_mel_bins} without dither")
@@ -261,8 +261,15 @@ def _qwen2_audio(source: Source) -> dict[str, Any]:
         "rate": settings["sampling_rate"],
         "hop": settings["hop_length"],
         "samples": 2 * encoder.max_source_positions * settings["hop_length"],
+        "windows": 1,
         "mel": [settings["feature_size"], settings["n_fft"]],
     }
+
+
+def _audio_flamingo(source: Source) -> dict[str, Any]:
+    settings = _whisper(source)
+    seconds = source.options.get("max_audio_len", 600)
+    return settings | {"windows": seconds * settings["rate"] // settings["samples"]}
 
 
 def _log_mel(settings: dict[str, Any]) -> torch.nn.Module:
@@ -282,6 +289,12 @@ def _qwen2_audio_features(model: PreTrainedModel, features: torch.Tensor, frames
     return whole.multi_modal_projector(states)[0]
 
 
+def _audio_flamingo_features(model: PreTrainedModel, features: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+    whole, held = model.model, (torch.arange(features.shape[-1]) < frames)[None]
+    states = whole.audio_tower(features, input_features_mask=held, return_dict=True).last_hidden_state
+    return whole.multi_modal_projector(states)[0]
+
+
 def _deepstack_layers(config: Any) -> int:
     return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
 
@@ -289,6 +302,7 @@ def _deepstack_layers(config: Any) -> int:
 _QWEN = Family(patch_features, _qwen, has_rope_offset=True, examples=_patches)
 _QWEN3 = Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers)
 FAMILIES = {
+    "audioflamingo3": Family(_audio_flamingo_features, _audio_flamingo, examples=_samples, features=_log_mel),
     "gemma3": Family(_features, _gemma3, attention=lambda config: PictureAttention.ALL_LAYERS),
     "gemma4": Family(
         gemma4_features,
@@ -303,7 +317,7 @@ FAMILIES = {
     "llava_next": Family(_llava_next_features, _llava_next, examples=_tiled),
     "mistral3": Family(pixtral_features, _mistral3, examples=_patches),
     "qwen2_5_vl": _QWEN,
-    "qwen2_audio": Family(_qwen2_audio_features, _qwen2_audio, examples=_samples, features=_log_mel),
+    "qwen2_audio": Family(_qwen2_audio_features, _whisper, examples=_samples, features=_log_mel),
     "qwen2_vl": _QWEN,
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
