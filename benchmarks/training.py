@@ -1,7 +1,7 @@
 """LoRA on SmolLM2-135M-Instruct beside peft and torch's AdamW: losses, time of a step and memory, by turns.
 
-    python benchmarks/training.py [--steps 50] [--length 128] [--batch 1] [--quantize int4] [--checkpoint]
-        [--only ours | --only torch] [--layers 30]
+    python benchmarks/training.py [--steps 50] [--length 128] [--batch 1] [--quantize int4] [--group-size 32]
+        [--checkpoint] [--only ours | --only torch] [--layers 30]
 
 Both sides begin with the same adapter and get the same batches, text of this repository's documentation. In each round,
 both make one step. "difference" is the largest difference of the losses of a step; with `--quantize`, torch keeps the
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import importlib.util
 import os
 import statistics
 import sys
@@ -29,51 +28,19 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = Path.home() / ".cache" / "executorch-mlx"
 LR, R, ALPHA = 1e-3, 8, 16
 TARGETS = ("*_proj",)
 
 
-def gguf() -> Path:
-    spec = importlib.util.spec_from_file_location("demo_llm", ROOT / "examples" / "demo_llm.py")
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-    return demo.fetch(CACHE)
-
-
-def load(args):
-    """Return the checkpoint, and its model in float32, with the first `--layers` layers."""
-    import torch
-    from executorch_mlx.llm.export.checkpoints.open import opened
-    from executorch_mlx.llm.export.packed import MLXEmbedding, Packed
-
-    checkpoint = opened(gguf(), "benchmark")
-    model = checkpoint.load(torch.float32)
-    del model.model.layers[args.layers :]
-    model.config.num_hidden_layers = len(model.model.layers)
-    for path, layer in list(model.named_modules()):
-        if isinstance(layer, Packed):
-            weight = torch.nn.Parameter(layer.dequantized(), requires_grad=False)
-            new = torch.nn.Embedding(1, 1) if isinstance(layer, MLXEmbedding) else torch.nn.Linear(1, 1, bias=False)
-            new.weight = weight
-            if isinstance(layer, MLXEmbedding):
-                new.num_embeddings, new.embedding_dim = weight.shape
-            else:
-                new.out_features, new.in_features = weight.shape
-            model.set_submodule(path, new)
-    model.tie_weights()
-    return checkpoint, model
-
-
 def export(args, path: Path) -> None:
+    import smollm2
     import torch
     from executorch_mlx.llm.export.quantization.conversion import convert_weights
     from executorch_mlx.training import AdamW, LoRA, export_training
 
-    _, model = load(args)
-    convert_weights(
-        model, args.quantize, None, torch.float32, tokenizer=None, calibrate=None, progress=lambda step: None
-    )
+    model = smollm2.load(args.layers)
+    settings = {"tokenizer": None, "calibrate": None, "progress": lambda step: None}
+    convert_weights(model, args.quantize, args.group_size, torch.float32, **settings)
     program = export_training(
         model,
         lora=LoRA(R, ALPHA, targets=TARGETS),
@@ -88,10 +55,10 @@ def export(args, path: Path) -> None:
 
 
 def batches(args, tokenizer):
+    import smollm2
     import torch
 
-    text = "".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))[:400_000]
-    ids = torch.tensor(tokenizer(text)["input_ids"])
+    ids = torch.tensor(tokenizer(smollm2.text())["input_ids"])
     for step in range(args.steps):
         first = step * args.batch * args.length % (len(ids) - args.batch * args.length - 1)
         row = ids[first : first + args.batch * args.length + 1]
@@ -134,10 +101,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--quantize", default="none")
+    parser.add_argument("--group-size", type=int, default=32)
     parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--only", choices=["ours", "torch"])
     args = parser.parse_args()
-    name = f"{args.quantize}-{args.layers}-{args.batch}x{args.length}{'-checkpoint' * args.checkpoint}.pte"
+    format = args.quantize if args.quantize == "none" else f"{args.quantize}-{args.group_size}"
+    name = f"{format}-{args.layers}-{args.batch}x{args.length}{'-checkpoint' * args.checkpoint}.pte"
     pte = ROOT / "build" / "benchmarks" / "training" / name
     if not pte.exists():
         begin, cpu = time.perf_counter(), time.process_time()
@@ -145,6 +114,7 @@ def main() -> None:
         print(f"export: {time.perf_counter() - begin:.0f} s, {time.process_time() - cpu:.0f} s of CPU", flush=True)
         os.execv(sys.executable, [sys.executable, *sys.argv])  # the memory of the export does not count
 
+    import smollm2
     from executorch_mlx.training import TrainingProgram
     from executorch_mlx.training.adapter import write_adapter
 
@@ -154,16 +124,11 @@ def main() -> None:
         program = TrainingProgram(pte)
         write_adapter(folder, program, None)
         sides["ours"] = lambda batch, step: program.train_step(*batch, LR, step)
-    if args.only == "ours":
-        from executorch_mlx.llm.export.checkpoints.open import opened
-
-        tokenizer = opened(gguf(), "benchmark").tokenizer()
-    else:
-        checkpoint, model = load(args)
-        tokenizer = checkpoint.tokenizer()
-        trained = Torch(args, model, None if args.only else folder)
+    if args.only != "ours":
+        trained = Torch(args, smollm2.load(args.layers), None if args.only else folder)
         sides["torch"] = lambda batch, step: trained.step(*batch, step)
 
+    tokenizer = smollm2.tokenizer()
     _reset_peak()
     times, cpu, losses = ({side: [] for side in sides} for _ in range(3))
     for step, batch in enumerate(batches(args, tokenizer), 1):
@@ -215,6 +180,7 @@ def _status(field: str) -> int:
 
 
 def _logits_difference(args, program, trained, batch, folder) -> float:
+    import smollm2
     import torch
     from executorch_mlx.training.adapter import write_adapter
     from peft import PeftModel
@@ -222,7 +188,7 @@ def _logits_difference(args, program, trained, batch, folder) -> float:
     write_adapter(folder, program, None)
     with torch.no_grad():
         expected = trained.model.eval()(input_ids=batch[0]).logits
-        actual = PeftModel.from_pretrained(load(args)[1], folder).eval()(input_ids=batch[0]).logits
+        actual = PeftModel.from_pretrained(smollm2.load(args.layers), folder).eval()(input_ids=batch[0]).logits
     return (actual - expected).abs().max().item()
 
 

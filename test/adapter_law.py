@@ -8,7 +8,9 @@ The model is a checkpoint, or has random weights. The adapters have random weigh
 script prints
 
 - how many tokens of answers with different adapters, side by side in one batch, differ from those of each answer alone;
-- in float32, how far the log probabilities of these tokens are from those of models into which the adapters are merged;
+- how many of the tokens differ from those without an adapter, which shows that the adapters have an effect;
+- in float32, how far the log probabilities of these tokens are from those of models into which the adapters are merged,
+  and how many greedy tokens are not the most probable ones of these models;
 - how many requests fail, and how many tokens differ, while an adapter is loaded and removed again and again, and by how
   much the memory of the process grows meanwhile;
 - how long a step takes without an adapter, beside a program that takes none.
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +73,15 @@ def write_adapter(folder: Path, number: int) -> Path:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * (0.1 if checkpoint is None else 0.02)
 
-    layers = [(n, m) for n, m in model().named_modules() if isinstance(m, torch.nn.Linear) and "layers" in n]
     rank = min(2 * number + 1, RANK)
-    return write_peft(folder, {n: (draw(rank, m.in_features), draw(m.out_features, rank)) for n, m in layers})
+    return write_peft(folder, {n: (draw(rank, inputs), draw(outputs, rank)) for n, inputs, outputs in layers()})
+
+
+@cache
+def layers() -> list[tuple[str, int, int]]:
+    """Return the paths and sizes of the linear layers of the decoder layers."""
+    found = [(n, m) for n, m in model().named_modules() if isinstance(m, torch.nn.Linear) and "layers" in n]
+    return [(name, layer.in_features, layer.out_features) for name, layer in found]
 
 
 def prompt_of(number: int) -> list[int]:
@@ -86,39 +95,51 @@ def export(path: Path, format: str, **options: Any) -> Path:
     return path
 
 
-def answers(llm: LLM, count: int, together: bool, **options: Any) -> list:
-    """Return the answers with the adapters of all numbers: side by side, or one after the other."""
+def answers(llm: LLM, count: int, together: bool, with_adapters: bool = True, **options: Any) -> list:
+    """Return the answers with the adapters of all numbers, or without: side by side, or one after the other."""
     options |= {"max_new_tokens": count, "ignore_eos": True, "logprobs": 0}
     started, results = [], []
     for number in range(ROWS):
-        started.append(llm.generate(prompt_of(number), adapter=str(number), **options))
+        adapter = str(number) if with_adapters else None
+        started.append(llm.generate(prompt_of(number), adapter=adapter, **options))
         if not together:
             results.append(started.pop().result())
     return results + [generation.result() for generation in started]
 
 
-def rounding(folder: Path, number: int, answer: Any) -> float:
-    """Return the largest difference between the log probabilities of an answer and those of the merged model."""
+def different_tokens(some: list, others: list) -> int:
+    return sum(a != b for x, y in zip(some, others) for a, b in zip(x.tokens, y.tokens, strict=True))
+
+
+def beside_merged(folder: Path, number: int, answer: Any) -> tuple[float, int]:
+    """Compare an answer with the model into which its adapter is merged.
+
+    Returns the largest difference of a log probability, and how many tokens are not the most probable ones.
+    """
     merged, prompt = merge_adapter(model(), folder, torch.float32), prompt_of(number)
+    tokens = torch.tensor(answer.tokens)
     with torch.no_grad():
         logits = merged(torch.tensor([[*prompt, *answer.tokens]])).logits[0, len(prompt) - 1 : -1]
-    chosen = logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens).unsqueeze(1)).squeeze(1)
-    return (chosen - torch.tensor(answer.logprobs)).abs().max().item()
+    chosen = logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return (chosen - torch.tensor(answer.logprobs)).abs().max().item(), int((logits.argmax(-1) != tokens).sum())
 
 
 def check_batches(llm: LLM, folders: list[Path], count: int, format: str) -> int:
     """Print how the answers of a batch differ from those of each adapter alone. Returns the number of tokens."""
     wrong = 0
     for name, sampling in SAMPLINGS.items():
-        alone = answers(llm, count, together=False, **sampling)
         batch = answers(llm, count, together=True, **sampling)
-        differ = sum(a != b for x, y in zip(alone, batch) for a, b in zip(x.tokens, y.tokens, strict=True))
-        print(f"{name}: {differ} of {ROWS * count} tokens differ from those of each adapter alone", flush=True)
-        wrong += differ
+        alone = answers(llm, count, together=False, **sampling)
+        wrong += (differ := different_tokens(alone, batch))
+        print(f"{name}: {differ} of {ROWS * count} tokens differ from those of each adapter alone,", end=" ")
+        plain = answers(llm, count, together=True, with_adapters=False, **sampling)
+        print(f"{different_tokens(plain, batch)} from those without an adapter", flush=True)
         if format == "float32":
-            largest = max(rounding(folders[i], i, answer) for i, answer in enumerate(batch))
-            print(f"{name}: log probabilities differ from those of the merged models by at most {largest:.1e}")
-            wrong += largest > MOST_ROUNDING
+            differences, others = zip(*(beside_merged(folders[i], i, answer) for i, answer in enumerate(batch)))
+            print(f"{name}: log probabilities differ from those of the merged models by at most {max(differences):.1e}")
+            if name == "greedy":
+                print(f"{name}: {sum(others)} tokens are not the most probable ones of the merged models", flush=True)
+            wrong += max(differences) > MOST_ROUNDING
     return wrong
 
 
@@ -129,7 +150,7 @@ def resident_bytes() -> int:
 
 def check_loads(llm: LLM, folder: Path, loads: int) -> int:
     """Load and remove an adapter while others answer. Returns the number of failed requests and wrong tokens."""
-    expected = {number: answers(llm, 12, together=False)[number].tokens for number in range(ROWS - 1)}
+    expected = {i: answer.tokens for i, answer in enumerate(answers(llm, 12, together=False)[: ROWS - 1])}
     problems, is_over, counts = [], threading.Event(), dict.fromkeys(expected, 0)
 
     def ask(number: int) -> None:

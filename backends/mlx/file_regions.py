@@ -12,7 +12,7 @@ from executorch.extension.flat_tensor.serialize.serialize import (
     _get_extended_header,
 )
 
-from .inspect.pte import Contents
+from .inspect.pte import Contents, is_pte, read_pte
 
 _MAGIC_END = 8  # bytes before the header of a data file
 
@@ -53,6 +53,14 @@ def _data_files(contents: Contents) -> set[str]:
     """Return the names of the data files that contain constants of a program: their keys begin with the name."""
     keys = (slot.name or "" for d in contents.delegates for slot in d.graph.named_slots or ())
     return {f"{file}.ptd" for file, colon, _ in (key.partition(":") for key in keys) if colon}
+
+
+def keys_of_program(path: Path) -> set[str]:
+    """Return the keys of the data that the MLX programs of a file need; none if it is no file of ExecuTorch."""
+    if not is_pte(path):
+        return set()
+    slots = (slot for delegate in read_pte(path).delegates for slot in delegate.graph.named_slots or ())
+    return {slot.name for slot in slots if slot.name is not None}
 
 
 def read_data_file(path: Path) -> dict[str, FileBackedData]:

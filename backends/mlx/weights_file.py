@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
     from executorch.exir import ExecutorchProgramManager
+    from executorch.exir._serialize._cord import FileBackedData
 
 METHOD = "get_weights_file"
 SUFFIX = ".ptd"
@@ -41,8 +42,8 @@ def methods(name: str | None) -> dict[str, torch.Tensor]:
 def save_program(program: ExecutorchProgramManager, path: str | Path) -> int:
     """Write a program to `path`, and its weights file, if it has one, beside it. Returns the size of the `.pte`.
 
-    A weights file that exists keeps its weights, and gets those of `program` that it lacks. Programs that have mapped
-    it go on with the old file.
+    A weights file that exists keeps its weights, also those that no program needs any more, and gets those of
+    `program` that it lacks. Programs that have mapped it go on with the old file.
 
     Raises FileNotFoundError or FileExistsError for an unsuitable `path`, and ValueError if the weights file exists and
     is no data file.
@@ -75,14 +76,34 @@ def staged(program: ExecutorchProgramManager, path: Path) -> Iterator[Path]:
         os.replace(unchecked, path)
 
 
+def compact(path: Path) -> list[Path]:
+    """Remove the data from a weights file that no program in its folder needs. Returns the programs that need some.
+
+    The new file takes the place of the old one at once, and needs room beside it. Programs that have mapped the old one
+    go on with it.
+
+    Raises ValueError if the file is no data file, or no program needs any of the data, and ProgramError if a program
+    cannot be read.
+    """
+    from .file_regions import keys_of_program, read_data_file
+
+    data, needed, programs = read_data_file(path), set[str](), []
+    for file in sorted(path.parent.iterdir()):
+        if file.is_file() and (keys := keys_of_program(file) & data.keys()):
+            needed |= keys
+            programs.append(file)
+    if not needed:
+        raise ValueError(f"{path}: expected a program in its folder that needs it")
+    if needed != data.keys():
+        _replace({key: region for key, region in data.items() if key in needed}, path)
+    return programs
+
+
 def _merge(old: Path, new: Path) -> bool:
     """Add the data of `old`, which may be missing, to the data file `new`.
 
     Returns False if `old` has all data of `new`. Then `new` is a link to `old` afterwards.
     """
-    from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
-    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
-
     from .file_regions import read_data_file
 
     before, added = read_data_file(old) if old.exists() else {}, read_data_file(new)
@@ -90,13 +111,23 @@ def _merge(old: Path, new: Path) -> bool:
         new.unlink()
         new.symlink_to(old.resolve())
         return False
-    regions = before | added
+    _replace(before | added, new)
+    return True
+
+
+def _replace(regions: Mapping[str, FileBackedData], path: Path) -> None:
+    """Write a data file with `regions`, by key, which may be those of the file that it replaces."""
+    from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
+
     unique = list({id(region): region for region in regions.values()}.values())  # several keys may have equal data
     numbers = {id(region): i for i, region in enumerate(unique)}
     entries = {key: DataEntry(numbers[id(region)], _PAGE, None) for key, region in regions.items()}
-    merged = new.with_suffix(".new")
-    with open(merged, "wb") as file:
-        serializer = FlatTensorSerializer(FlatTensorConfig(_PAGE))
-        serializer.serialize(DataPayload(unique, entries)).write_to_file(file)
-    os.replace(merged, new)
-    return True
+    new = path.with_suffix(".new")
+    try:
+        with open(new, "wb") as file:
+            serializer = FlatTensorSerializer(FlatTensorConfig(_PAGE))
+            serializer.serialize(DataPayload(unique, entries)).write_to_file(file)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pack
 import torch
 from executorch_mlx.llm.export import export_llm
-from shapes import GROUP_SIZE, INT4, SHAPES
+from shapes import GROUP_SIZE, SHAPES, bits_of
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
@@ -34,6 +35,8 @@ def empty_model(shape: dict) -> PreTrainedModel:
         if words.dim() == 1:
             words.fill_(0x3F80)  # 1.0, of a norm
             continue
+        if words.nbytes < pack.LARGE_SEGMENT:
+            words.zero_()  # the bundle has these weights
         words[number, number] = -0x4100  # -0.5
     for module in model.modules():
         if hasattr(module, "original_inv_freq"):  # rotary embedding: `to_empty` discarded its frequencies
@@ -50,7 +53,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="requests at once, for batch.py")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
     options = parser.parse_args()
-    format = {"quantize": "int4", "group_size": GROUP_SIZE} if options.shape.endswith(INT4) else {}
+    bits = bits_of(options.shape)
+    format = {"quantize": f"int{bits}", "group_size": GROUP_SIZE} if bits < 16 else {}
     options.folder.mkdir(parents=True, exist_ok=True)
     exported = export_llm(
         empty_model(SHAPES[options.shape]),

@@ -50,10 +50,11 @@ def read(path: Path) -> torch.Tensor:
     )
 
 
-def command(program: str | Path, inputs: Sequence[Path], outputs: Path) -> list[str | Path]:
-    """Return the command that calls a program once for each folder of inputs."""
+def command(program: str | Path, inputs: Sequence[Path], outputs: Path, method: str = "forward") -> list[str | Path]:
+    """Return the command that calls a method of a program once for each folder of inputs."""
     runner = Path(os.environ["EXECUTORCH_MLX_BUILD"]) / "op_test_runner"
-    return [runner, program, "--outputs", outputs, *(part for each in inputs for part in ("--inputs", each))]
+    folders = (part for each in inputs for part in ("--inputs", each))
+    return [runner, program, "--method", method, "--outputs", outputs, *folders]
 
 
 def run(program: str | Path, inputs: Sequence[Path], device: str, folder: Path) -> list[list[torch.Tensor]]:

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import c_api as api
@@ -10,29 +9,16 @@ import engine_rows
 import llm_programs as programs
 import pytest
 import torch
-from cpp_programs import BUILD
+from cpp_programs import build_project
 from executorch.exir import to_edge_transform_and_lower
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from executorch_mlx import MLXPartitioner
 from fuzz_payloads import peak_gigabytes
 
-PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
 SOURCES = Path(__file__).resolve().parents[2] / "backends" / "mlx"
 C_HEADERS = {"engine": ("executorch_mlx", "program"), "runtime": ("delegate", "memory", "buffers", "deferred")}
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STRESS = Path(__file__).resolve().parent / "stress"
-
-
-def build_project(source: Path, folder: Path) -> Path:
-    """Build the CMake project `source` in `folder`."""
-    # Prefer CMake from PyPI: that of the system may be too old for the wheels.
-    cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
-    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    configure = [cmake, "-S", source, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}", *launcher]
-    for command in (configure, [cmake, "--build", folder]):
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])

@@ -1,11 +1,12 @@
 // Runs a method of a program on inputs from files, and writes the outputs to files. Does not compare the outputs with
 // anything: the tests that call this tool compare them. ExecuTorch's own tool for this purpose has the same name.
 //
-// op_test_runner MODEL.pte --inputs IN [--inputs IN ...] --outputs OUT [--method NAME] [--profile FILE.etdp]
+// op_test_runner MODEL.pte --inputs IN [--inputs IN ...] --outputs OUT [--method NAME] [--profile FILE.etdp] [--times]
 //
 // The method is called once for each --inputs, in order. Buffers keep their values between the calls. Call k, counted
 // from 0, reads its inputs from IN/0.tensor, IN/1.tensor, ... of the k-th folder IN, and writes its outputs to
-// OUT/k/0.tensor, OUT/k/1.tensor, .... --profile times each instruction, for ExecuTorch's Inspector.
+// OUT/k/0.tensor, OUT/k/1.tensor, .... --profile times each instruction, for ExecuTorch's Inspector. --times
+// prints the seconds of each call, one in a line.
 //
 // Format of a .tensor file, little-endian:
 //
@@ -22,6 +23,7 @@
 #include <executorch_mlx/delegate.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -57,7 +59,8 @@ constexpr const char* kUsage =
     "  --inputs IN     folder with the inputs 0.tensor, 1.tensor, ...; repeat --inputs for several calls\n"
     "  --outputs OUT   folder for the outputs; call k, counted from 0, writes to OUT/k\n"
     "  --method NAME   the method to run (default: forward)\n"
-    "  --profile FILE  time each instruction, for ExecuTorch's Inspector; this is slower\n";
+    "  --profile FILE  time each instruction, for ExecuTorch's Inspector; this is slower\n"
+    "  --times         print the seconds of each call\n";
 
 class UsageError : public std::runtime_error {
  public:
@@ -70,6 +73,7 @@ struct Arguments {
   fs::path outputs;
   std::string method = "forward";
   std::string profile;
+  bool prints_times = false;
 };
 
 template <typename... Parts>
@@ -86,6 +90,10 @@ Arguments parse(int argc, char** argv) {
         throw UsageError(str("unexpected argument '", argument, "': the model is ", arguments.model));
       }
       arguments.model = argument;
+      continue;
+    }
+    if (argument == "--times") {
+      arguments.prints_times = true;
       continue;
     }
     if (argument != "--inputs" && argument != "--outputs" && argument != "--method" && argument != "--profile") {
@@ -215,9 +223,14 @@ void run(const Arguments& arguments) {
   for (size_t call = 0; call < arguments.inputs.size(); ++call) {
     const auto tensors = read_inputs(arguments.inputs[call]);
     const std::vector<EValue> values(tensors.begin(), tensors.end());
+    const auto begin = std::chrono::steady_clock::now();
     const auto result = module.execute(arguments.method, values);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     if (!result.ok()) {
       fail(arguments.model, ": ", arguments.method, ": call ", call, ": ", describe(result.error()));
+    }
+    if (arguments.prints_times) {
+      std::printf("%.6f\n", seconds.count());
     }
     const auto folder = arguments.outputs / std::to_string(call);
     fs::create_directories(folder);

@@ -95,6 +95,7 @@ RULES = {
         "ray",
         "serve",
         "training",
+        "weights_file",
     },
     "__main__": {"cli"},
     "__init__": {

@@ -12,7 +12,10 @@ from executorch_mlx.training.optimizer import constant, cosine
 from executorch_mlx.training.plot import line_chart
 
 TEMPLATE = """\
-{%- for message in messages -%}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
+{%- for message in messages -%}
+{%- if message.role == "critic" -%}{{ raise_exception("no critic") }}{%- endif -%}
+{%- for call in message.tool_calls or [] -%}{{ call.function | tojson }}{%- endfor -%}
+<{{ message.role }}>{{ message.content }}</{{ message.role }}>
 {% endfor -%}
 {%- if add_generation_prompt -%}<assistant>{%- endif -%}"""
 
@@ -66,11 +69,48 @@ def test_completions_and_text(tmp_path, tokenizer):
         ({"question": "?"}, "data.jsonl:1: got question, expected messages, prompt and completion, or text"),
         ([1], "data.jsonl:1: got list, expected an object"),
         ({"messages": [message("user", "x")]}, "data.jsonl:1: messages: expected a message of the assistant"),
+        ({"messages": "x"}, "data.jsonl:1: messages: got str, expected a list"),
+        ({"messages": [{"content": "x"}]}, "data.jsonl:1: role: got NoneType, expected a string"),
+        ({"messages": ["x"]}, r"data.jsonl:1: messages\[0\]: got str, expected an object"),
+        ({"messages": [message("user", 5)]}, "data.jsonl:1: content: got int, expected a string"),
+        (
+            {"messages": [message("user", [{"type": "image_url"}])]},
+            "data.jsonl:1: text: got NoneType, expected a string",
+        ),
+        ({"messages": [message("assistant", "", tool_calls=["x"])]}, "tool_calls: expected objects with a function"),
+        ({"messages": [message("critic", "x"), message("assistant", "y")]}, "data.jsonl:1: .*rejected them: no critic"),
+        ({"prompt": 1, "completion": "x"}, "data.jsonl:1: prompt: got int, expected a string"),
+        ({"text": None}, "data.jsonl:1: text: got NoneType, expected a string"),
     ],
 )
 def test_other_lines_are_errors(tmp_path, tokenizer, line, expected):
     with pytest.raises(ValueError, match=expected):
         read(tmp_path, tokenizer, line)
+
+
+def test_a_line_that_is_no_text_is_named(tmp_path, tokenizer):
+    (tmp_path / "data.jsonl").write_bytes(b'{"text": "x"}\n\xff\n')
+    with pytest.raises(ValueError, match="data.jsonl:2: .*can't decode byte"):
+        read_examples(tmp_path / "data.jsonl", tokenizer)
+
+
+def test_calls_and_parts_are_written_as_chats_write_them(tmp_path, tokenizer):
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    chat = {"messages": [message("user", parts), message("assistant", "three", tool_calls=[call])]}
+    (example,) = read(tmp_path, tokenizer, chat)
+    text = tokenizer.decode(example.tokens)
+    assert "<user>one two</user>" in text and '"arguments": {"a": 1}' in text
+
+
+def test_text_begins_with_the_special_tokens_of_the_tokenizer(tmp_path, tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    with_bos = small_llm.tokenizer(TEMPLATE)
+    bos = with_bos.convert_ids_to_tokens(small_llm.BOS)
+    with_bos.backend_tokenizer.post_processor = TemplateProcessing(f"{bos} $A", special_tokens=[(bos, small_llm.BOS)])
+    text, chat = read(tmp_path, with_bos, {"text": "x"}, {"prompt": "x", "completion": "y"})
+    assert text.tokens[0] == small_llm.BOS != chat.tokens[0]
 
 
 def example(first: int, count: int, learned_from: int = 0) -> Example:

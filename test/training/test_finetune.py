@@ -1,23 +1,19 @@
 """A training program against peft and torch's AdamW, its state, and fine-tuning that is interrupted."""
 
 import json
-import os
-import subprocess
-from pathlib import Path
+import resource
 
-import executorch
+import numpy
 import pytest
 import small_llm
 import torch
-from compile_cpp import compile_cpp
 from executorch_mlx.cli.main import main
 from executorch_mlx.training import AdamW, LoRA, TrainingProgram, export_training, finetune
 from executorch_mlx.training.adapter import write_adapter
+from executorch_mlx.training.program import write_whole
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-ROOT = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD", ROOT / "build"))
 BATCH, LENGTH, STEPS = 2, 12, 6
 LR = 1e-2
 TARGETS = ("q_proj", "v_proj", "down_proj")
@@ -145,14 +141,15 @@ class Killed(Exception):
     pass
 
 
+def killed_at(step):
+    def progress(line):
+        if line.startswith(f"step {step}/"):
+            raise Killed
+
+    return progress
+
+
 def test_an_interrupted_training_ends_with_the_same_weights(folder, tmp_path):
-    def kill_at(step):
-        def progress(line):
-            if line.startswith(f"step {step}/"):
-                raise Killed
-
-        return progress
-
     def train(output, progress=lambda line: None, **options):
         return finetune(folder, folder / "data.jsonl", output, progress=progress, **OPTIONS | options)
 
@@ -160,7 +157,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(folder, tmp_path):
     assert whole.step == 8 and whole.rows[-1][2] is None
     for step in (1, 4, 7):
         with pytest.raises(Killed):
-            train(tmp_path / "killed", kill_at(step))
+            train(tmp_path / "killed", killed_at(step))
     with pytest.raises(ValueError, match="an interrupted training with other arguments"):
         train(tmp_path / "killed", lr=0.5)
     resumed = train(tmp_path / "killed")
@@ -190,19 +187,68 @@ def test_command_reports_errors(folder, tmp_path, capsys):
     assert "schedule: got 'linear', expected one of constant, cosine" in capsys.readouterr().err
 
 
-def test_the_example_in_cpp(pte, tmp_path):
-    site = Path(executorch.__path__[0])
-    libraries = [BUILD / "libmlx_delegate.so", BUILD / "libmlx_cpu_kernels.so"]
-    libraries += [site / "lib" / f"lib{n}.so" for n in ("executorch", "executorch_kernels_optimized")]
-    libraries += [site / "lib" / "libexecutorch_threadpool.so"]
-    train = compile_cpp(
-        tmp_path / "train",
-        *("-DC10_USING_CUSTOM_GENERATED_MACROS", ROOT / "examples" / "cpp" / "train.cpp"),
-        *(f"-I{path}" for path in (ROOT / "backends/mlx/runtime/include", site / "include")),
-        f"-I{site / 'include/executorch/runtime/core/portable_type/c10'}",
-        *("-Wl,--no-as-needed,--unresolved-symbols=ignore-in-shared-libs", *libraries),
-        *(f"-Wl,-rpath,{path}" for path in (BUILD, site / "lib", site.parent / "mlx" / "lib")),
+def test_a_failed_command_leaves_nothing_that_stops_the_next_one(folder, tmp_path, capsys):
+    command = ["finetune", str(folder), str(folder / "data.jsonl"), "-o", str(tmp_path / "a"), "--length", "12"]
+    assert main([*command, "--targets", "q_prj"]) == 1
+    assert "targets: got q_prj, expected patterns of " in capsys.readouterr().err
+    with pytest.raises(Killed):
+        finetune(folder, folder / "data.jsonl", tmp_path / "a", progress=killed_at(1), **OPTIONS)  # before a save
+    assert main([*command, "--steps", "1", "--targets", "q_proj"]) == 0
+
+
+@pytest.mark.parametrize(
+    "option, expected",
+    [
+        ({"steps": -1}, "steps: got -1, expected at least 0"),
+        ({"r": 0}, "r: got 0, expected at least 1"),
+        ({"epochs": 0}, "epochs: got 0, expected a number above 0"),
+        ({"lr": float("nan")}, "lr: got nan, expected a number above 0"),
+        ({"warmup": -1}, "warmup: got -1, expected at least 0"),
+        ({"dropout": 1.0}, "dropout: got 1.0, expected 0 up to 1, exclusive"),
+        ({"patience": 2, "validation": 0}, "patience: expected examples for validation"),
+        ({"quantize": "int3"}, "quantize: got 'int3', expected one of none, int4, int8"),
+    ],
+)
+def test_invalid_options_are_named(folder, tmp_path, option, expected):
+    with pytest.raises(ValueError, match=f"finetune: {expected}"):
+        finetune(folder, folder / "data.jsonl", tmp_path / "a", **option)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_loss_that_is_no_number_ends_the_training(folder, tmp_path):
+    options = OPTIONS | {"lr": 1e39, "schedule": "constant", "max_norm": None}
+    with pytest.raises(ValueError, match="the loss of step . is nan; use a lower lr"):
+        finetune(folder, folder / "data.jsonl", tmp_path, **options)
+    assert not (tmp_path / "adapter_config.json").exists()
+
+
+def test_a_file_that_cannot_be_written_whole_keeps_its_content(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(OSError) as error:
+            write_whole(tmp_path / "file", bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(tmp_path / "file")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_mlx_lm_loads_the_adapter(pte, tmp_path):
+    mlx_lm = pytest.importorskip("mlx_lm")
+    import mlx.core as mx
+
+    program = TrainingProgram(pte)
+    for step, batch in enumerate(batches(), 1):
+        program.train_step(*batch, LR, step)
+    small_llm.model().save_pretrained(tmp_path / "model")
+    small_llm.tokenizer(None).save_pretrained(tmp_path / "model")
+    write_adapter(tmp_path / "adapter", program, None)
+    model, _ = mlx_lm.load(str(tmp_path / "model"), adapter_path=str(tmp_path / "adapter"))
+    tokens, targets, mask = batches()[0]
+    logits = torch.from_numpy(numpy.array(model(mx.array(tokens.numpy())).astype(mx.float32)))
+    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    assert program.eval_loss(tokens, targets, mask) == pytest.approx(
+        ((losses * mask).sum() / mask.sum()).item(), abs=1e-3
     )
-    done = subprocess.run([train, pte, str(BATCH), str(LENGTH), "3"], capture_output=True, text=True, check=True)
-    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
-    assert len(losses) == 3 and losses == sorted(losses, reverse=True)

@@ -131,17 +131,22 @@ class _Assembler:
     def _initial_values(self, buffers: list[TensorSlot]) -> dict[TensorSlot, TensorSlot]:
         """Return a constant for each buffer that does not start from zero. Adds the constants to `self.constants`.
 
-        Also sets `self.buffer_names`: the key of a buffer's initial value, which is its name in the program.
+        Also sets `self.buffer_names`: the key of a buffer's initial value, which is its name in the program. If the
+        value is in an external file, the name begins with that of the file. Without a file, the runtime takes a buffer
+        whose value is nowhere for one that starts from zero.
         """
         self.buffer_names, initial = {}, {}
         for slot in buffers:
             data = slot.data().detach().contiguous()
             digest = self.digests.of(data)
-            self.buffer_names[slot] = name = self.builder.buffer_keys.get(slot.name) or _key(slot.name, digest.text)
-            if not digest.is_zero and torch.count_nonzero(data):  # -0.0 is a zero, too
+            name = self.builder.buffer_keys.get(slot.name) or _key(slot.name, digest.text)
+            is_stored = not digest.is_zero and torch.count_nonzero(data) > 0  # -0.0 is a zero, too
+            if is_stored and self._is_large(data):
+                name = f"{self.weights_file}:{name}"
+                self.files[name] = self.weights_file
+            self.buffer_names[slot] = name
+            if is_stored:
                 self.constants[name] = data
-                if self._is_large(data):
-                    self.files[name] = self.weights_file
                 initial[slot] = TensorSlot(
                     slot.dtype,
                     slot.shape,

@@ -23,6 +23,7 @@ COMMANDS = (
     "rm",
     "export",
     "finetune",
+    "compact",
     "inspect",
     "doctor",
 )

@@ -25,7 +25,6 @@ using executorch::runtime::Program;
 namespace {
 
 constexpr char kLoadAdapter[] = "load_adapter";
-constexpr char kVisionEncoder[] = "vision_encoder";
 constexpr char kTokenEmbedding[] = "token_embedding";
 constexpr char kTextDecoder[] = "text_decoder";
 
@@ -135,7 +134,7 @@ void LlmProgram::unload() {
   for (Method* method : methods()) {
     method->unload();
   }
-  for (const char* name : {"encode", kVisionEncoder, kTokenEmbedding}) {
+  for (const char* name : {"encode", metadata_.pictures.encoder.c_str(), kTokenEmbedding}) {
     module_->unload_method(name);
   }
   is_undefined_ = false;
@@ -174,7 +173,7 @@ LlmProgram::Methods LlmProgram::make_methods(Method::Form form) {
 
 LlmProgram::Methods LlmProgram::make_embedded_methods() {
   check_has_method(*reader_, path_, kTokenEmbedding);
-  for (const char* name : {kVisionEncoder, kTokenEmbedding}) {
+  for (const char* name : {metadata_.pictures.encoder.c_str(), kTokenEmbedding}) {
     const MethodChecker checker(*module_, path_, name);
     checker.check_backends();
     checker.check_returns_logits(); // floats
@@ -562,7 +561,7 @@ std::vector<float> LlmProgram::encode_picture(const Picture& picture) {
     inputs.push_back(executorch::extension::make_tensor_ptr(input.sizes, const_cast<char*>(input.data.data()),
         input.type)); // NOLINT(cppcoreguidelines-pro-type-const-cast)
   }
-  return run_encoder(kVisionEncoder, std::move(inputs));
+  return run_encoder(metadata_.pictures.encoder.c_str(), std::move(inputs));
 }
 
 std::vector<float> LlmProgram::embed(std::span<const int64_t> tokens) {

@@ -154,7 +154,7 @@ class LlmProgram {
   // Runs the encoder of a speech model: the tokens of later calls are those for this sound. Throws EngineError.
   void encode(std::span<const float> samples);
 
-  // Returns what vision_encoder computes for a picture, [rows, width], and the program's own embeddings of tokens.
+  // Returns what the encoder computes for a picture, [rows, width], and the program's own embeddings of tokens.
   // Throws EngineError.
   std::vector<float> encode_picture(const Picture& picture);
   std::vector<float> embed(std::span<const int64_t> tokens);

@@ -67,6 +67,12 @@ class Contents:
     calls_outside_mlx: dict[str, dict[str, int]]
 
 
+def is_pte(path: Path) -> bool:
+    """Whether a file begins as a program of ExecuTorch does."""
+    with open(path, "rb") as file:
+        return file.read(6)[4:] == _IDENTIFIER
+
+
 def read_pte(path: str | Path) -> Contents:
     """Read the MLX programs of a .pte file. Raises ProgramError if the file is damaged or is not a .pte file."""
     size = Path(path).stat().st_size

@@ -21,7 +21,7 @@ from .sampling_parameters import PARAMETERS, SamplingParameters, check_integer, 
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer, reading_tokenizer
 from .tokens import TokenTable, token_bytes
-from .vision.messages import with_pictures
+from .vision.messages import with_media
 from .vision.picture import PictureError
 
 if TYPE_CHECKING:
@@ -252,6 +252,7 @@ class LLM:
         continue_final_message: bool = False,
         parse_special: bool = False,
         images: Sequence[Any] = (),
+        audio: Sequence[Any] = (),
         **options: Any,
     ) -> Generation:
         """Start to answer `messages`. Return an iterator over the tokens of the answer.
@@ -264,6 +265,9 @@ class LLM:
         - `images`: pictures, as in `generate`. Parts `{"type": "image"}` of messages say where they are. Without such
           parts, they precede the text of the last message of the user. Parts can also have the pictures: `{"type":
           "image", "image": …}`, or `{"type": "image_url", "image_url": {"url": "data:…"}}`.
+        - `audio`: sounds for a model that hears, in the same ways: paths, bytes of files, data URLs, or samples at
+          16 kHz, float32. Their parts are `{"type": "audio", "audio": …}`, or `{"type": "input_audio", "input_audio":
+          {"data": …, "format": "wav"}}`.
         - `options`: the arguments of `generate`.
 
         Raises ValueError if there is no chat template or the template rejects the messages, and the
@@ -272,7 +276,7 @@ class LLM:
         _check_list("messages", messages)
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
-        messages, images = with_pictures(messages, images)
+        messages, images = with_media(messages, images, audio)
         if not parse_special:
             messages, template_options = self.tokenizer.special_text.cut([messages, template_options])
         text = self.tokenizer.chat_text(messages, template_options, continue_final_message=continue_final_message)
@@ -517,7 +521,7 @@ class LLM:
         Raises PictureError, a ValueError, if the program takes no pictures, or for one that is invalid.
         """
         if self.pictures is None:
-            raise PictureError(f"{self._name} takes no pictures")
+            raise PictureError(f"{self._name} takes no pictures or sounds")
         if not isinstance(text, str) or self.tokenizer is None:
             raise PictureError("expected a prompt that is text, and a tokenizer")
         encodings: list[Encoding] = []

@@ -1,4 +1,8 @@
-"""Adapters in the format of peft: `adapter_config.json` and `adapter_model.safetensors`."""
+"""Adapters in the formats of peft and of mlx-lm.
+
+Both read `adapter_config.json`. The weights are in `adapter_model.safetensors` for peft, and in `adapters.safetensors`
+for mlx-lm, which multiplies from the right.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,19 @@ def write_adapter(folder: str | Path, program: TrainingProgram, base_model: str 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lora = program.settings["lora"]
-    tensors = {_peft_name(name): tensor.contiguous() for name, tensor in program.tensors().items()}
+    trained = program.tensors()
+    tensors = {f"{_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in trained.items()}
     write_whole(folder / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
-    write_whole(folder / "adapter_config.json", json.dumps(_config(lora, tensors, base_model), indent=2).encode())
+    tensors = {_mlx_name(name): tensor.T.contiguous() for name, tensor in trained.items()}
+    write_whole(folder / "adapters.safetensors", save(tensors, {"format": "mlx"}))
+    paths = sorted({name.rpartition(".lora_")[0] for name in trained})
+    config = _peft_config(lora, paths, base_model) | _mlx_config(lora, paths)
+    write_whole(folder / "adapter_config.json", json.dumps(config, indent=2).encode())
 
 
-def _peft_name(name: str) -> str:
-    return f"{_PREFIX}{name}.weight"
+def _mlx_name(name: str) -> str:
+    path, dot, matrix = name.rpartition(".")
+    return f"{path}{dot}{matrix.lower()}"
 
 
 def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -34,8 +44,7 @@ def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
     return {name.removeprefix(_PREFIX).removesuffix(".weight"): tensor for name, tensor in tensors.items()}
 
 
-def _config(lora: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], base_model: str | None) -> dict[str, Any]:
-    paths = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in tensors}
+def _peft_config(lora: Mapping[str, Any], paths: list[str], base_model: str | None) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -43,8 +52,14 @@ def _config(lora: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], base_m
         "r": lora["r"],
         "lora_alpha": lora["alpha"],
         "lora_dropout": lora["dropout"],
-        "target_modules": sorted(paths),
+        "target_modules": paths,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+
+
+def _mlx_config(lora: Mapping[str, Any], paths: list[str]) -> dict[str, Any]:
+    parameters = {"rank": lora["r"], "scale": lora["alpha"] / lora["r"], "dropout": lora["dropout"], "keys": paths}
+    # The keys are whole paths. `num_layers` would limit keys that are paths in a layer.
+    return {"fine_tune_type": "lora", "num_layers": 0, "lora_parameters": parameters}

@@ -23,8 +23,9 @@ from .lora import LoRA
 from .optimizer import SCHEDULES, AdamW
 from .options import FinetuneOptions
 from .plot import line_chart
-from .program import TrainingProgram, write_whole
+from .program import TrainingProgram, replacing, write_whole
 
+STATE = "state.safetensors"
 _COLUMNS = ("step", "loss", "validation", "lr", "tokens", "tokens_per_second")
 
 
@@ -63,17 +64,21 @@ def finetune(
     A call with the same arguments resumes a training that was interrupted, and ends with the same bits as if nothing
     had happened. `progress` is called with each line for people.
 
-    Raises ValueError for invalid arguments, and if `output` has an interrupted training with other arguments.
+    Raises ValueError for invalid arguments, if `output` has an interrupted training with other arguments, and if the
+    loss is no longer a number.
     """
     settings, output = FinetuneOptions(**options), Path(output)
     train, validation = _files(Path(data), validation_data)
     checkpoint, tokenizer = _opened(model)
     batches, held_out = _batches(train, validation, tokenizer, settings)
-    work = _work_folder(output, _description(model, train, validation, settings))
-    steps = settings.steps or max(1, round(batches.per_epoch * settings.epochs / settings.accumulate))
-    if not (work / "program.pte").exists():
+    if settings.patience and held_out is None:
+        raise ValueError("finetune: patience: expected examples for validation; use validation or validation_data")
+    work, description = output / ".training", _description(model, train, validation, settings)
+    if _is_new(work, description):
         progress("export the training step")
         _export(checkpoint, settings, work / "program.pte")
+        write_whole(work / "settings.json", description)
+    steps = settings.steps or max(1, round(batches.per_epoch * settings.epochs / settings.accumulate))
     program = TrainingProgram(work / "program.pte")
     training = _Training(program, settings, steps, batches, held_out, work, progress)
     training.run()
@@ -98,7 +103,7 @@ class _Training:
     ):
         self.program, self.settings, self.steps = program, settings, steps
         self.batches, self.held_out, self.progress = batches, held_out, progress
-        self.state, self.best = work / "state.safetensors", work / "best.safetensors"
+        self.state, self.best = work / STATE, work / "best.safetensors"
         self.schedule = SCHEDULES[settings.schedule](settings.lr, steps, settings.warmup)
         self.done = Progress()
         if self.state.exists():
@@ -111,6 +116,8 @@ class _Training:
             step = self.done.step + 1
             started = time.perf_counter()
             loss, tokens = self._update(step)
+            if not math.isfinite(loss):
+                raise ValueError(f"finetune: the loss of step {step} is {loss}; use a lower lr or a lower max_norm")
             rate = tokens / (time.perf_counter() - started)
             is_last = step == self.steps
             validation = None
@@ -171,16 +178,24 @@ def _description(model: str | Path, train: Path, validation: Path | None, settin
     return json.dumps({"model": str(model), "data": contents, **asdict(settings)}, indent=2).encode()
 
 
-def _work_folder(output: Path, description: bytes) -> Path:
-    """Return the folder for the program and the state of a training, which exists until the training has ended."""
-    work = output / ".training"
+def _is_new(work: Path, description: bytes) -> bool:
+    """Whether a training begins. Makes the folder `work`, or empties it if nothing was saved there.
+
+    The folder has the program and the state of a training, until the training has ended. `settings.json` is written
+    after the program. Raises ValueError if the folder has the state of a training with another description.
+    """
     file = work / "settings.json"
-    if file.exists() and file.read_bytes() != description:
-        raise ValueError(f"finetune: {output} has an interrupted training with other arguments; delete {work}")
-    if not file.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        write_whole(file, description)
-    return work
+    if file.exists() and file.read_bytes() == description:
+        return False
+    if file.exists() and (work / STATE).exists():
+        raise ValueError(
+            f"finetune: {work.parent} has an interrupted training with other arguments or data; delete {work} to begin "
+            "a new one"
+        )
+    if work.exists():
+        shutil.rmtree(work)
+    work.mkdir(parents=True)
+    return True
 
 
 def _opened(model: str | Path) -> tuple[Any, Any]:
@@ -228,10 +243,8 @@ def _export(checkpoint: Any, settings: FinetuneOptions, path: Path) -> None:
         accumulate=settings.accumulate > 1,
         checkpoint_layers=[layer for _, layer in decoder_layers(model)] if settings.checkpoint else (),
     )
-    temporary = path.with_suffix(".new")
-    with open(temporary, "wb") as file:
+    with replacing(path) as file:
         program.write_to_file(file)
-    temporary.replace(path)
 
 
 def _write_losses(output: Path, done: Progress) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LOWEST = {
+    **dict.fromkeys(("r", "batch", "length", "accumulate", "evaluate_every", "save_every"), 1),
+    **dict.fromkeys(("steps", "warmup", "weight_decay", "patience"), 0),
+}
+ABOVE_ZERO = ("alpha", "lr", "epochs", "max_norm")
 CHOICES = {"schedule": ("constant", "cosine"), "quantize": ("none", "int4", "int8")}
 
 
@@ -14,7 +20,7 @@ class FinetuneOptions:
 
     - `r`, `alpha`, `dropout`, `targets`: the adapter, as in `LoRA`.
     - `batch`, `length`: rows of a batch, and tokens of a row; longer examples are cut off.
-    - `steps`: updates of the parameters; by default those of `epochs`.
+    - `steps`: updates of the parameters; with 0, those of `epochs`.
     - `accumulate`: batches for each update.
     - `lr`, `schedule`, `warmup`: the learning rate, `cosine` or `constant`, and the steps of its linear warm-up.
     - `weight_decay`, `max_norm`: of AdamW.
@@ -52,13 +58,19 @@ class FinetuneOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "length", "accumulate", "evaluate_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"finetune: {name}: got {getattr(self, name)}, expected at least 1")
+        for name, low in LOWEST.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value < math.inf:
+                raise ValueError(f"finetune: {name}: got {value}, expected at least {low}")
+        for name in ABOVE_ZERO:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"finetune: {name}: got {value}, expected a number above 0")
+        for name in ("dropout", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"finetune: {name}: got {getattr(self, name)}, expected 0 up to 1, exclusive")
         for name, expected in CHOICES.items():
             if getattr(self, name) not in expected:
                 raise ValueError(
                     f"finetune: {name}: got {getattr(self, name)!r}, expected one of {', '.join(expected)}"
                 )
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"finetune: validation: got {self.validation}, expected 0 up to 1, exclusive")

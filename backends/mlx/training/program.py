@@ -6,9 +6,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -121,14 +122,25 @@ class TrainingProgram:
 
 
 def write_whole(path: str | Path, data: bytes) -> None:
+    """Write a file as `replacing` does."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """Write a file such that, after a crash at any moment, it has either its old or its new content."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.new")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # that of a full disk has no path
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name

@@ -93,9 +93,14 @@ mx::array copy_to_gpu_memory(const mx::array& x, mx::Stream stream) {
   return result;
 }
 
-// Returns the contents of a mutable buffer at load time: the named data of this name, or zeros if there is none. `room`
-// is the number of elements that this buffer and all later ones may have together. Subtracts the elements of this
-// buffer from `room`.
+[[noreturn]] void fail_missing(const char* kind, uint32_t slot, const char* name) {
+  fail(Error::NotFound, kind, " ", slot, " \"", name ? name : "",
+      "\" is neither in the program nor in a data file: a data file (.ptd) is missing, or is of another program");
+}
+
+// Returns the contents of a mutable buffer at load time: the named data of this name. If there is none, they are zeros,
+// unless the name begins with that of a data file and a colon. `room` is the number of elements that this buffer and
+// all later ones may have together. Subtracts the elements of this buffer from `room`.
 mx::array initial_contents(const MlxProgram& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
   const auto& meta = program.meta(slot);
   const auto shape = static_shape(meta);
@@ -103,10 +108,14 @@ mx::array initial_contents(const MlxProgram& program, uint32_t slot, const Named
   check_size(shape, dtype);
   room -= std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
   check_argument(room >= 0, "mutable buffers: got more elements than the option max_operations permits");
-  if (auto buffer = find_data(data, program.tensor_names[slot])) {
-    auto contents = read_tensor(*buffer, meta, program.tensor_names[slot], /*in_place=*/false);
+  const char* name = program.tensor_names[slot];
+  if (auto buffer = find_data(data, name)) {
+    auto contents = read_tensor(*buffer, meta, name, /*in_place=*/false);
     buffer->Free();
     return contents;
+  }
+  if (name != nullptr && std::strchr(name, ':') != nullptr) {
+    fail_missing("the initial value of buffer", slot, name);
   }
   return allocate_zeros(shape, dtype);
 }
@@ -158,8 +167,7 @@ void load_constants(
     if (constant == nullptr) {
       auto buffer = find_data(data, name);
       if (!buffer) {
-        fail(Error::NotFound, "constant ", i, " \"", name ? name : "",
-            "\" is neither in the program nor in a data file: a data file (.ptd) is missing, or is of another program");
+        fail_missing("constant", i, name);
       }
       const auto tensor = read_tensor(*buffer, program.meta(i), name, /*in_place=*/true);
       constant = std::make_shared<const mx::array>(copy_to_gpu_memory(tensor, stream));
