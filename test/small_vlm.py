@@ -1,4 +1,4 @@
-"""Small vision-language models with random weights, and what transformers computes with them."""
+"""Small models for pictures or sounds and text, with random weights, and what transformers computes with them."""
 
 from pathlib import Path
 
@@ -20,6 +20,7 @@ TEXT = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
+UNTIED = TEXT | {"tie_word_embeddings": False}  # so that scaled embeddings do not repeat a token for ever
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -28,12 +29,15 @@ VISION = {
     "initializer_range": 0.3,
 }
 MEAN = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.25, 0.2]}
+# Tensors that begin as constants of transformers, and about which values they lie here.
+INITIAL = {"position_embedding_table": 0.0, "std_bias": 0.0, "std_scale": 1.0}
+INITIAL |= {"input_min": -1.0, "input_max": 1.0, "output_min": -1.5, "output_max": 1.5}
 # Each message is a line. Pictures are where their parts are.
 TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.content is string -%}{{ message.content }}{%- else -%}
 {%- for part in message.content -%}
-{%- if part.type == "image" -%}PLACEHOLDER{%- else -%}{{ part.text }}{%- endif -%}
+{%- if part.type in ("image", "audio") -%}PLACEHOLDER{%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- endif -%}{{ "\n" }}
 {%- endfor -%}"""
@@ -279,7 +283,8 @@ def _gemma3():
     token, begin, end = map(words.convert_tokens_to_ids, ["<image_soft_token>", "<start_of_image>", "<end_of_image>"])
     config = Gemma3Config(
         vision_config={**VISION, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8},
-        text_config={**TEXT, "vocab_size": len(words), "sliding_window": 24, "query_pre_attn_scalar": 8},
+        text_config={**UNTIED, "vocab_size": len(words), "sliding_window": 24, "query_pre_attn_scalar": 8},
+        tie_word_embeddings=False,
         image_token_index=token,
         boi_token_index=begin,
         eoi_token_index=end,
@@ -298,8 +303,50 @@ def _gemma3():
     return Gemma3ForConditionalGeneration, config, processor
 
 
+def _gemma4(whole: bool):
+    """With `whole`, the tokens of a picture attend to each other. Otherwise, layers have inputs of their own."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4ImageProcessorPil
+
+    words = tokenizer(["<|image|>", "<|image>", "<image|>"], "<|image|>")
+    token, begin, end = map(words.convert_tokens_to_ids, ["<|image|>", "<|image>", "<image|>"])
+    text = {**UNTIED, "num_hidden_layers": 4, "vocab_size": len(words), "sliding_window": 24}
+    text |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16}
+    if whole:
+        text |= {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
+    else:
+        text |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": len(words), "num_kv_shared_layers": 2}
+    vision = {**VISION, "num_key_value_heads": 4, "head_dim": 8, "patch_size": 4, "position_embedding_size": 512}
+    vision |= {"pooling_kernel_size": 2, "use_clipped_linears": not whole, "standardize": whole}
+    config = Gemma4Config(
+        vision_config=vision,
+        text_config=text,
+        audio_config=None,
+        tie_word_embeddings=False,
+        image_token_id=token,
+        boi_token_id=begin,
+        eoi_token_id=end,
+    )
+    images = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70, pooling_kernel_size=2)
+
+    def expand(found, index):
+        return "<|image>" + "<|image|>" * int(found["num_soft_tokens_per_image"][index]) + "<image|>"
+
+    processor = _Joined(images, words, expand, "<|image|>")
+
+    def call(images, text, return_tensors, plain=processor):
+        inputs = _Joined.__call__(plain, images, text, return_tensors)
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == token).int()
+        inputs.pop("num_soft_tokens_per_image", None)
+        return inputs
+
+    processor.call = call
+    return Gemma4ForConditionalGeneration, config, processor
+
+
 FAMILIES = {
     "gemma3": _gemma3,
+    "gemma4": lambda: _gemma4(False),
+    "gemma4, whole": lambda: _gemma4(True),
     "llava_next": _llava_next,
     "mistral3": _mistral3,
     "qwen3_5": lambda: _qwen("Qwen3.5"),
@@ -315,6 +362,59 @@ FAMILIES = {
 }
 
 
+def _hearing(name: str, token: str, mask: str):
+    """`mask` is the name of the argument of the model for the mask of the features."""
+    import transformers
+    from transformers import WhisperFeatureExtractor
+
+    words = tokenizer([token, "<|audio_bos|>", "<|audio_eos|>"], f"<|audio_bos|>{token}<|audio_eos|>")
+    audio = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+    audio |= {"d_model": 32, "max_source_positions": 50, "initializer_range": 0.3}
+    audio["model_type"] = {"Qwen2Audio": "qwen2_audio_encoder"}.get(name, f"{name.lower()}_encoder")
+    kind = getattr(transformers, f"{name}Config")
+    config = kind(
+        audio_config=audio,
+        text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(words)},
+        **{"audio_token_index" if name == "Qwen2Audio" else "audio_token_id": words.convert_tokens_to_ids(token)},
+    )
+    extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    processor = _Joined(extractor, words, None, token)
+
+    def call(images, text, return_tensors):
+        if images is None:
+            return words(text, return_tensors="pt")
+        options = {"padding": "max_length", "return_attention_mask": True, "return_tensors": "pt"}
+        windows = [sound[at : at + 16000] for sound in images for at in range(0, len(sound), 16000)]
+        found = extractor(windows, sampling_rate=16000, **options)
+        found[mask] = found.pop("attention_mask")
+        parts = text.split(token)
+        for sound, part in zip(images, parts[1:]):
+            frames = -(-len(sound) // 160)
+            parts[0] += token * ((((frames - 1) // 2 + 1) - 2) // 2 + 1) + part
+        return {**found, **processor.tokenizer(parts[0], return_tensors="pt")}
+
+    processor.call = call
+    return getattr(transformers, f"{name}ForConditionalGeneration"), config, processor
+
+
+SOUND_FAMILIES = {
+    "audioflamingo3": lambda: _hearing("AudioFlamingo3", "<sound>", "input_features_mask"),
+    "qwen2_audio": lambda: _hearing("Qwen2Audio", "<|AUDIO|>", "feature_attention_mask"),
+}
+
+
+def sounds(count: int, seed: int = 0) -> list:
+    """Return sounds of odd lengths below a second at 16 kHz, float32."""
+    generator = np.random.default_rng(seed)
+    lengths = [5003, 15999, 11111]
+    found = []
+    for index in range(count):
+        time = np.arange(lengths[index % len(lengths)]) / 16000
+        tone = np.sin(2 * np.pi * generator.uniform(100, 2000) * time * (1 + time))
+        found.append((0.3 * tone + 0.01 * generator.standard_normal(len(time))).astype(np.float32))
+    return found
+
+
 def save(family: str, folder: Path, weights: bool = True):
     """Write a checkpoint of a family to `folder`. Return the model and a processor of transformers.
 
@@ -322,10 +422,13 @@ def save(family: str, folder: Path, weights: bool = True):
     """
     from transformers import AutoTokenizer
 
-    kind, config, processor = FAMILIES[family]()
+    kind, config, processor = (FAMILIES | SOUND_FAMILIES)[family]()
     torch.manual_seed(1)
     model = kind(config).eval() if weights else None
     if weights:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if (last := name.rpartition(".")[2]) in INITIAL:
+                tensor.data = INITIAL[last] + 0.1 * torch.randn(tensor.shape)
         model.generation_config.eos_token_id = None
         model.save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)

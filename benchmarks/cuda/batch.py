@@ -1,11 +1,12 @@
-"""Tokens per second of several requests at once on an NVIDIA GPU: this delegate, and mlx-lm's batch generator.
+"""Tokens per second of several requests at once on an NVIDIA GPU: this delegate, mlx-lm and llama.cpp.
 
     python benchmarks/cuda/batch.py ROOT qwen3-0.6b-rows8
 
 ROOT is the folder of the unpacked bundle, which has the program: export.py --rows 8. As many requests as the program
 has rows start together. Each has its own prompt of 128 tokens and generates 128 tokens. The time is that from the
 start of the first request to the end of the last. Each side runs in a process of its own, and prints the best of six
-runs. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
+runs; llama.cpp runs if the bundle has its sources, three times, without a sampler. `sampled` has temperature 0.8,
+top_p 0.9 and top_k 40.
 """
 
 from __future__ import annotations
@@ -73,25 +74,35 @@ def mlx_lm(shape: str, rows: int) -> dict[str, float]:
     return {kind: speed(rows, partial(run, **parameters)) for kind, parameters in KINDS.items()}
 
 
+def llama_cpp(shape: str, rows: int) -> dict[str, float]:
+    import llama_cpp_side
+
+    llama_cpp_side.build()
+    return llama_cpp_side.several_requests(llama_cpp_side.write_model(shape), rows)
+
+
 def main() -> None:
     if sys.argv[1] == "--side":
         side, name, rows = sys.argv[2:]
-        return print(json.dumps({"ours": ours, "mlx_lm": mlx_lm}[side](name, int(rows))))
+        return print(json.dumps({"ours": ours, "mlx_lm": mlx_lm, "llama_cpp": llama_cpp}[side](name, int(rows))))
     from run import write_program
 
     root, name = Path(sys.argv[1]), sys.argv[2]
     shape, rows = name.rsplit("-rows", 1)
     arguments = {"ours": str(write_program(root, name)), "mlx_lm": shape}
+    if (root / "llama.cpp").exists():
+        arguments["llama_cpp"] = shape
     speeds = {}
     for side, argument in arguments.items():
         command = [sys.executable, __file__, "--side", side, argument, rows]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise SystemExit(f"{side}: failed\n{done.stderr[-3000:]}")
         speeds[side] = json.loads(done.stdout.splitlines()[-1])
-    for kind in KINDS:
-        a, b = (speeds[side][kind] for side in arguments)
-        print(f"{name}, {kind}: ours {a:.1f} tokens/s, mlx-lm {b:.1f} tokens/s, ratio {a / b:.2f}")
+    for side in list(arguments)[1:]:
+        for kind in KINDS.keys() & speeds[side].keys():
+            a, b = speeds["ours"][kind], speeds[side][kind]
+            print(f"{name}, {kind}: ours {a:.1f} tokens/s, {side} {b:.1f} tokens/s, ratio {a / b:.2f}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_sampler
-from shapes import GROUP_SIZE, INT4, SHAPES
+from shapes import GROUP_SIZE, SHAPES, bits_of
 
 CONTEXTS, PREFILLS, STEPS, REPEATS = (128, 2048), (512, 2048), 100, 6
 WARM_UP = 11  # tokens that are not timed
@@ -24,9 +24,9 @@ def load(shape: str) -> nn.Module:
 
     def format_of(path, module):
         is_end = path.endswith(("embed_tokens", "lm_head"))
-        return hasattr(module, "to_quantized") and {"group_size": GROUP_SIZE, "bits": 8 if is_end else 4}
+        return hasattr(module, "to_quantized") and {"group_size": GROUP_SIZE, "bits": 8 if is_end else bits_of(shape)}
 
-    if shape.endswith(INT4):
+    if bits_of(shape) < 16:
         nn.quantize(model, class_predicate=format_of)
     mx.eval(model.parameters())
     return model

@@ -1,6 +1,6 @@
 """Packs what a GPU machine without network needs to run benchmarks/cuda/run.py. README.md says how to use it.
 
-    python benchmarks/cuda/pack.py BUNDLE --site SITE --build BUILD --program PROGRAM.pte [--arch 90]
+    python benchmarks/cuda/pack.py BUNDLE --site SITE --build BUILD --program PROGRAM.pte [--llama-cpp SOURCES]
 
 The bundle is a folder with run.sh and one archive. To keep it small, libmlx keeps only the device code for `--arch`,
 and the programs lose their large weights. In place of these, run.py writes random bfloat16 numbers.
@@ -31,6 +31,11 @@ OUR_LIBRARIES = (
     "mlx_llm_runner",
     "op_test_runner",
 )
+# What the two benchmarks of llama.cpp are compiled from.
+LLAMA_CPP_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "include", "src", "common", "vendor", "gguf-py/gguf")
+LLAMA_CPP_PARTS += ("ggml/CMakeLists.txt", "ggml/cmake", "ggml/include", "ggml/src", "tools/llama-bench")
+LLAMA_CPP_PARTS += ("tools/batched-bench",)
+LLAMA_CPP_TOOLS = "llama_add_compile_flags()\nadd_subdirectory(batched-bench)\nadd_subdirectory(llama-bench)\n"
 # A CUDA library has its device code in containers, "fat binaries". An entry of kind CUBIN is machine code.
 FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2
 RUN_SCRIPT = """#!/bin/sh
@@ -88,6 +93,22 @@ def write_without_weights(program: Path, folder: Path) -> None:
     (folder / f"{program.stem}.json").write_text(json.dumps({"size": program.stat().st_size, "gaps": gaps}))
 
 
+def copy_llama_cpp(sources: Path, target: Path) -> None:
+    """Copy the sources without other tools, and without the backends for other devices than CUDA and the CPU."""
+
+    def other_backends(folder, names):
+        backends = {name for name in names if name.startswith("ggml-") and (Path(folder) / name).is_dir()}
+        return backends - {"ggml-cpu", "ggml-cuda"} if Path(folder).name == "src" else set()
+
+    for part in LLAMA_CPP_PARTS:
+        (target / part).parent.mkdir(parents=True, exist_ok=True)
+        if (sources / part).is_dir():
+            shutil.copytree(sources / part, target / part, ignore=other_backends)
+        else:
+            shutil.copy(sources / part, target / part)
+    (target / "tools/CMakeLists.txt").write_text(LLAMA_CPP_TOOLS)
+
+
 def pack(root: Path, options: argparse.Namespace) -> None:
     site = root / "site"
     shutil.copytree(options.site / "mlx", site / "mlx", ignore=shutil.ignore_patterns("include", "lib", "share"))
@@ -115,6 +136,8 @@ def pack(root: Path, options: argparse.Namespace) -> None:
     fused.export(root / "programs")
     sequences.export(root / "programs")
     rows.export(root / "programs")
+    if options.llama_cpp:
+        copy_llama_cpp(options.llama_cpp, root / "llama.cpp")
     training.export_checks(root / "programs")
     for program in options.program:
         write_without_weights(program, root / "programs")
@@ -126,6 +149,7 @@ def main() -> None:
     parser.add_argument("--site", type=Path, required=True, help="folder with the unpacked wheels")
     parser.add_argument("--build", type=Path, required=True, help="build folder of this project")
     parser.add_argument("--program", type=Path, action="append", default=[], help=".pte file to measure")
+    parser.add_argument("--llama-cpp", type=Path, help="folder with the sources of llama.cpp")
     parser.add_argument("--arch", type=int, default=90, help="compute capability times 10")
     options = parser.parse_args()
     options.bundle.mkdir(parents=True, exist_ok=True)

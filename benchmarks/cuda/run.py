@@ -1,10 +1,11 @@
-"""Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU, in bfloat16.
+"""Tokens per second of this delegate, mlx-lm, compiled torch and llama.cpp on an NVIDIA GPU.
 
 `pack.py` makes a bundle, a folder for a GPU machine without a network. The script run.sh of the bundle calls this file.
 Each program of the bundle is named after its shape; the other sides run a model of the same shape. Weights are random.
-Each of the three SIDES runs in a process of its own. A speed is the best of six runs, because the host limits how fast
-a small model decodes, and the speed of the host varies. `decode at N` is the speed of 100 tokens after a prompt of N
-tokens, without the first ten or eleven. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
+Each of the SIDES runs in a process of its own; llama.cpp runs if the bundle has its sources. A speed is the best of six
+runs, because the host limits how fast a small model decodes, and the speed of the host varies. `decode at N` is the
+speed of 100 tokens after a prompt of N tokens, without the first ten or eleven. `sampled` has temperature 0.8, top_p
+0.9 and top_k 40.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from shapes import SHAPES
 
-SIDES = ("ours", "mlx_lm_side", "torch_side")  # scripts in this folder
+SIDES = ("ours", "mlx_lm_side", "torch_side", "llama_cpp_side")  # scripts in this folder
 
 
 def write_program(root: Path, name: str) -> Path:
@@ -48,7 +49,7 @@ def write_program(root: Path, name: str) -> Path:
 def measure(side: str, root: Path, name: str) -> dict[str, float]:
     argument = write_program(root, name) if side == "ours" else name
     command = [sys.executable, str(root / "cuda" / f"{side}.py"), str(argument)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         print(f"{side}: failed\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
         return {}
@@ -65,7 +66,8 @@ def main() -> None:
     packed = {p.stem for p in (options.root / "programs").glob("*.json")}
     names = options.program or [shape for shape in SHAPES if shape in packed]
     columns = {}
-    for side in options.only or SIDES:
+    sides = [side for side in SIDES if side != "llama_cpp_side" or (options.root / "llama.cpp").exists()]
+    for side in options.only or sides:
         for name in names:
             columns[side, name] = measure(side, options.root, name)
     rows = list(dict.fromkeys(key for column in columns.values() for key in column))

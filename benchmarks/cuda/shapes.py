@@ -1,7 +1,7 @@
 """The Hugging Face configurations of the models that all sides run. A program is named after its shape.
 
-With the suffix -int4, the weights have 4 bits, in groups of 32, but for the embedding and the output projection, which
-have 8 bits.
+With the suffix -int4 or -int8, the weights have 4 or 8 bits, in groups of 32. The embedding and the output projection
+always have 8 bits then.
 """
 
 SHAPES = {
@@ -56,6 +56,10 @@ SHAPES = {
     },
 }
 SHAPES["llama-8-layers"] = SHAPES["llama-8b"] | {"num_hidden_layers": 8}  # for several requests at once
-INT4 = "-int4"
-SHAPES |= {shape + INT4: config for shape, config in SHAPES.items()}
+SHAPES |= {f"{shape}-int{bits}": config for shape, config in SHAPES.items() for bits in (4, 8)}
 GROUP_SIZE = 32
+
+
+def bits_of(shape: str) -> int:
+    """Return the number of bits of a weight."""
+    return {"int4": 4, "int8": 8}.get(shape.rpartition("-")[2], 16)

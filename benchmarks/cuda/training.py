@@ -52,9 +52,9 @@ def export_program(model, path: Path, quantize: str, batch: int, length: int, dr
 
 def export(folder: Path, shape: str, batch: int, length: int) -> None:
     from export import empty_model
-    from shapes import INT4, SHAPES
+    from shapes import SHAPES, bits_of
 
-    quantize = "int4" if shape.endswith(INT4) else "none"
+    quantize = "int4" if bits_of(shape) == 4 else "none"
     export_program(empty_model(SHAPES[shape]), folder / f"training-{shape}.pte", quantize, batch, length)
 
 
@@ -188,10 +188,10 @@ def compiled_torch(root: Path, shape: str, steps: int, batch: int, length: int) 
 
 
 def measure(root: Path, options: argparse.Namespace) -> None:
-    from shapes import INT4
+    from shapes import bits_of
 
     times = {}
-    usual = SIDES[:2] if options.shape.endswith(INT4) else SIDES
+    usual = SIDES[:2] if bits_of(options.shape) < 16 else SIDES
     for side in options.only or usual:
         arguments = ["side", root, "--shape", options.shape, "--steps", options.steps, "--only", side]
         sizes = ["--batch", options.batch, "--length", options.length]

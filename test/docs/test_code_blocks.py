@@ -76,14 +76,17 @@ def create_adapters(folder: Path) -> None:
 
 
 def create_vision_model(folder: Path) -> None:
-    """Create `smolvlm.pte` and a picture for it, for docs/vision.md."""
+    """Create `smolvlm.pte` and a picture for it, and `hears.pte` and a sound, for docs/vision.md."""
     import small_vlm
+    import soundfile
     from executorch_mlx.llm.export import export_llm
 
-    small_vlm.save("smolvlm", folder / "smolvlm")
-    exported = export_llm(folder / "smolvlm", max_context_len=small_vlm.CONTEXT, speculation=False, verify=False)
-    exported.save(folder / "smolvlm.pte")
+    for family, name in (("smolvlm", "smolvlm.pte"), ("qwen2_audio", "hears.pte")):
+        small_vlm.save(family, folder / family)
+        exported = export_llm(folder / family, max_context_len=small_vlm.CONTEXT, speculation=False, verify=False)
+        exported.save(folder / name)
     small_vlm.pictures(1, 0)[0].save(folder / "cat.jpg")
+    soundfile.write(folder / "question.wav", small_vlm.sounds(1)[0], 16000)
 
 
 @pytest.fixture

@@ -5,10 +5,13 @@ import io
 
 import pytest
 import small_vlm
+import torch
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.vision import PictureError
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaForCausalLM
 
 TOKENS = 64
 
@@ -106,8 +109,32 @@ def test_a_family_without_rules_is_refused(tmp_path):
     small_vlm.save("llava", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "vipllava"}))
-    with pytest.raises(ValueError, match="export_llm: pictures: got a model of kind vipllava, expected one of gemma3"):
+    with pytest.raises(
+        ValueError, match="export_llm: pictures: got a model of kind vipllava, expected one of audioflamingo3, gemma3"
+    ):
         export_llm(tmp_path, pictures=True)
+
+
+@pytest.mark.parametrize("part", ["whole", "language_model"])
+def test_an_adapter_may_change_the_encoder_too(part, tmp_path):
+    """An adapter of the whole model, or of its language model alone."""
+    model, processor = small_vlm.save("llava", tmp_path / "model")
+    torch.manual_seed(3)
+    settings = LoraConfig(r=4, target_modules=["q_proj", "up_proj", "fc1"], init_lora_weights=False)
+    trained = model
+    if part == "language_model":
+        trained = LlamaForCausalLM(model.config.text_config)
+        trained.model, trained.lm_head = model.model.language_model, model.lm_head
+    adapted = get_peft_model(trained, settings)
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert any("vision_tower" in name and "lora" in name for name, _ in adapted.named_parameters()) == (part == "whole")
+    adapted.merge_and_unload()
+    ids, expected = small_vlm.reference(model, processor, messages(1), small_vlm.pictures(1), TOKENS)
+    options = {"max_context_len": 256, "chunk": 64, "speculation": False, "verify": False}
+    export_llm(tmp_path / "model", adapter=str(tmp_path / "adapter"), pictures=True, **options).save(tmp_path / "a.pte")
+    with LLM.load(tmp_path / "a.pte") as llm:
+        generation = answer(llm, 1)
+        assert (generation.prompt, generation.result().tokens) == (ids, expected)
 
 
 def test_the_command_takes_pictures(idefics3, tmp_path, capsys):

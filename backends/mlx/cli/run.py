@@ -28,8 +28,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.prompt is not None and options.system is None and not options.image:
+    if options.prompt is not None and options.system is None and not session.has_media(options):
         return session.answer(options, options.prompt, options.chat)
     if options.chat is False:
-        raise CommandError("--no-chat: expected --prompt, and neither --system nor --image")
+        raise CommandError("--no-chat: expected --prompt, and neither --system nor --image nor --audio")
     return session.answer(options, options.prompt, chat=True)

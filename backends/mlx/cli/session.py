@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from ..llm import LLM, Generation
 
 CHAT_HELP = (
-    "/clear starts a new chat, /image FILE adds a picture to the next message, /exit or end of input quits, "
-    "Ctrl-C stops an answer"
+    "/clear starts a new chat, /image FILE and /audio FILE add a picture or a sound to the next message, "
+    "/exit or end of input quits, Ctrl-C stops an answer"
 )
+MEDIA = {"image": "picture", "audio": "sound"}  # a kind of part of messages → what it is
+
+
+def has_media(options: argparse.Namespace) -> bool:
+    return any(getattr(options, kind) for kind in MEDIA)
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -28,14 +33,15 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     model_arguments.add_to(parser)
     add = parser.add_argument
     add("--system", metavar="TEXT", help="system message of the chat")
-    add(
-        "--image",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="a picture for the first message, which is a chat message then; may be repeated",
-    )
+    for kind, thing in MEDIA.items():
+        add(
+            f"--{kind}",
+            metavar="FILE",
+            type=Path,
+            action="append",
+            default=[],
+            help=f"a {thing} for the first message, which is a chat message then; may be repeated",
+        )
     add(
         "--stop",
         metavar="TEXT",
@@ -63,8 +69,8 @@ def answer(options: argparse.Namespace, prompt: str | None, chat: bool | None) -
     `chat`: whether these are messages of a chat. None: if the model has a chat template.
     """
     settings = sampling_arguments.given(options)  # before the model is loaded
-    if options.image and options.prompt_cache:
-        raise CommandError("--prompt-cache: expected a prompt without --image")
+    if options.prompt_cache and has_media(options):
+        raise CommandError("--prompt-cache: expected a prompt without --image and --audio")
     adapters = adapter_arguments.named(options)
     if len(adapters) > 1:
         raise CommandError(f"--adapter: got {len(adapters)} adapters, expected one")
@@ -97,7 +103,8 @@ class Session:
     def __init__(self, llm: LLM, options: argparse.Namespace, settings: dict[str, Any], chat: bool):
         self.llm, self.json, self.chat = llm, options.json, chat
         self.settings = llm.defaults | settings | {"stop": options.stop}
-        self._system, self._images = options.system, list(options.image)
+        self._system = options.system
+        self._media = [(kind, path) for kind in MEDIA for path in getattr(options, kind)]
         self._new_cache: Path | None = options.prompt_cache  # to write after the first answer
         if self._new_cache is not None and self._new_cache.exists():
             self._new_cache = None
@@ -106,16 +113,16 @@ class Session:
     def clear(self) -> None:
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
-    def add_image(self, path: str) -> None:
-        """Add a picture to the next message."""
-        self._images.append(Path(path))
+    def add_media(self, kind: str, path: str) -> None:
+        """Add a picture or a sound to the next message. `kind` is one of MEDIA."""
+        self._media.append((kind, Path(path)))
 
     def answer(self, prompt: str) -> str | None:
         """Print the answer to `prompt` and return the finish reason of the answer.
 
         After an error, the chat goes on without this prompt.
         """
-        parts = [{"type": "image", "image": str(path)} for path in self._images]
+        parts = [{"type": kind, kind: str(path)} for kind, path in self._media]
         content = [*parts, {"type": "text", "text": prompt}] if parts else prompt
         messages = [*self.messages, {"role": "user", "content": content}]
         with command_errors(is_long=bool(self.chat and self.messages)):
@@ -124,7 +131,7 @@ class Session:
             else:
                 generation = self.llm.generate(prompt, **self.settings)
             self._stream(generation)
-        self._images = []
+        self._media = []
         if self.chat:
             self.messages = [*messages, {"role": "assistant", "content": generation.text}]
         self._report(generation)
@@ -166,8 +173,9 @@ def converse(session: Session) -> int:
                 session.clear()
             case "/help":
                 print(CHAT_HELP, file=sys.stderr)
-            case text if text.startswith("/image "):
-                session.add_image(text.removeprefix("/image ").strip())
+            case text if text.partition(" ")[0].removeprefix("/") in MEDIA and text.startswith("/"):
+                command, _, path = text.partition(" ")
+                session.add_media(command.removeprefix("/"), path.strip())
             case text if text.startswith("/"):
                 print(f"unknown command {text.split()[0]}; {CHAT_HELP}", file=sys.stderr)
             case text:

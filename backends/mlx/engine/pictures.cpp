@@ -28,7 +28,9 @@ const std::vector<Picture>& pictures_of(const RequestOptions& options) {
 } // namespace
 
 PictureMetadata read_picture_metadata(const MetadataReader& reader) {
-  return {.is_taken = reader.has_method("vision_encoder"),
+  const char* const encoder = reader.has_method("audio_encoder") ? "audio_encoder" : "vision_encoder";
+  return {.encoder = encoder,
+      .is_taken = reader.has_method(encoder),
       .is_whole = reader.boolean("picture_is_whole", false),
       .has_rope_offset = reader.boolean("picture_rope_offset", false)};
 }

@@ -19,6 +19,7 @@ struct RowTask;
 
 // The properties of a program that takes pictures.
 struct PictureMetadata {
+  std::string encoder; // the method that computes the embeddings
   bool is_taken = false; // if false, the program takes no pictures
   bool is_whole = false; // whether the tokens of a picture attend to each other, so that one call has to take them all
   bool has_rope_offset = false; // whether rotary positions differ from those in the cache
@@ -27,7 +28,7 @@ PictureMetadata read_picture_metadata(const MetadataReader& reader);
 
 // A picture, or a part of one that the encoder takes by itself. Offsets are in its tokens.
 struct Picture {
-  struct Input { // of vision_encoder
+  struct Input { // of the encoder
     executorch::aten::ScalarType type;
     std::vector<executorch::aten::SizesType> sizes;
     std::vector<char> data;

@@ -15,6 +15,7 @@ from .model import ServedModel
 
 if TYPE_CHECKING:
     from ..llm.vision.processor import Encoding
+    from ..llm.vision.sound import Sound
 
 # The variables of chat templates that switch the reasoning on or off.
 THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -24,14 +25,14 @@ THINKING_VARIABLES = ("enable_thinking", "thinking")
 class ChatPrompt:
     """The prompt of a chat: the whole `text` that `render`, the chat template, makes from the messages.
 
-    In the text, special tokens that the client wrote are cut; see `llm.special_text`. `pictures` are the data URLs of
-    the pictures in the messages, for which the text has placeholders.
+    In the text, special tokens that the client wrote are cut; see `llm.special_text`. `media` are the data URLs of
+    pictures and the sounds in the messages, for which the text has placeholders.
     """
 
     text: str
     messages: list[dict[str, Any]]
     render: Callable[[list[dict[str, Any]]], str]
-    pictures: tuple[str, ...] = ()
+    media: tuple[str | Sound, ...] = ()
 
     @cached_property
     def opening(self) -> str:
@@ -56,9 +57,11 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         raise field_error("messages", f"the model {model.name!r} has no chat template; use /v1/completions")
     template = model.abilities_for(bool(body.functions))
     messages = [template_message(message) for message in body.messages]
-    pictures = tuple(url for message in body.messages for url in getattr(message, "pictures", ()))
-    if pictures and model.llm.pictures is None:
-        raise field_error("messages", f"the model {model.name!r} takes no pictures", code="unsupported_parameter")
+    media = tuple(medium for message in body.messages for medium in getattr(message, "media", ()))
+    if media and model.llm.pictures is None:
+        raise field_error(
+            "messages", f"the model {model.name!r} takes no pictures or sounds", code="unsupported_parameter"
+        )
     if "thinking" in template.fields:  # gpt-oss's name for it
         messages = [_with_thinking(message) for message in messages]
     shown = {"name", "description", "parameters"}
@@ -90,7 +93,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         continue_final_message=bool(body.continue_final_message),
     )
     try:
-        return ChatPrompt(render(messages), messages, render, pictures)
+        return ChatPrompt(render(messages), messages, render, media)
     except ValueError as error:
         field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
         raise ApiError(str(error), param=field) from error
@@ -98,7 +101,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
 
 def all_ids(model: ServedModel, prompt: ChatPrompt) -> list[int]:
     """Return the token ids of a prompt, which may be longer than the context. Raises ValueError."""
-    if prompt.pictures:
+    if prompt.media:
         return chat_ids(model, prompt)[0]
     return model.llm.tokenizer.encode_chat(prompt.text)
 
@@ -106,8 +109,8 @@ def all_ids(model: ServedModel, prompt: ChatPrompt) -> list[int]:
 def chat_ids(model: ServedModel, prompt: ChatPrompt) -> tuple[list[int], list[Encoding]]:
     """Return the token ids of a prompt and its pictures. Raises ApiError, also if it is longer than the context."""
     try:
-        if prompt.pictures:
-            return model.llm.picture_ids(prompt.text, prompt.pictures)
+        if prompt.media:
+            return model.llm.picture_ids(prompt.text, prompt.media)
         return model.llm.chat_ids(prompt.text), []
     except ValueError as error:
         raise request_error(error, "messages") from error

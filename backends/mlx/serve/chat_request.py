@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from ..llm.vision.messages import PICTURE
+from ..llm.vision.messages import MARKS, PICTURE, SOUND, audio_url
+from ..llm.vision.sound import Sound
 from . import strict_json
 from .errors import field_error
 from .parts import FUNCTION_NAME, RequestPart, Several
@@ -56,14 +57,28 @@ class ImageUrl(RequestPart):
 
 
 class ImagePart(RequestPart):
-    """A picture in a message of the user. Only the OpenAPI schema uses this class; `take_pictures` reads the parts."""
+    """A picture in a message of the user. Only the OpenAPI schema uses this class; `take_media` reads the parts."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
+class InputAudio(RequestPart):
+    data: str
+    format: str
+
+
+class AudioPart(RequestPart):
+    """A sound in a message of the user. Only the OpenAPI schema uses this class; `take_media` reads the parts."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
 Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart])]
-UserContent = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart | ImagePart])]
+UserContent = Annotated[
+    str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart | ImagePart | AudioPart])
+]
 
 
 def text_input(arguments: str) -> str:
@@ -155,7 +170,8 @@ class ChatMessage(Cacheable):
     type: Literal["text", "message"] | None = None  # lm-eval sends it; it has no effect
 
 
-MAX_PICTURES = 64  # of a message
+MAX_MEDIA = 64  # pictures and sounds of a message
+_MARK = re.compile(f"[{''.join(MARKS)}]")
 
 
 def picture_part(url: str) -> dict[str, Any]:
@@ -163,16 +179,25 @@ def picture_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def take_pictures(content: Any) -> tuple[Any, list[str]]:
-    """Return a content in which the mark PICTURE takes the place of each picture, and the data URLs of the pictures.
+def _part(medium: str | Sound) -> dict[str, Any]:
+    """Return the part of a chat message for a data URL of a picture, or a sound with such a URL."""
+    if isinstance(medium, str):
+        return picture_part(medium)
+    head, _, data = medium.source.partition(";base64,")
+    return {"type": "input_audio", "input_audio": {"data": data, "format": head.rpartition("/")[2]}}
 
-    Raises ValueError for other URLs: the server fetches nothing.
+
+def take_media(content: Any) -> tuple[Any, list[str | Sound]]:
+    """Return a content in which a mark takes the place of each picture and sound, and these.
+
+    Pictures are data URLs. Raises ValueError for other URLs: the server fetches nothing.
     """
     if isinstance(content, str):
-        return content.replace(PICTURE, ""), []
+        return _MARK.sub("", content), []
     if not isinstance(content, list):
         return content, []
-    parts, urls = [], []
+    parts: list[Any] = []
+    media: list[str | Sound] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("image_url", "input_image"):
@@ -180,14 +205,19 @@ def take_pictures(content: Any) -> tuple[Any, list[str]]:
             url = url.get("url") if isinstance(url, dict) else url
             if not isinstance(url, str) or not url.startswith("data:"):
                 raise ValueError(f"image_url: got {str(url)[:40]!r}, expected a data URL, data:image/png;base64,…")
-            urls.append(url)
+            media.append(url)
             part = {"type": "text", "text": PICTURE}
+        elif kind == "input_audio" and isinstance(sound := part.get("input_audio"), dict):
+            if not all(isinstance(sound.get(name), str) for name in ("data", "format")):
+                raise ValueError(f"input_audio: got {', '.join(sorted(map(str, sound)))}, expected data and format")
+            media.append(Sound(audio_url(sound)))
+            part = {"type": "text", "text": SOUND}
         elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            part = part | {"text": part["text"].replace(PICTURE, "")}
+            part = part | {"text": _MARK.sub("", part["text"])}
         parts.append(part)
-    if len(urls) > MAX_PICTURES:
-        raise ValueError(f"got {len(urls)} pictures, expected at most {MAX_PICTURES}")
-    return parts, urls
+    if len(media) > MAX_MEDIA:
+        raise ValueError(f"got {len(media)} pictures and sounds, expected at most {MAX_MEDIA}")
+    return parts, media
 
 
 class SystemMessage(ChatMessage):
@@ -196,38 +226,38 @@ class SystemMessage(ChatMessage):
     name: str | None = None
 
 
-class Pictured(RequestPart):
-    """A message with the mark PICTURE in its content for each of its `pictures`, which are data URLs."""
+class WithMedia(RequestPart):
+    """A message with a mark in its content for each of its `media`: data URLs of pictures, and sounds."""
 
     content: UserContent
-    _pictures: list[str] = PrivateAttr(default_factory=list)
+    _media: list[str | Sound] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _with_pictures(cls, value: Any, handler: Any) -> Any:
-        urls: list[str] = []
+    def _with_media(cls, value: Any, handler: Any) -> Any:
+        media: list[str | Sound] = []
         if isinstance(value, dict) and "content" in value:
-            content, urls = take_pictures(value["content"])
+            content, media = take_media(value["content"])
             value = value | {"content": content}
         message = handler(value)
-        message._pictures += urls
+        message._media += media
         return message
 
     @property
-    def pictures(self) -> list[str]:
-        return self._pictures
+    def media(self) -> list[str | Sound]:
+        return self._media
 
     @property
     def parts(self) -> str | list[dict[str, Any]]:
-        """The content as a client sends it, with the pictures."""
-        first, *texts = self.content.split(PICTURE)
+        """The content as a client sends it, with the pictures and sounds."""
+        first, *texts = _MARK.split(self.content)
         parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
-        for url, text in zip(self._pictures, texts):
-            parts += [picture_part(url), {"type": "text", "text": text}]
+        for medium, text in zip(self._media, texts):
+            parts += [_part(medium), {"type": "text", "text": text}]
         return parts if texts else self.content
 
 
-class UserMessage(Pictured, ChatMessage):
+class UserMessage(WithMedia, ChatMessage):
     role: Literal["user"]
     name: str | None = None
 

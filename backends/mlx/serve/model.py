@@ -117,7 +117,8 @@ class ServedModel:
         return {
             "chat": self.llm.chats,
             "tools": self.llm.chats,
-            "images": self.llm.chats and self.llm.pictures is not None,
+            "images": self.llm.chats and self.llm.pictures is not None and not self.llm.pictures.takes_sounds,
+            "audio": self.llm.chats and self.llm.pictures is not None and self.llm.pictures.takes_sounds,
             "forced_tools": not self.grammars.obstacle,
             "response_format": not self.grammars.obstacle,
             "logprobs": program.has_logits or program.logprobs > 0,

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .chat_request import MAX_PICTURES, MAX_TOOLS, ChatRequest, Tool, picture_part
+from .chat_request import MAX_MEDIA, MAX_TOOLS, ChatRequest, Tool, picture_part
 from .errors import ApiError, field_error
 from .parts import RequestPart, Several
 from .request import CompletionRequest, ExtendedFields, Stops
 
 NO_LIMIT = -1
 HARDWARE = {"num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"}
-Images = Annotated[list[str], Field(max_length=MAX_PICTURES)]  # in base64
+Images = Annotated[list[str], Field(max_length=MAX_MEDIA)]  # in base64
 
 
 class Options(ExtendedFields):

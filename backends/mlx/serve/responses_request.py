@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Grammar, Pictured, PlainFormat, ReasoningEffort
+from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Grammar, PlainFormat, ReasoningEffort, WithMedia
 from .errors import ApiError, field_error
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
@@ -25,7 +25,7 @@ class InputItemBase(RequestPart):
     status: str | None = None
 
 
-class InputMessage(Pictured, InputItemBase):
+class InputMessage(WithMedia, InputItemBase):
     """A message. `phase` also comes from an answer."""
 
     type: Literal["message"] = "message"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -14,13 +15,14 @@ from transformers.modeling_layers import MtpModel
 
 from ...workarounds.set_order import sorted_sets
 from .adapters import AdapterSlots
-from .attention.cache import KVCache
+from .attention.cache import KVCache, PictureAttention
 from .attention.cached import use_cached_attention
 from .attention.key_bias import use_key_bias
 from .attention.latent import absorb
 from .attention.observe import Specs, observe
 from .attention.rope import use_stateless_rotary
 from .mtp import MTPDecoder
+from .per_layer import per_layer_shape
 from .positions import given_positions
 from .precision import compute_dtype
 from .quantization.tuning import decoder_layers
@@ -64,12 +66,14 @@ class CachedDecoder(torch.nn.Module):
       whether they are.
     - `adapters`: the adapters of the layers of `model`, or None.
 
-    Of a model that takes pictures, `has_whole_pictures` says whether the tokens of a picture attend to each other, and
+    Of a model that takes pictures, `picture_attention` says how the tokens of a picture attend to each other, and
     `has_rope_offset` whether the methods have the input `rope`. The first `added_layers` layers add features of
-    pictures to their results, which are behind the embeddings.
+    pictures to their results, which are behind the embeddings. So are the inputs of layers, if the model has some
+    besides the embeddings.
     """
 
-    has_whole_pictures = has_rope_offset = False
+    picture_attention: PictureAttention | None = None
+    has_rope_offset = False
     added_layers = 0
 
     def __init__(
@@ -120,6 +124,12 @@ class CachedDecoder(torch.nn.Module):
         return not self.has_state or self.can_rewind
 
     @property
+    def embedding_width(self) -> int:
+        """The width of the embeddings, with what is behind them."""
+        width = self.model.get_input_embeddings().embedding_dim
+        return width * (1 + self.added_layers) + math.prod(per_layer_shape(self.model))
+
+    @property
     def bytes(self) -> int:
         """The size of all caches together, in bytes."""
         return self.cache.bytes + (0 if self.mtp is None else self.mtp.bytes)
@@ -139,13 +149,15 @@ class CachedDecoder(torch.nn.Module):
         """Run the model. With `keep_log`, `rewind` can then return to the states after the first of the tokens.
 
         `rope` is what to add to a position to get the rotary position, int64 with the shape of `input_pos`; or, for
-        embeddings, the rotary positions [3, S]. With `is_picture`, all of the tokens attend to each other.
+        embeddings, the rotary positions [3, S]. With `is_picture`, the tokens attend to each other as
+        `picture_attention` says.
 
         `adapter` is the slot of the adapter of each row, int64 with the shape of `input_pos`. None stands for none.
         """
         consecutive = input_pos.shape[0] == 1
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
-        cache = self.cache.begin_call(tokens.shape[1], input_pos, row, is_picture)
+        picture = self.picture_attention if is_picture else None
+        cache = self.cache.begin_call(tokens.shape[1], input_pos, row, picture)
         if rope is not None and rope.dim() == 1:
             positions = positions + rope
         positions = positions.unsqueeze(0) if rope is None or rope.dim() == 1 else rope.unsqueeze(1)
@@ -175,10 +187,7 @@ class CachedDecoder(torch.nn.Module):
 
     def _logits(self, tokens, positions, cache: Any, *, all_positions: bool = False) -> torch.Tensor:
         known = inspect.signature(self.model.forward).parameters
-        given, added = {"input_ids": tokens}, []
-        if tokens.is_floating_point():
-            embeddings, *added = tokens.to(compute_dtype(self.model)).chunk(1 + self.added_layers, -1)
-            given = {"inputs_embeds": embeddings}
+        given, added = self._embedded(tokens) if tokens.is_floating_point() else ({"input_ids": tokens}, ())
         options = {"position_ids": positions, "logits_to_keep": 0 if all_positions else 1}
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
@@ -194,6 +203,14 @@ class CachedDecoder(torch.nn.Module):
         ):
             logits = self.model(**given, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
+
+    def _embedded(self, rows: torch.Tensor) -> tuple[dict[str, torch.Tensor], Sequence[torch.Tensor]]:
+        """Return the arguments of the model for embeddings with what is behind them, and the features to add."""
+        width = self.model.get_input_embeddings().embedding_dim
+        embeddings, behind = rows.to(compute_dtype(self.model)).tensor_split([width], -1)
+        if math.prod(shape := per_layer_shape(self.model)):
+            return {"inputs_embeds": embeddings, "per_layer_inputs": behind.unflatten(-1, shape)}, ()
+        return {"inputs_embeds": embeddings}, behind.split(width, -1) if self.added_layers else ()
 
     @contextmanager
     def _adding(self, features: Sequence[torch.Tensor]) -> Iterator[None]:

@@ -17,11 +17,11 @@ from ...workarounds.program_caches import forget_programs
 from ..export_options import OPTIONS, TEXT, ExportOptions, HeadConfig
 from .adapters import AdapterSlots
 from .check import ProgramCheck, check_program
-from .checkpoints.adapter import merge_adapter
+from .checkpoints.adapter import is_for_whole, merge_adapter
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.checks import reading
 from .checkpoints.hf import HFFolder
-from .checkpoints.language_part import load_config, other_media
+from .checkpoints.language_part import load_config, other_media, without_other_media
 from .checkpoints.open import opened
 from .checkpoints.tokenizer import check_tokenizer, load_tokenizer
 from .context_len import SMALL, default_context_len, position_limit
@@ -38,14 +38,7 @@ from .quantization.kv_caches import KVQuantization, half_precision, quantize_cac
 from .reference import Reference
 from .serialize import serialize
 from .vision.families import NoPictures, find_family, has_pictures, picture_settings
-from .vision.methods import (
-    TOKEN_EMBEDDING,
-    VISION_ENCODER,
-    Vision,
-    check_encoder,
-    export_token_embedding,
-    export_vision,
-)
+from .vision.methods import TOKEN_EMBEDDING, Vision, check_encoder, export_token_embedding, export_vision
 
 DTYPES = {name: getattr(torch, name) for name in OPTIONS["dtype"].choices}
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
@@ -82,7 +75,7 @@ def export_llm(
     head = settings.head if has_head else HeadConfig.minimal()
     speculation = settings.speculation and not settings.portable and has_head
     model, mtp, vision, tokenizer, dtype, notes = _load(model, tokenizer, settings, has_mtp=speculation)
-    if settings.adapter is not None:
+    if settings.adapter is not None and vision is None:
         progress("merge the adapter")
         model = merge_adapter(model, settings.adapter, dtype or compute_dtype(model))
     use_gathered_experts(model)
@@ -119,7 +112,7 @@ def export_llm(
     )
     decoder, kv_quantization = _decoder_to_export(make_decoder, reference, settings, tokenizer, progress)
     if vision is not None:
-        decoder.has_whole_pictures, decoder.has_rope_offset = vision.is_whole, vision.has_rope_offset
+        decoder.picture_attention, decoder.has_rope_offset = vision.attention, vision.has_rope_offset
         decoder.added_layers = vision.added_layers
     progress("export")
     # If draft tokens cannot be verified, the method `verify` can still return the log probabilities of given tokens.
@@ -139,7 +132,7 @@ def export_llm(
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     if vision is not None:
-        methods |= {VISION_ENCODER: vision.encoder, TOKEN_EMBEDDING: export_token_embedding(decoder)}
+        methods |= {vision.name: vision.encoder, TOKEN_EMBEDDING: export_token_embedding(decoder)}
         constants |= vision.metadata()
     progress("lower")
     try:
@@ -237,15 +230,19 @@ def _load_with_pictures(
             return None
         if type(checkpoint) is not HFFolder:
             raise NoPictures(f"pictures: got {type(checkpoint).__name__}, expected a folder that transformers reads")
-        if settings.adapters or settings.adapter:
-            raise NoPictures("pictures: got adapters, expected none")
+        if settings.adapters:
+            raise NoPictures("pictures: got adapters to load at run time, expected none")
         config = load_config(checkpoint.path)
-        if settings.portable and find_family(config.model_type).is_whole:
+        if settings.portable and find_family(config.model_type).attention(config) is not None:
             raise NoPictures(
                 "pictures: a portable program has one method, where the tokens of pictures attend as text does"
             )
         family, picture = find_family(config.model_type), picture_settings(checkpoint.path, config, tokenizer)
-        model = checkpoint.load_with_pictures(stored).requires_grad_(False)
+        model = checkpoint.load_with_pictures(stored)
+        changes_encoder = settings.adapter is not None and is_for_whole(model, settings.adapter)
+        if changes_encoder:
+            model = merge_adapter(model, settings.adapter, dtype)
+        model.requires_grad_(False)
         for _, _, part in other_media(model):
             cast_parameters(part, dtype)
         vision = export_vision(model, family, picture)
@@ -255,9 +252,10 @@ def _load_with_pictures(
         if has_pictures(checkpoint.path):
             checkpoint.notes.append(f"left out the pictures: {reason}")
         return None
-    for parent, name, _ in other_media(model):
-        setattr(parent, name, None)
-    return model, vision
+    language = without_other_media(model)
+    if settings.adapter is not None and not changes_encoder:
+        language = merge_adapter(language, settings.adapter, dtype)
+    return language, vision
 
 
 def _check(path: Path, *, vision: Vision | None, **program: Any) -> ProgramCheck:
@@ -268,9 +266,7 @@ def _check(path: Path, *, vision: Vision | None, **program: Any) -> ProgramCheck
     of_encoder = check_encoder(path, vision)
     if of_encoder.ok:
         return check
-    note = (
-        f"vision_encoder: the largest difference is {of_encoder.difference:.1e}, tolerance {of_encoder.tolerance:.1e}"
-    )
+    note = f"{vision.name}: the largest difference is {of_encoder.difference:.1e}, tolerance {of_encoder.tolerance:.1e}"
     return dataclasses.replace(check, values_ok=False, departure=note)
 
 

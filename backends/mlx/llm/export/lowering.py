@@ -18,7 +18,6 @@ from ...preprocess import NotPortable
 from ...quiet import quiet_lowering
 from .passes.constant_calls import compute_constant_calls
 from .passes.decomposition import decompose
-from .passes.last_token import narrow_to_last_token
 
 # Models compute the angles of rotary embeddings with complex numbers and in float64.
 _LEGALIZE = ("complex", "float64")
@@ -47,7 +46,6 @@ def lower(
     """
     for program in methods.values():
         compute_constant_calls(program)
-        narrow_to_last_token(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
     options: dict[str, Any] = {"allow_extensions": allow_extensions, "portable": portable, "weights_file": weights}
     constant_methods = constant_methods | weights_file.methods(weights)

@@ -113,8 +113,7 @@ def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, l
     rows = kind.width
     tokens = torch.zeros(rows, length, dtype=torch.int64)
     if kind.is_embedded:
-        width = decoder.model.get_input_embeddings().embedding_dim * (1 + decoder.added_layers)
-        embeddings = torch.zeros(1, length, width)
+        embeddings = torch.zeros(1, length, decoder.embedding_width)
     inputs = {"tokens": embeddings if kind.is_embedded else tokens, "input_pos": torch.zeros(rows, dtype=torch.int64)}
     if decoder.rows > 1:
         inputs["row"] = torch.arange(rows)
@@ -179,7 +178,7 @@ class _Method(torch.nn.Module):
                 rope,
                 all_positions=form != "chunk",
                 keep_log=keep_log,
-                is_picture=self.kind.is_embedded and self.decoder.has_whole_pictures,
+                is_picture=self.kind.is_embedded,
             )
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.

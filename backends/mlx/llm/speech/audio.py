@@ -22,7 +22,7 @@ def read_audio(path: str | Path, rate: int = SAMPLE_RATE) -> numpy.ndarray:
     path = Path(path)
     try:
         import soundfile
-        import soxr
+        import soxr  # noqa: F401  (resampled needs it)
     except (ImportError, OSError) as error:
         raise ValueError(f"read_audio: {error}; install it: pip install 'executorch-mlx[speech]'") from error
     if not path.is_file():
@@ -31,5 +31,13 @@ def read_audio(path: str | Path, rate: int = SAMPLE_RATE) -> numpy.ndarray:
         samples, file_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise ValueError(f"read_audio: {path}: {error.error_string}") from error
-    mono = samples.mean(axis=1, dtype="float32")
-    return mono if file_rate == rate else soxr.resample(mono, file_rate, rate, quality="VHQ")
+    return resampled(samples.mean(axis=1, dtype="float32"), file_rate, rate)
+
+
+def resampled(samples: numpy.ndarray, rate: int, new_rate: int) -> numpy.ndarray:
+    """Return samples `[N]` at another rate, in Hz."""
+    if rate == new_rate:
+        return samples
+    import soxr
+
+    return soxr.resample(samples, rate, new_rate, quality="VHQ")

@@ -1,26 +1,37 @@
-"""Pictures in the messages of a chat."""
+"""Pictures and sounds in the messages of a chat."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .picture import PictureError
+from .picture import MediaError, PictureError
+from .sound import Sound, SoundError
 
-_PART = {"type": "image"}
-# Stands for a picture in a text. Unicode reserves this code point: it is never a character of a text.
-PICTURE = "\ufdd1"
+# The type of a part → that of the part for a chat template.
+_TYPES = {"image": "image", "image_url": "image", "input_image": "image"}
+_TYPES |= {"audio": "audio", "audio_url": "audio", "input_audio": "audio"}
+_ERRORS: dict[str, type[MediaError]] = {"image": PictureError, "audio": SoundError}
+# These stand for a picture and a sound in a text. Unicode reserves the code points: no text has them as characters.
+PICTURE, SOUND = MARKS = "\ufdd1", "\ufdd2"
+_MARKED = dict(zip(MARKS, ("image", "audio")))
 
 
-def with_pictures(
-    messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any] = ()
+def with_media(
+    messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any] = (), sounds: Sequence[Any] = ()
 ) -> tuple[Sequence[Mapping[str, Any]], list[Any]]:
-    """Return the messages for a chat template, in which a part `{"type": "image"}` stands for each picture, and these.
+    """Return the messages for a chat template, and the pictures and sounds in their order. A sound is a `Sound`.
 
-    Parts without a picture get those of `pictures`. If there are no such parts, these precede the content of the last
-    message of the user. Raises PictureError if the numbers differ.
+    A part `{"type": "image"}` or `{"type": "audio"}` stands for each of them. Parts without content get that of
+    `pictures` and `sounds`. If there are no such parts, these precede the content of the last message of the user.
+    Raises PictureError or SoundError if the numbers differ.
     """
-    given, found, is_placed = list(pictures), [], False
+    given = {
+        "image": list(pictures),
+        "audio": [sound if isinstance(sound, Sound) else Sound(sound) for sound in sounds],
+    }
+    found, placed = [], set()
     changed: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -29,57 +40,72 @@ def with_pictures(
             continue
         parts = []
         for part in content:
-            if not _is_picture(part):
+            if (kind := _kind(part)) is None:
                 parts.append(part)
                 continue
             source = _source(part)
             if source is None:
-                is_placed = True
-                if not given:
-                    raise PictureError("got fewer pictures than parts of messages for them")
-                source = given.pop(0)
-            found.append(source)
-            parts.append(_PART)
+                placed.add(kind)
+                if not given[kind]:
+                    raise _ERRORS[kind](f"got fewer {_ERRORS[kind].things} than parts of messages for them")
+                source = given[kind].pop(0)
+            found.append(Sound(source) if kind == "audio" and not isinstance(source, Sound) else source)
+            parts.append({"type": kind})
         changed.append({**message, "content": parts})
-    if given and is_placed:
-        raise PictureError(f"got {len(given)} pictures more than parts of messages for them")
-    if given:
+    for kind in placed:
+        if given[kind]:
+            error = _ERRORS[kind]
+            raise error(f"got {len(given[kind])} {error.things} more than parts of messages for them")
+    rest = [(kind, source) for kind, sources in given.items() for source in sources]
+    if rest:
         last = max((i for i, message in enumerate(changed) if message.get("role") == "user"), default=None)
         if last is None:
-            raise PictureError("expected a message of the user for the pictures")
+            error = _ERRORS[rest[0][0]]
+            raise error(f"expected a message of the user for the {error.things}")
         before = sum(map(_count, changed[:last]))
-        found[before:before] = given
+        found[before:before] = [source for _, source in rest]
         content = changed[last].get("content") or ""
         texts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        changed[last] = {**changed[last], "content": [_PART] * len(given) + texts}
+        changed[last] = {**changed[last], "content": [{"type": kind} for kind, _ in rest] + texts}
     return (changed, found) if found else (messages, [])
 
 
 def as_parts(message: Mapping[str, Any], always: bool = False) -> Mapping[str, Any]:
-    """Return a message for a chat template, with a part for each mark PICTURE in its content.
+    """Return a message for a chat template, with a part for each of the MARKS in its content.
 
     A content without marks stays a string, unless `always`.
     """
     content = message.get("content")
-    if not isinstance(content, str) or not (always or PICTURE in content):
+    if not isinstance(content, str) or not (always or any(mark in content for mark in MARKS)):
         return message
     parts: list[dict[str, Any]] = []
-    for index, text in enumerate(content.split(PICTURE)):
-        parts += [_PART] if index else []
-        parts += [{"type": "text", "text": text}] if text else []
+    for text in re.split(f"([{''.join(MARKS)}])", content):
+        if text in _MARKED:
+            parts.append({"type": _MARKED[text]})
+        elif text:
+            parts.append({"type": "text", "text": text})
     return {**message, "content": parts}
 
 
 def _count(message: Mapping[str, Any]) -> int:
     content = message.get("content")
-    return sum(map(_is_picture, content)) if isinstance(content, (list, tuple)) else 0
+    return sum(_kind(part) is not None for part in content) if isinstance(content, (list, tuple)) else 0
 
 
-def _is_picture(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url", "input_image")
+def _kind(part: Any) -> str | None:
+    """Return the type for a chat template if the part is a picture or a sound, or None."""
+    return _TYPES.get(part.get("type")) if isinstance(part, Mapping) and isinstance(part.get("type"), str) else None
 
 
 def _source(part: Mapping[str, Any]) -> Any:
-    """Return the picture of a part, or None if the part is only its place."""
-    source = part.get("image") or part.get("image_url") or part.get("url")
+    """Return what a part has, or None if it is only a place."""
+    if isinstance(data := part.get("input_audio"), Mapping):
+        return audio_url(data)
+    names = ("image", "image_url", "audio", "audio_url", "url")
+    source = next((part[name] for name in names if part.get(name) is not None), None)
     return source.get("url") if isinstance(source, Mapping) else source
+
+
+def audio_url(data: Mapping[str, Any]) -> str:
+    """Return the data URL for the object `input_audio` of OpenAI's API, which has `data` in base64 and `format`."""
+    return f"data:audio/{data.get('format')};base64,{data.get('data')}"

@@ -23,6 +23,19 @@ def qwen_size(size: tuple[int, int], multiple: int, least: int, most: int) -> tu
     return edges[0], edges[1]
 
 
+def gemma4_size(size: tuple[int, int], multiple: int, most: int) -> tuple[int, int]:
+    """Return the width and height to which a picture is resized: multiples of `multiple`, about in its aspect ratio.
+
+    They are the largest with at most `most` pixels.
+    """
+    factor = math.sqrt(most / math.prod(size))
+    edges = [math.floor(factor * edge / multiple) * multiple for edge in size]
+    if 0 in edges:  # longer than all units in one row
+        long = min(max(size) // min(size), most // multiple**2) * multiple
+        edges = [edge and long for edge in edges]
+    return edges[0] or multiple, edges[1] or multiple
+
+
 def pixtral_size(size: tuple[int, int], multiple: int, longest: int) -> tuple[int, int]:
     """Return the width and height to which a picture is resized: the next multiples of `multiple`.
 

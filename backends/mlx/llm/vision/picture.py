@@ -22,11 +22,21 @@ MAX_RATIO = 200  # of the longer edge to the shorter one, which models cut or sh
 _DATA_URL = "data:"
 
 
-class PictureError(FieldError):
-    """Raised for a picture that cannot be decoded, or that is too large."""
+class MediaError(FieldError):
+    """Raised for a picture or a sound that is invalid."""
+
+    medium, things = "", ""  # the name of the field, and what they are
+    sources = "a path, bytes or a data URL"
 
     def __init__(self, problem: str):
-        super().__init__("image", problem=problem)
+        super().__init__(self.medium, problem=problem)
+
+
+class PictureError(MediaError):
+    """Raised for a picture that cannot be decoded, or that is too large."""
+
+    medium, things = "image", "pictures"
+    sources = "a path, bytes, a data URL or a picture of PIL"
 
 
 def open_picture(source: Any) -> Image:
@@ -41,9 +51,7 @@ def open_picture(source: Any) -> Image:
     if isinstance(source, Image.Image):
         _check_size(source)
         return source.convert("RGB")
-    data = _bytes(source)
-    if len(data) > MAX_BYTES:
-        raise PictureError(f"got {len(data)} bytes, expected at most {MAX_BYTES}")
+    data = read_bytes(source, PictureError)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow about large pictures and damaged metadata
@@ -75,24 +83,29 @@ def _check_size(picture: Image) -> None:
         )
 
 
-def _bytes(source: Any) -> bytes:
+def read_bytes(source: Any, error: type[MediaError]) -> bytes:
+    """Return the bytes of a file, which is a path, bytes or a data URL. Raises `error` if they are too many."""
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return bytes(source)
-    if isinstance(source, str) and source.startswith(_DATA_URL):
-        return _decoded(source)
-    if isinstance(source, (str, Path)):
+        data = bytes(source)
+    elif isinstance(source, str) and source.startswith(_DATA_URL):
+        data = _decoded(source, error)
+    elif isinstance(source, (str, Path)):
         with open(source, "rb") as file:
-            return file.read(MAX_BYTES + 1)
-    raise PictureError(f"got {type(source).__name__}, expected a path, bytes, a data URL or a picture of PIL")
+            data = file.read(MAX_BYTES + 1)
+    else:
+        raise error(f"got {type(source).__name__}, expected {error.sources}")
+    if len(data) > MAX_BYTES:
+        raise error(f"got {len(data)} bytes, expected at most {MAX_BYTES}")
+    return data
 
 
-def _decoded(url: str) -> bytes:
+def _decoded(url: str, error: type[MediaError]) -> bytes:
     head, _, content = url.partition(",")
     if not head.endswith(";base64"):
-        raise PictureError(f"got {head[:40]!r}, expected a data URL in base64, data:image/png;base64,…")
+        raise error(f"got {head[:40]!r}, expected a data URL in base64, data:{error.medium}/…;base64,…")
     if len(content) > MAX_BYTES * 4 // 3 + 4:
-        raise PictureError(f"got a data URL of {len(content)} characters, expected a file of at most {MAX_BYTES} bytes")
+        raise error(f"got a data URL of {len(content)} characters, expected a file of at most {MAX_BYTES} bytes")
     try:
         return base64.b64decode(content, validate=True)
-    except binascii.Error as error:
-        raise PictureError(f"invalid base64: {error}") from error
+    except binascii.Error as problem:
+        raise error(f"invalid base64: {problem}") from problem

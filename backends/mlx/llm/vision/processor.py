@@ -1,4 +1,4 @@
-"""`PictureProcessor`: what a program needs of a picture, and the text that takes its place in a prompt."""
+"""`PictureProcessor`: what a program needs of a picture or sound, and the text that takes its place in a prompt."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .patches import patches_of, pixtral_size, qwen_size
-from .picture import PictureError, open_picture
+from .patches import gemma4_size, patches_of, pixtral_size, qwen_size
+from .picture import MediaError, PictureError, open_picture
 from .preprocess import Preprocessor, levels_of
+from .sound import Sound, SoundError, open_sound, whisper_tokens
 from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MAX_SAMPLES = 1 << 26  # of a sound
+
 
 @dataclass(frozen=True)
 class Encoding:
-    """A call of `vision_encoder` and the tokens that get its result.
+    """A call of `vision_encoder` or `audio_encoder`, and the tokens that get its result.
 
     - `inputs`: the arrays of the call, contiguous.
     - `rows`: for each token, the row of the result that is its embedding, or -1 for a token of text in between.
@@ -47,42 +50,59 @@ class Encoding:
 
 
 class PictureProcessor:
-    """Prepares the pictures of prompts. `settings` are those that the export has stored in the program.
+    """Prepares the pictures or sounds of prompts. `settings` are those that the export has stored in the program.
 
-    Raises ValueError for settings that are damaged.
+    `takes_sounds` says which of them. Raises ValueError for settings that are damaged.
     """
 
     def __init__(self, settings: Mapping[str, Any]):
         _check(settings)
         self._settings = settings
         self.token_id, self.placeholder = settings["token_id"], settings["placeholder"]
-        self._pixels = Preprocessor(settings["image"])
-        self._prepare = _KINDS[settings["kind"]]
+        self.takes_sounds = settings["kind"] in _SOUNDS
+        self._prepare = (_SOUNDS if self.takes_sounds else _KINDS)[settings["kind"]]
+        self._pixels = None if self.takes_sounds else Preprocessor(settings["image"])
 
     def insert(
         self, text: str, pictures: Sequence[Any], encode: Callable[[str], list[int]]
     ) -> tuple[list[int], list[Encoding]]:
         """Return the token ids of `text`, in which each placeholder stands for one of `pictures`, and the pictures.
 
-        `pictures` are what `open_picture` takes. `encode` returns the ids of a text. Raises PictureError if the numbers
-        differ, or for a picture that is invalid.
+        `pictures` are what `open_picture` takes, or each a `Sound`. `encode` returns the ids of a text. Raises
+        PictureError or SoundError if the numbers differ, or for one that is invalid.
         """
         parts = text.split(self.placeholder)
         if len(parts) != len(pictures) + 1:
-            raise PictureError(f"got {len(pictures)} pictures for a prompt with {len(parts) - 1} of {self.placeholder}")
+            raise self._error(
+                f"got {len(pictures)} {self._error.things} for a prompt with {len(parts) - 1} of {self.placeholder}"
+            )
         texts, encodings = [parts[0]], []
         for source, part in zip(pictures, parts[1:]):
-            shown, calls = self._prepare(open_picture(source), self._settings, self._pixels)
+            if isinstance(source, Sound) != self.takes_sounds:
+                error = SoundError if isinstance(source, Sound) else PictureError
+                raise error(f"the model takes {self._error.things} only")
+            shown, calls = self._prepare(self._open(source), self._settings, self._pixels)
             texts += [shown, part]
             encodings += calls
         ids = encode("".join(texts))
         return ids, _placed(encodings, ids, self.token_id)
 
+    @property
+    def _error(self) -> type[MediaError]:
+        return SoundError if self.takes_sounds else PictureError
+
+    def _open(self, source: Any) -> Any:
+        if self.takes_sounds:
+            return open_sound(source, self._settings["rate"], self._settings["samples"] * self._settings["windows"])
+        return open_picture(source)
+
 
 def _check(settings: Mapping[str, Any]) -> None:
     """Raise ValueError unless `settings` cost bounded memory: they may come from a file that is not trusted."""
-    if settings.get("kind") not in _KINDS:
-        raise ValueError(f"picture_settings: kind: got {settings.get('kind')}, expected one of {', '.join(_KINDS)}")
+    kinds = _KINDS | _SOUNDS
+    if settings.get("kind") not in kinds:
+        raise ValueError(f"picture_settings: kind: got {settings.get('kind')}, expected one of {', '.join(kinds)}")
+    samples = settings.get("samples")
     limits = {
         "count": 1 << 16,
         "merge": 16,
@@ -91,13 +111,20 @@ def _check(settings: Mapping[str, Any]) -> None:
         "edge": 1 << 13,
         "longest": 1 << 13,
         "side": 1 << 8,
+        "rate": 192_000,
+        "samples": MAX_SAMPLES,
+        "hop": 1 << 16,
+        "windows": MAX_SAMPLES // (samples if isinstance(samples, int) and samples > 0 else 1),
     }
     limits |= {"most": 256} if settings["kind"] == "internvl" else {"most": 1 << 26}
     for name, limit in limits.items():
         value = settings.get(name)
         if value is not None and not (isinstance(value, int) and 1 <= value <= limit):
             raise ValueError(f"picture_settings: {name}: got {value}, expected 1 to {limit}")
-    edges = [*settings["image"]["output"], *(edge for size in settings.get("sizes", ()) for edge in size)]
+    edges = [
+        *settings.get("image", {}).get("output", ()),
+        *(edge for size in settings.get("sizes", ()) for edge in size),
+    ]
     if not all(isinstance(edge, int) and 1 <= edge <= 1 << 13 for edge in edges):
         raise ValueError(f"picture_settings: got sizes {edges}, expected edges of 1 to {1 << 13}")
 
@@ -166,6 +193,17 @@ def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> 
     return settings["token"] * count, [encoding]
 
 
+def _gemma4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, merge = settings["patch"], settings["merge"]
+    size = gemma4_size(picture.size, edge * merge, settings["most"])
+    levels = levels_of(picture.resize(size, settings["image"]["resample"]))
+    patches, places = patches_of(pixels.normalized(levels), edge, merge)
+    patches = np.ascontiguousarray(patches.transpose(0, 2, 1)).reshape(len(patches), -1)  # channels last
+    count = len(patches) // merge**2
+    text = settings["before"] + settings["token"] * count + settings["after"]
+    return text, [Encoding((patches, places), range(count))]
+
+
 def _pixtral(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
     edge, merge = settings["patch"], settings["merge"]
     width, height = pixtral_size(picture.size, edge * merge, settings["longest"])
@@ -193,6 +231,7 @@ def _llava_next(picture: Image, settings: Mapping[str, Any], pixels: Preprocesso
 
 
 _KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] = {
+    "gemma4": _gemma4,
     "idefics3": _idefics3,
     "internvl": _internvl,
     "llava_next": _llava_next,
@@ -200,3 +239,20 @@ _KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] =
     "qwen": _qwen,
     "single": _single,
 }
+
+
+def _whisper(samples: np.ndarray, settings: Mapping[str, Any], _: None) -> _Prepared:
+    encodings, size = [], settings["samples"]
+    for first in range(0, len(samples), size):
+        window = samples[first : first + size]
+        frames, count = whisper_tokens(settings, len(window))
+        if count > 0:  # the end of the sound may be too short for a token
+            padded = np.zeros((1, size), np.float32)
+            padded[0, : len(window)] = window
+            encodings.append(Encoding((padded, np.array([frames])), range(count)))
+    if not encodings:
+        raise SoundError(f"got {len(samples)} samples, expected enough for a token")
+    return settings["token"] * sum(len(encoding.rows) for encoding in encodings), encodings
+
+
+_SOUNDS: dict[str, Callable[[Any, Mapping[str, Any], Any], _Prepared]] = {"whisper": _whisper}

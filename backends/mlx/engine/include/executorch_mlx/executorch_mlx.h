@@ -270,10 +270,11 @@ typedef bool (*executorch_mlx_on_event)(void* user_data, const executorch_mlx_ev
 typedef bool (*executorch_mlx_allowed_tokens)(
     void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words);
 
-// A picture in a prompt, or a part of one that the model's method vision_encoder takes by itself. Its result has a row
-// for each embedding. These replace the embeddings of the tokens at the positions of the picture in the prompt.
+// A picture in a prompt, or a part of one that the model's method vision_encoder takes by itself; or a sound, which the
+// method audio_encoder takes. The result has a row for each embedding. These replace the embeddings of the tokens at
+// the positions of the picture in the prompt.
 typedef struct {
-  const executorch_mlx_array* inputs; // of vision_encoder: FLOAT32 or INT64
+  const executorch_mlx_array* inputs; // of the method: FLOAT32 or INT64
   size_t input_count;
   uint64_t hash; // of the content: prompts whose pictures have equal hashes share their caches
   size_t position; // of its first token in the prompt

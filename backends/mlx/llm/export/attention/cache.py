@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import torch
@@ -14,6 +15,17 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ....custom_ops.quantized_cache import EntryFormat
 from .masks import AttentionSpan, MaskFunction
 from .own import CachedStates
+
+
+class PictureAttention(Enum):
+    """How the tokens of a picture attend to each other, beside how they attend as text does.
+
+    - `ALL_LAYERS`: in all layers, each to all, whatever the window of the layer.
+    - `WINDOWS`: in the layers with a window, each to those that the window reaches, which has no end behind the token.
+    """
+
+    ALL_LAYERS = "all_layers"
+    WINDOWS = "windows"
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class KVCache(Cache):
 
     rows: int
     length: int
-    is_picture = False
+    picture: PictureAttention | None = None
     position: torch.Tensor
     row: torch.Tensor | None
     attended: set[str]  # names of the layers that attended over this cache in the current call
@@ -104,14 +116,18 @@ class KVCache(Cache):
         return cache
 
     def begin_call(
-        self, length: int, position: torch.Tensor, row: torch.Tensor | None = None, is_picture: bool = False
+        self,
+        length: int,
+        position: torch.Tensor,
+        row: torch.Tensor | None = None,
+        picture: PictureAttention | None = None,
     ) -> KVCache:
         """Prepare this cache for a call of `length` tokens at `position` and `row`, and return it.
 
-        With `is_picture`, all of the tokens attend to each other.
+        `picture` is how the tokens attend to each other if they are those of a picture, or None.
         """
         self.length, self.position, self.row, self.attended = length, position, row, set()
-        self.is_picture = is_picture
+        self.picture = picture
         for layer in self.layers:
             layer.cache = self
         return self
@@ -257,12 +273,8 @@ class _Layer(_NoCache):
         keys = self.updated[0] if keys is None else keys
         values = self.updated[-1] if values is None else values
         values = values if value_size is None else values[..., :value_size]
-        if self.cache.is_picture:
-            if (
-                sinks is not None
-                or slopes is not None
-                or not statically_known_true(query.shape[2] == self.cache.length)
-            ):
+        if self._is_picture:
+            if sinks is not None or slopes is not None:
                 raise ValueError(f"export_llm: model: {self.name} attends to pictures in another way than to text")
             return self._attend_picture(query, keys, values, scale, softcap)
         before, after = self._arguments(query, scale, softcap, sinks, slopes)
@@ -276,6 +288,12 @@ class _Layer(_NoCache):
                 "attention over the whole cache"
             ) from error
 
+    @property
+    def _is_picture(self) -> bool:
+        """Whether the tokens of the call attend to each other in this layer."""
+        picture = self.cache.picture
+        return picture is PictureAttention.ALL_LAYERS or picture is not None and self.spec.span.window is not None
+
     def _attend_picture(self, query, keys, values, scale, softcap) -> torch.Tensor:
         """Return the attention of tokens that attend to each other, and to the tokens before them as text does."""
         rows, first, length = self.cache.rows, self.cache.position, self.cache.length
@@ -283,9 +301,14 @@ class _Layer(_NoCache):
         keys, values = (x.unflatten(2, (rows, -1)).index_select(2, row).squeeze(2) for x in (keys, values))
         last, capacity = first + length - 1, keys.shape[2]
         held = last - (last - torch.arange(capacity)) % capacity  # the position of each key, if it was written
-        place = (first + torch.arange(length))[:, None]
-        earliest = 0 if self.window is None else place - self.window + 1
-        allowed = (held >= 0) & (held <= last) & ((held >= first) | (held <= place) & (held >= earliest))
+        queries = query.shape[2]
+        place = (self._query_position(queries) + torch.arange(queries))[:, None]
+        in_window = torch.ones_like(held, dtype=torch.bool) if self.window is None else held > place - self.window
+        allowed = (held >= 0) & (held <= last)
+        if self.cache.picture is PictureAttention.WINDOWS:
+            allowed &= in_window & ((held >= first) | (held <= place))
+        else:
+            allowed &= (held >= first) | (held <= place) & in_window
         groups = query.shape[1] // keys.shape[1]
         keys, values = (x.to(query.dtype).repeat_interleave(groups, 1) for x in (keys, values))
         scores = (query @ keys.mT).float() * scale
@@ -353,7 +376,7 @@ class _QuantizedLayer(_Layer):
             )
         self.cache.attended.add(self.name)
         format, spec = self.spec.format, self.spec
-        if self.cache.is_picture:
+        if self._is_picture:
             raise ValueError(
                 "export_llm: kv_bits: expected None for a model in which the tokens of pictures attend to each other"
             )

@@ -16,7 +16,7 @@ from ..packed import is_embedding, is_linear
 from ..precision import cast_parameters
 from .checks import shortened
 from .hf import read_json
-from .language_part import language_tensors
+from .language_part import language_tensors, other_media
 
 _PREFIX = "base_model.model."  # of the names of peft, before the names of the model
 # Patterns in the names of tensors that peft stores a second time, or as they were before the training, if the training
@@ -44,6 +44,26 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path, dtype: torch.dtype
         return merge(model, Path(folder), settings)
     except (KeyError, OSError, RuntimeError, SafetensorError, ValueError) as error:
         raise ValueError(f"export_llm: adapter: {folder} does not fit {type(model).__name__}: {error}") from error
+
+
+def is_for_whole(model: PreTrainedModel, folder: str | Path) -> bool:
+    """Whether an adapter names modules by their paths in `model`, a model for text and other media.
+
+    Otherwise, it is for the language model in it. Raises ValueError if it then changes other parts too.
+    """
+    from peft.utils import load_peft_weights
+
+    try:
+        names = load_peft_weights(str(folder), device="cpu")
+    except (KeyError, OSError, RuntimeError, SafetensorError, ValueError):
+        return False  # `merge_adapter` says what is wrong, or it is an adapter of mlx-lm
+    paths = {name.removeprefix(_PREFIX).partition(".lora_")[0] for name in names}
+    if not paths.isdisjoint({path for path, _ in model.named_modules() if "." in path}):
+        return True
+    media = {name for _, name, _ in other_media(model)}
+    if changed := sorted(media.intersection(part for path in paths for part in path.split("."))):
+        raise ValueError(f"export_llm: adapter: {folder} changes {changed[0]} by names that the model lacks")
+    return False
 
 
 def _merge_peft(model: PreTrainedModel, folder: Path, settings: dict) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from ..precision import cast_parameters
@@ -46,8 +46,12 @@ class HFFolder(Checkpoint):
         return self._loaded(language, dtype, options)
 
     def load_with_pictures(self, dtype: torch.dtype | None = None) -> PreTrainedModel:
-        """Return the whole model for pictures and text, with weights as `load` has them."""
-        model = self._loaded(AutoModelForImageTextToText, dtype, {"config": load_config(self.path)})
+        """Return the whole model for pictures or sounds and text, with weights as `load` has them."""
+        config = load_config(self.path)
+        kind = AutoModelForMultimodalLM
+        if type(config) not in kind._model_mapping:  # transformers lists some models that hear elsewhere
+            kind = AutoModelForSeq2SeqLM
+        model = self._loaded(kind, dtype, {"config": config})
         if dtype is not None:
             cast_parameters(model, dtype)
         return model.eval()

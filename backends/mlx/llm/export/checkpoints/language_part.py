@@ -163,6 +163,27 @@ def remove_other_media(model: PreTrainedModel) -> None:
             setattr(parent, name, None)
 
 
+def without_other_media(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the language model of a model for text and other media, with the same weights.
+
+    It is a causal language model, if transformers has one around the decoder. Otherwise, it is `model` without the
+    other media, which is changed in place.
+    """
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    text = model.config.get_text_config()
+    if head is not None and _is_language_only(text):
+        with torch.device("meta"):
+            causal = AutoModelForCausalLM.from_config(text)
+        if type(causal.base_model) is type(decoder):
+            setattr(causal, causal.base_model_prefix, decoder)
+            causal.set_output_embeddings(head)
+            causal.generation_config = model.generation_config
+            return causal.eval()
+    for parent, name, _ in other_media(model):
+        setattr(parent, name, None)
+    return model
+
+
 def other_media(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
     """Return the modules for other media than text, each behind its parent and its name there."""
     parts = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}

@@ -109,8 +109,8 @@ class StateCache(KVCache):
                 Log(owner, n, torch.Size(shape), state.buffer.dtype, self.rows) for n, shape in shapes.items()
             ]
 
-    def begin_call(self, length, position, row=None, is_picture=False):
-        super().begin_call(length, position, row, is_picture)
+    def begin_call(self, length, position, row=None, picture=None):
+        super().begin_call(length, position, row, picture)
         self.origin, self.recurred, self.current, self.calls = torch.zeros_like(position), set(), None, {}
         for state in self.states.values():
             state.value = state.joined = None

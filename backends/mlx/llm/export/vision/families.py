@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoImageProcessor, PreTrainedModel
+from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedModel, WhisperFeatureExtractor
 
+from ...speech.export.features import LogMel
 from ...vision.preprocess import preprocessor_settings
+from ..attention.cache import PictureAttention
 from ..checkpoints.checks import CHECKPOINT_ERRORS
 from ..checkpoints.hf import read_json
-from .patches import deep_features, patch_features, pixtral_features
+from .patches import deep_features, gemma4_features, patch_features, pixtral_features
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -52,18 +54,23 @@ class Family:
     - `examples`: `settings -> example inputs, dynamic shapes`. By default, the input is `pixels` [1, 3, H, W].
     - `settings`: `(source) -> settings` of `vision.processor.PictureProcessor`, without those that `picture_settings`
       adds.
-    - `is_whole`: whether the tokens of a picture attend to each other.
+    - `attention`: `config -> how the tokens of a picture attend to each other`, or None if they attend as text does.
     - `added_layers`: `config -> the number of layers of the decoder that add features of the encoder`. These are beside
       the embeddings: the width is that of the embedding times one more than this number.
     - `has_rope_offset`: whether the rotary positions of the model have three axes.
+    - `features`: `settings -> a module` that computes the first argument of `encode` from the samples of a sound. A
+      family with such a module takes sounds in place of pictures.
+    - `layer_token`: `config -> the token` for which layers get their own inputs, in place of those of a picture.
     """
 
     encode: Callable[..., torch.Tensor]
     settings: Callable[[Source], dict[str, Any]]
-    is_whole: bool = False
+    attention: Callable[[Any], PictureAttention | None] = lambda config: None
     has_rope_offset: bool = False
     examples: Callable[[dict[str, Any]], Examples] = _pixels
     added_layers: Callable[[Any], int] = lambda config: 0
+    layer_token: Callable[[Any], int] = lambda config: config.image_token_id
+    features: Callable[[dict[str, Any]], torch.nn.Module] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,9 @@ def picture_settings(folder: Path, config: Any, tokenizer: Any) -> dict[str, Any
     family = find_family(config.model_type)
     if tokenizer is None:
         raise NoPictures("pictures: expected a tokenizer")
+    kind = AutoImageProcessor if family.features is None else AutoFeatureExtractor
     try:
-        loaded = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        loaded = kind.from_pretrained(folder, trust_remote_code=False)
         processor = json.loads(loaded.to_json_string())
     except (*CHECKPOINT_ERRORS, OSError, ValueError) as error:
         raise NoPictures(f"pictures: transformers cannot read the processor: {error}") from error
@@ -118,7 +126,7 @@ def picture_settings(folder: Path, config: Any, tokenizer: Any) -> dict[str, Any
         settings = family.settings(Source(config, processor, options, tokenizer))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NoPictures(f"pictures: {config.model_type}: processor: {error}") from error
-    token_id = config.image_token_id
+    token_id = config.image_token_id if family.features is None else config.audio_token_id
     token = tokenizer.convert_ids_to_tokens(token_id)
     return {"token_id": token_id, "token": token, "placeholder": token} | settings
 
@@ -224,6 +232,69 @@ def _mistral3(source: Source) -> dict[str, Any]:
     }
 
 
+def _gemma4(source: Source) -> dict[str, Any]:
+    settings, edge, merge = source.processor, source.processor["patch_size"], source.processor["pooling_kernel_size"]
+    begin, end = (source.token(id) for id in (source.config.boi_token_id, source.config.eoi_token_id))
+    return {
+        "kind": "gemma4",
+        "image": _square(settings, edge),
+        "patch": edge,
+        "frames": 1,
+        "merge": merge,
+        "most": settings["max_soft_tokens"] * (edge * merge) ** 2,
+        "before": begin,
+        "after": end,
+    }
+
+
+def _gemma4_attention(config: Any) -> PictureAttention | None:
+    is_bidirectional = config.get_text_config().use_bidirectional_attention == "vision"
+    return PictureAttention.WINDOWS if is_bidirectional else None
+
+
+def _whisper(source: Source) -> dict[str, Any]:
+    settings, encoder = source.processor, source.config.audio_config
+    if settings.get("feature_size") != encoder.num_mel_bins or settings.get("dither"):
+        raise ValueError(f"got {settings}, expected feature_size {encoder.num_mel_bins} without dither")
+    return {
+        "kind": "whisper",
+        "rate": settings["sampling_rate"],
+        "hop": settings["hop_length"],
+        "samples": 2 * encoder.max_source_positions * settings["hop_length"],
+        "windows": 1,
+        "mel": [settings["feature_size"], settings["n_fft"]],
+    }
+
+
+def _audio_flamingo(source: Source) -> dict[str, Any]:
+    settings = _whisper(source)
+    seconds = source.options.get("max_audio_len", 600)
+    return settings | {"windows": seconds * settings["rate"] // settings["samples"]}
+
+
+def _log_mel(settings: dict[str, Any]) -> torch.nn.Module:
+    size, length = settings["mel"]
+    names = {"sampling_rate": settings["rate"], "hop_length": settings["hop"]}
+    return LogMel(WhisperFeatureExtractor(feature_size=size, n_fft=length, **names))
+
+
+def _samples(settings: dict[str, Any]) -> Examples:
+    return (0.1 * _random(1, settings["samples"]), torch.tensor([settings["samples"] // settings["hop"] // 2])), None
+
+
+def _qwen2_audio_features(model: PreTrainedModel, features: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+    whole = model.model
+    held = torch.arange(features.shape[-1] // 2) < (frames - 1) // 2 + 1  # states that are not of the padding
+    states = whole.audio_tower(features, attention_mask=held[None, None, None], return_dict=True).last_hidden_state
+    return whole.multi_modal_projector(states)[0]
+
+
+def _audio_flamingo_features(model: PreTrainedModel, features: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+    whole, held = model.model, (torch.arange(features.shape[-1]) < frames)[None]
+    states = whole.audio_tower(features, input_features_mask=held, return_dict=True).last_hidden_state
+    return whole.multi_modal_projector(states)[0]
+
+
 def _deepstack_layers(config: Any) -> int:
     return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
 
@@ -231,13 +302,22 @@ def _deepstack_layers(config: Any) -> int:
 _QWEN = Family(patch_features, _qwen, has_rope_offset=True, examples=_patches)
 _QWEN3 = Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers)
 FAMILIES = {
-    "gemma3": Family(_features, _gemma3, is_whole=True),
+    "audioflamingo3": Family(_audio_flamingo_features, _audio_flamingo, examples=_samples, features=_log_mel),
+    "gemma3": Family(_features, _gemma3, attention=lambda config: PictureAttention.ALL_LAYERS),
+    "gemma4": Family(
+        gemma4_features,
+        _gemma4,
+        attention=_gemma4_attention,
+        examples=_patches,
+        layer_token=lambda config: config.get_text_config().pad_token_id,
+    ),
     "idefics3": Family(_idefics3_features, _idefics3),
     "internvl": Family(_features, _internvl),
     "llava": Family(_features, _single),
     "llava_next": Family(_llava_next_features, _llava_next, examples=_tiled),
     "mistral3": Family(pixtral_features, _mistral3, examples=_patches),
     "qwen2_5_vl": _QWEN,
+    "qwen2_audio": Family(_qwen2_audio_features, _whisper, examples=_samples, features=_log_mel),
     "qwen2_vl": _QWEN,
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,

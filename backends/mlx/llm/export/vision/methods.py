@@ -1,4 +1,4 @@
-"""The methods `vision_encoder` and `token_embedding`, and a check of the first."""
+"""The methods `vision_encoder`, `audio_encoder` and `token_embedding`, and a check of the encoders."""
 
 from __future__ import annotations
 
@@ -14,56 +14,69 @@ from transformers import PreTrainedModel
 from ....verification.load import load
 from ....verification.noise import RoundingNoise
 from ....verification.rounding import Comparison, compare
+from ..attention.cache import PictureAttention
 from ..checkpoints.language_part import other_media
 from ..decoder import CachedDecoder
 from ..embeddings import embeddings
+from ..per_layer import per_layer_inputs, per_layer_shape
 from .families import Family, NoPictures
 
-VISION_ENCODER, TOKEN_EMBEDDING = "vision_encoder", "token_embedding"
+VISION_ENCODER, AUDIO_ENCODER, TOKEN_EMBEDDING = "vision_encoder", "audio_encoder", "token_embedding"
 _NOISY_RUNS = 3
 _SPREAD_FACTOR = 16  # the largest of many deviations is compared
 
 
 @dataclass(frozen=True)
 class Vision:
-    """The pictures of a model.
+    """The pictures or sounds of a model.
 
-    - `encoder`: the method `vision_encoder`, from the inputs of a picture to `[1, N, width]` in float32.
+    - `name`: of the method of the encoder.
+    - `encoder`: the method, from the inputs of a picture or sound to `[1, N, width]` in float32.
     - `inputs`: example inputs.
     - `settings`: those of `vision.processor.PictureProcessor`.
-    - `is_whole`, `has_rope_offset`, `added_layers`: as in `Family`.
+    - `attention`: how the tokens of a picture attend to each other, or None.
+    - `has_rope_offset`, `added_layers`: as in `Family`.
     """
 
+    name: str
     encoder: torch.export.ExportedProgram
     inputs: tuple[torch.Tensor, ...]
     settings: dict[str, Any]
-    is_whole: bool
+    attention: PictureAttention | None
     has_rope_offset: bool
     added_layers: int
 
     def metadata(self) -> dict[str, Any]:
         settings = json.dumps(self.settings).encode()
         return {
-            "picture_is_whole": self.is_whole,
+            "picture_is_whole": self.attention is not None,
             "picture_rope_offset": self.has_rope_offset,
             "picture_settings": torch.frombuffer(bytearray(settings), dtype=torch.uint8),
         }
 
 
 class _Encoder(torch.nn.Module):
-    def __init__(self, model: PreTrainedModel, family: Family):
+    def __init__(self, model: PreTrainedModel, family: Family, settings: dict[str, Any]):
         super().__init__()
         self.model, self.family = model, family
+        self.features = torch.nn.Identity() if family.features is None else family.features(settings)
         self.dtype = next(parameter.dtype for _, _, part in other_media(model) for parameter in part.parameters())
+        inputs = None
+        if all(per_layer_shape(model)):
+            inputs = per_layer_inputs(model, torch.tensor([[family.layer_token(model.config)]]))[0].float()
+        self.register_buffer("layer_inputs", inputs)
 
-    def forward(self, pixels: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        return self.family.encode(self.model, pixels.to(self.dtype), *others).float()[None]
+    def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        rows = self.family.encode(self.model, self.features(first).to(self.dtype), *others).float()
+        if self.layer_inputs is not None:
+            rows = torch.cat([rows, self.layer_inputs.expand(rows.shape[0], -1)], -1)
+        return rows[None]
 
 
 def export_vision(model: PreTrainedModel, family: Family, settings: dict[str, Any]) -> Vision:
     """Return the pictures of `model`, which is not changed. Raises NoPictures if its encoder cannot be traced."""
     inputs, shapes = family.examples(settings)
-    module = _Encoder(model, family).eval()
+    module = _Encoder(model, family, settings).eval()
     try:
         with torch.no_grad():
             # `forward` takes the inputs after the first as one argument.
@@ -77,10 +90,11 @@ def export_vision(model: PreTrainedModel, family: Family, settings: dict[str, An
             f"pictures: {type(model).__name__}: torch.export cannot trace its encoder: {reason}"
         ) from error
     return Vision(
+        VISION_ENCODER if family.features is None else AUDIO_ENCODER,
         encoder,
         inputs,
         {**settings, "count": count},
-        family.is_whole,
+        family.attention(model.config),
         family.has_rope_offset,
         family.added_layers(model.config),
     )
@@ -106,7 +120,7 @@ def export_token_embedding(decoder: CachedDecoder) -> torch.export.ExportedProgr
 
 
 def check_encoder(path: Path, vision: Vision) -> Comparison:
-    """Compare the method `vision_encoder` of the file `path` with eager torch."""
+    """Compare the encoder of the file `path` with eager torch."""
     module = vision.encoder.module()
     with torch.no_grad():
         expected = module(*vision.inputs)
@@ -114,5 +128,5 @@ def check_encoder(path: Path, vision: Vision) -> Comparison:
         for seed in range(_NOISY_RUNS):
             with RoundingNoise(seed):
                 noisy.append(module(*vision.inputs))
-    (actual,) = load(path, VISION_ENCODER)(list(vision.inputs))
+    (actual,) = load(path, vision.name)(list(vision.inputs))
     return compare(actual, expected, noisy, _SPREAD_FACTOR)

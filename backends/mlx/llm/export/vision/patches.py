@@ -71,6 +71,19 @@ def pixtral_features(model: PreTrainedModel, patches: torch.Tensor, places: torc
     return projector.linear_2(projector.act(projector.linear_1(merger.merging_layer(x))))
 
 
+def gemma4_features(model: PreTrainedModel, patches: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return the embeddings [N, width] of one picture, as `patch_features`, of Gemma 4."""
+    tower = model.model.vision_tower
+    places = places.flip(1)[None]  # the column first
+    x = tower.patch_embedder(patches[None], places, torch.zeros_like(places[..., 0], dtype=torch.bool))
+    x = tower.encoder(inputs_embeds=x, attention_mask=None, pixel_position_ids=places).last_hidden_state
+    blocks = x[0].float().unflatten(0, (-1, tower.config.pooling_kernel_size**2))
+    pooled = blocks.mean(1) * tower.config.hidden_size**0.5
+    if tower.config.standardize:
+        pooled = (pooled - tower.std_bias.float()) * tower.std_scale.float()
+    return model.model.embed_vision(pooled.to(x.dtype))
+
+
 @contextmanager
 def _masked_attention(visual: torch.nn.Module) -> Iterator[None]:
     """Within the context, the attention of the blocks takes the window of each patch in place of sequence lengths.
