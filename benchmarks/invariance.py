@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "test" / "runtime"))
+sys.path[:0] = [str(ROOT / "test"), str(ROOT / "test" / "runtime")]
 from kernel_library import KernelLibrary  # noqa: E402
 from product_arguments import BFLOAT16, FLOAT32, HalfMatmul, Matmul, QuantizedMatmul  # noqa: E402
 
@@ -97,7 +97,7 @@ class PackedFloats:
 
     def cblas_sgemm(self, order, _trans_a, _trans_b, m, n, k, alpha, x, _ldx, w, _ldw, _beta, y, _ldy):
         panels = self._packed(w.value, FLOAT32, n, k)
-        matmul = Matmul(x.value, w.value, 1, k, None, None, 0, m, n, k, alpha, 1, y.value, panels)
+        matmul = Matmul(x.value, w.value, 1, k, None, 0, m, n, k, alpha, 1, y.value, panels)
         self._library.matmuls(ctypes.byref(matmul), 1)
 
     def half_matmul(self, reference, count):

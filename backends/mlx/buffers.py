@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from .builder.digests import Digests
@@ -42,21 +42,26 @@ def tag_owned_data(program: ExportedProgram, reasons: Mapping[Node, str | None])
 
     A delegate owns the data that no other delegate and no undelegated node uses, and that is no output of the program.
     A delegate owns a mutable buffer only if, in addition, it computes the buffer's new value, nothing else reads that
-    new value, and the new value is no output of the program. All other data stays with ExecuTorch, which passes it as
-    arguments. Returns why, by the name of each tensor. ExecuTorch starts its mutable buffers with their initial values
-    only if they have the metadata that this function adds.
+    new value, and the new value is no output of the program. No delegate owns a parameter whose gradient the program
+    returns: ExecuTorch's optimizers write it. All other data stays with ExecuTorch, which passes it as arguments.
+    Returns why, by the name of each tensor. ExecuTorch starts its mutable buffers with their initial values only if
+    they have the metadata that this function adds.
 
     `reasons` maps each call node to the reason why it is not delegated, or to None.
     """
     signature = program.graph_signature
     names = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind in _STORED}
     new_values = {buffer: value for value, buffer in signature.buffers_to_mutate.items()}
+    trained = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.GRADIENT_TO_PARAMETER}
     nodes = {n.name: n for n in program.graph.nodes}
     kept = {}
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in names:
             continue
         name = names[node.name]
+        if name in trained:
+            kept[name] = "the program returns its gradient"
+            continue
         new_value = nodes[new_values[name]] if name in new_values else None
         uses = _uses(node, new_value, new_value is not None and new_value.name in signature.user_outputs)
         tags = {use.meta.get("delegation_tag") for use in uses}  # the output of the graph has no tag

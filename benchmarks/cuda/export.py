@@ -2,9 +2,9 @@
 
     python benchmarks/cuda/export.py FOLDER [--shape llama-8b] [--portable] [--context 4096]
 
-writes FOLDER/qwen3-0.6b.pte. With --rows 8, it writes FOLDER/qwen3-0.6b-rows8.pte. The weights are uninitialized,
-because run.py replaces them with random numbers. The shape of 8B parameters needs about 18 GB of memory, and 16 GB on
-the disk.
+writes FOLDER/qwen3-0.6b.pte. With --rows 8, it writes FOLDER/qwen3-0.6b-rows8.pte, and with --head
+FOLDER/qwen3-0.6b-head.pte. The weights are uninitialized, because run.py replaces them with random numbers. The shape
+of 8B parameters needs about 18 GB of memory, and 16 GB on the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pack
 import torch
-from executorch_mlx.llm.export import export_llm
+from executorch_mlx.cli.export_defaults import HEAD
+from executorch_mlx.llm.export import HeadConfig, export_llm
 from shapes import GROUP_SIZE, SHAPES, bits_of
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--portable", action="store_true", help="without extensions")
     parser.add_argument("--rows", type=int, default=1, help="requests at once, for batch.py")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
+    parser.add_argument("--head", action="store_true", help="the head that the commands export: penalties, masks, ...")
     options = parser.parse_args()
     bits = bits_of(options.shape)
     format = {"quantize": f"int{bits}", "group_size": GROUP_SIZE} if bits < 16 else {}
@@ -64,10 +66,12 @@ def main() -> None:
         speculation=False,
         verify=False,
         batch=options.rows,
+        head=HeadConfig(**(HEAD if options.head else {})),
         progress=print,
         **format,
     )
-    name = options.shape if options.rows == 1 else f"{options.shape}-rows{options.rows}"
+    name = options.shape + ("-head" if options.head else "")
+    name += f"-rows{options.rows}" if options.rows > 1 else ""
     exported.save(options.folder / f"{name}.pte")
 
 

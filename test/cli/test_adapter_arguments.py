@@ -53,7 +53,7 @@ def test_requests_of_a_batch_name_adapters(adapter_program, adapter_folders, tmp
     [
         (["--adapter", "a=FOLDER", "--adapter", "b=FOLDER"], "--adapter: got 2 adapters, expected one"),
         (["--adapter", "a=FOLDER", "--adapter", "a=FOLDER"], "--adapter: got the name a twice"),
-        (["--adapter", "FOLDER"], "--adapter: PROGRAM is exported already, expected a checkpoint"),
+        (["--adapter", "FOLDER"], "--adapter: PROGRAM is exported already, expected a checkpoint; write NAME=DIR"),
         (["--adapter", "a=/none"], "--adapter a: /none/adapter_config.json: No such file or directory"),
     ],
     ids=["several", "twice", "merge", "missing"],

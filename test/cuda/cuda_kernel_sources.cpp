@@ -227,7 +227,8 @@ class Kernels {
       const auto x = zeros({rows, 1, count, kDim});
       arrays.push_back(mx::transpose(has_norm ? norm(x) : x, {0, 2, 1, 3}, stream_));
     }
-    const auto offset = array_of({rows}, mx::int32), freqs = array_of({kDim / 2}, mx::float32);
+    const auto known = array_of({rows}, mx::int32), freqs = array_of({kDim / 2}, mx::float32);
+    const auto offset = has_norm ? known : mx::negative(known, stream_); // which the host does not know
     return expect(gpu::norm_rope(arrays, 1.0f, offset, freqs, stream_), "norm_rope");
   }
 
@@ -319,8 +320,8 @@ void print_fused(const char* path) {
 void print_position(const char* path) {
   const Loaded loaded(path);
   const auto use = executorch_mlx::find_position_use(loaded.program);
-  use ? std::printf("%zu instructions, %zu starts, %zu stops, %zu places\n", use->arithmetic.size(), use->starts.size(),
-            use->stops.size(), use->places.size())
+  use ? std::printf("%zu instructions, %zu for numbers, %zu rows, %zu updates\n", use->end, use->arithmetic.size(),
+            use->rows.size(), use->caches.size())
       : std::printf("none\n");
 }
 

@@ -1,7 +1,10 @@
 """Compares the recurrences over tokens, in eager torch and lowered, with loops written from their formulas."""
 
+import os
+import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +185,28 @@ def test_calls_of_any_length_give_the_same_bits(name):
         results.append((torch.cat(outputs, axis), state))
     for out, state in results[1:]:
         assert out.equal(results[0][0]) and state.equal(results[0][1])
+
+
+RUN_SAVED = """
+import sys
+from pathlib import Path
+import torch
+from loaded_method import LoadedMethod
+folder = Path(sys.argv[1])
+method = LoadedMethod(folder / "model.pte")
+torch.save([x.clone() for x in method.execute(torch.load(folder / "inputs"))], folder / "outputs")
+"""
+
+
+def test_a_device_without_kernels_runs_the_loops(tmp_path):
+    _, inputs, formula, _ = CASES["delta"]
+    (tmp_path / "model.pte").write_bytes(program_of("delta").buffer)
+    tensors = inputs(7)
+    torch.save([x.contiguous() for x in tensors], tmp_path / "inputs")
+    path = str(Path(__file__).parents[1])
+    environment = os.environ | {"EXECUTORCH_MLX_INTERNALS": "0", "PYTHONPATH": path}  # MLX's public operations only
+    subprocess.run([sys.executable, "-c", RUN_SAVED, tmp_path], env=environment, check=True, timeout=300)
+    assert_close(torch.load(tmp_path / "outputs"), formula(*tensors))
 
 
 @pytest.mark.parametrize("name", CASES)

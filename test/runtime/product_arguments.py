@@ -37,7 +37,6 @@ class Matmul(ctypes.Structure):
         ("b", ctypes.c_void_p),
         ("b_row_stride", ctypes.c_int64),
         ("b_column_stride", ctypes.c_int64),
-        ("packed_b", ctypes.c_void_p),
         ("c", ctypes.c_void_p),
         ("c_stride", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("m", "n", "k")),

@@ -84,7 +84,7 @@ def test_half_results_are_rounded_to_nearest_even(library, dtype):
     x = torch.from_numpy((bits[:, None] + offsets).ravel().view(np.float32))
     ones, y = (torch.ones(len(x), dtype=TYPES[dtype]) for _ in range(2))
     sizes = (ctypes.c_int64(1), ctypes.c_int64(len(x)))
-    library.rms_norm(address(ones), dtype, address(x), FLOAT32, address(y), *sizes, ctypes.c_float(0))
+    library.norm(address(ones), dtype, False, address(x), None, FLOAT32, address(y), *sizes, ctypes.c_float(0))
     assert torch.equal(y.isnan(), x.isnan())
     assert torch.equal(y[~x.isnan()], x[~x.isnan()].to(TYPES[dtype]))
 
@@ -205,7 +205,7 @@ def test_rms_norm(library, rows, width, has_weight):
     weight = torch.randn(width, generator=generator) if has_weight else None
     y = torch.empty_like(x)
     sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
-    library.rms_norm(address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
+    library.norm(address(x), FLOAT32, False, address(weight), None, FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
     expected = torch.nn.functional.rms_norm(x, [width], weight, 1e-5)
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
 
@@ -218,7 +218,7 @@ def test_layer_norm(library, rows, width, parameters):
     tensors = {name: torch.randn(width, generator=generator) for name in parameters}
     y, pointers = torch.empty_like(x), [address(tensors.get(name)) for name in ("weight", "bias")]
     sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
-    library.layer_norm(address(x), FLOAT32, *pointers, FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
+    library.norm(address(x), FLOAT32, True, *pointers, FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
     expected = torch.nn.functional.layer_norm(x.double(), [width], **{k: t.double() for k, t in tensors.items()})
     torch.testing.assert_close(y, expected.float(), rtol=2e-5, atol=2e-5)
 
@@ -321,8 +321,8 @@ def test_half_operands_of_silu_rms_norm_and_rope(library, dtype):
     assert torch.equal(y, z.to(dtype))
 
     sizes, weight = (ctypes.c_int64(3), ctypes.c_int64(1030), ctypes.c_float(1e-6)), floats[0].to(dtype)
-    library.rms_norm(address(x), kind, address(weight), kind, address(y), *sizes)
-    library.rms_norm(address(floats), FLOAT32, address(floats), FLOAT32, address(z), *sizes)
+    library.norm(address(x), kind, False, address(weight), None, kind, address(y), *sizes)
+    library.norm(address(floats), FLOAT32, False, address(floats), None, FLOAT32, address(z), *sizes)
     assert torch.equal(y, z.to(dtype))
 
     offset, results = torch.tensor([5], dtype=torch.int32), []

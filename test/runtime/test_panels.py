@@ -57,7 +57,7 @@ def test_float32(library, k, m):
         c = None if n == 300 else addends[i].ctypes.data
         stride = n if n == 64 else 0
         pointers = x.ctypes.data, weights[i].ctypes.data
-        return Matmul(*pointers, 1, k, None, c, stride, m, n, k, 1, 1, y, panels)
+        return Matmul(*pointers, 1, k, c, stride, m, n, k, 1, 1, y, panels)
 
     check(library, "matmuls", weights, FLOAT32, product)
 

@@ -181,7 +181,7 @@ def test_kernel(library, m, k, n):
     """GELU of a product, plus a residual: the bits of the three operations one by one."""
     x, w, bias, residual = (random(*shape, seed=i) for i, shape in enumerate([(m, k), (n, k), (n,), (m, n)]))
     plain, y = torch.empty(m, n), torch.empty(m, n)
-    arguments = (x.data_ptr(), w.data_ptr(), 1, k, None, bias.data_ptr(), 0, m, n, k, 1, 1)
+    arguments = (x.data_ptr(), w.data_ptr(), 1, k, bias.data_ptr(), 0, m, n, k, 1, 1)
     library.matmuls(ctypes.byref(Matmul(*arguments, plain.data_ptr(), None)), 1)
     library.unary(GELU, address(plain), 0, address(plain), ctypes.c_int64(plain.numel()))
     epilogue = Epilogue(GELU, residual.data_ptr())

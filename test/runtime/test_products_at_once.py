@@ -89,6 +89,6 @@ def test_float32(library, k, m):
     def product(n, y):
         c = None if n == 300 else addends[n].ctypes.data
         stride = n if n == 64 else 0
-        return Matmul(x.ctypes.data, w(n).ctypes.data, 1, k, None, c, stride, m, n, k, 1, 1, y)
+        return Matmul(x.ctypes.data, w(n).ctypes.data, 1, k, c, stride, m, n, k, 1, 1, y)
 
     check(library, "matmuls", product, single="matmul")

@@ -270,6 +270,7 @@ def gated_program(inputs, **shapes):
     return g
 
 
+@linux_only
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gated_recurrence_node(shape, rule):
@@ -286,6 +287,7 @@ def scan_program(inputs):
     return g
 
 
+@linux_only
 def test_selective_scan_node():
     inputs = [x.contiguous() for x in scan_inputs(2, 5, 7, 16)]
     assert_close(scan_program(inputs).run(*inputs), expected_scan(*inputs))
@@ -346,6 +348,7 @@ def test_wrong_shapes_are_refused(name, capfd):
     assert message in capfd.readouterr().err
 
 
+@linux_only
 def test_max_operations(capfd):
     inputs = [x.contiguous() for x in gated_inputs(1, 4, 2, 3, 4, 5)]
     operations = 3 * 3 * inputs[5].numel()  # for each token, the state is read twice and written once

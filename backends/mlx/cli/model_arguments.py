@@ -114,7 +114,8 @@ def find_model(model: str, options: argparse.Namespace, kind: str | None = None)
         check_program(path)
         if values:
             name = export_arguments.flag(next(iter(values)))
-            raise CommandError(f"{name}: {model} is exported already, expected a checkpoint; see executorch-mlx export")
+            hint = "write NAME=DIR to load an adapter" if name == "--adapter" else "see executorch-mlx export"
+            raise CommandError(f"{name}: {model} is exported already, expected a checkpoint; {hint}")
         return Model(path, path.stem)
     check_checkpoint(model)
     values |= adapter_arguments.room(adapters, values)

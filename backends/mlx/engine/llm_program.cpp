@@ -212,9 +212,6 @@ void LlmProgram::read_adapted_layers() {
 void LlmProgram::write_adapter(int64_t slot, std::span<std::vector<float>> weights) {
   using executorch::extension::make_tensor_ptr;
   using Size = executorch::aten::SizesType;
-  if (!module_->is_method_loaded(kLoadAdapter)) {
-    check_ok(module_->load_method(kLoadAdapter), path_, ": cannot load the method ", kLoadAdapter, ": ");
-  }
   const auto rank = static_cast<Size>(metadata_.adapter_rank);
   std::vector<executorch::extension::TensorPtr> tensors = {make_tensor_ptr({1}, &slot, ScalarType::Long)};
   for (size_t i = 0; i < adapted_layers_.size(); ++i) {
@@ -222,14 +219,24 @@ void LlmProgram::write_adapter(int64_t slot, std::span<std::vector<float>> weigh
     tensors.push_back(make_tensor_ptr({rank, in}, weights[2 * i].data(), ScalarType::Float));
     tensors.push_back(make_tensor_ptr({out, rank}, weights[2 * i + 1].data(), ScalarType::Float));
   }
+  run_other(kLoadAdapter, tensors, str(kLoadAdapter, ": slot ", slot));
+}
+
+std::vector<EValue> LlmProgram::run_other(
+    const char* name, const std::vector<executorch::extension::TensorPtr>& inputs, const std::string& what) {
+  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
+  if (!module_->is_method_loaded(name)) {
+    auto* const tracer = profile_ ? profile_->tracer() : nullptr;
+    check_ok(module_->load_method(name, nullptr, tracer), path_, ": cannot load the method ", name, ": ");
+  }
   std::vector<EValue> arguments;
-  for (const auto& tensor : tensors) {
+  for (const auto& tensor : inputs) {
     arguments.emplace_back(*tensor);
   }
-  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
-  const Error error = module_->execute(kLoadAdapter, arguments).error();
-  is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
-  check_ok(error, kLoadAdapter, ": slot ", slot, ": ");
+  auto outputs = module_->execute(name, arguments);
+  is_undefined_ |= !outputs.ok() && executorch_mlx_is_undefined() != 0;
+  check_ok(outputs.error(), what, ": ");
+  return std::move(*outputs);
 }
 
 std::vector<Method*> LlmProgram::methods() const {
@@ -532,33 +539,15 @@ std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> task
 
 void LlmProgram::encode(std::span<const float> samples) {
   std::vector<float> padded = padded_samples(metadata_.speech, samples);
-  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
-  if (!module_->is_method_loaded("encode")) {
-    auto* const tracer = profile_ ? profile_->tracer() : nullptr;
-    check_ok(module_->load_method("encode", nullptr, tracer), path_, ": cannot load the method encode: ");
-  }
-  const auto tensor = executorch::extension::make_tensor_ptr(
-      {1, static_cast<executorch::aten::SizesType>(padded.size())}, padded.data(), ScalarType::Float);
-  const Error error = module_->execute("encode", tensor).error();
-  is_undefined_ |= error != Error::Ok && executorch_mlx_is_undefined() != 0;
-  check_ok(error, "encode: ", padded.size(), " samples: ");
+  const auto size = static_cast<executorch::aten::SizesType>(padded.size());
+  run_other("encode", {executorch::extension::make_tensor_ptr({1, size}, padded.data(), ScalarType::Float)},
+      str("encode: ", padded.size(), " samples"));
 }
 
 std::vector<float> LlmProgram::run_encoder(const char* name, std::vector<executorch::extension::TensorPtr> inputs) {
-  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
-  if (!module_->is_method_loaded(name)) {
-    auto* const tracer = profile_ ? profile_->tracer() : nullptr;
-    check_ok(module_->load_method(name, nullptr, tracer), path_, ": cannot load the method ", name, ": ");
-  }
-  std::vector<EValue> arguments;
-  for (const auto& tensor : inputs) {
-    arguments.emplace_back(*tensor);
-  }
-  const auto outputs = module_->execute(name, arguments);
-  is_undefined_ |= !outputs.ok() && executorch_mlx_is_undefined() != 0;
-  check_ok(outputs.error(), name, ": ");
-  check(outputs->size() == 1 && (*outputs)[0].isTensor(), EXECUTORCH_MLX_FAILED, name, ": expected one tensor");
-  const Tensor& result = (*outputs)[0].toTensor();
+  const auto outputs = run_other(name, inputs, name);
+  check(outputs.size() == 1 && outputs[0].isTensor(), EXECUTORCH_MLX_FAILED, name, ": expected one tensor");
+  const Tensor& result = outputs[0].toTensor();
   check(result.scalar_type() == ScalarType::Float && result.numel() > 0, EXECUTORCH_MLX_FAILED, name, ": got ",
       result.numel(), " numbers of ", dtype_name(result.scalar_type()), ", expected Float");
   const float* data = result.const_data_ptr<float>();

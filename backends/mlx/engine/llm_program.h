@@ -191,7 +191,10 @@ class LlmProgram {
   // The task with the embeddings of its tokens, if it has none and the program takes only these. Valid until the next
   // call.
   std::span<const RowTask> with_embeddings(std::span<const RowTask> tasks);
-  // Runs a method that is not one of methods(), and returns its only output, `[..., width]` of floats.
+  // Runs a method that is not one of methods(). `what` begins the message of an error.
+  std::vector<executorch::runtime::EValue> run_other(
+      const char* name, const std::vector<executorch::extension::TensorPtr>& inputs, const std::string& what);
+  // The same for a method with one output, `[..., width]` of floats, which it returns.
   std::vector<float> run_encoder(const char* name, std::vector<executorch::extension::TensorPtr> inputs);
   void read_adapted_layers();
   // The methods for these tasks: those with adapters if a task has one, those with embeddings if a task has some.

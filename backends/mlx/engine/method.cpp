@@ -25,15 +25,41 @@ constexpr int64_t kNoToken = -1; // in bias_tokens: an unused entry
 constexpr int64_t kLogprobsOfTargets = 1;
 constexpr int64_t kLogprobsOfDrawn = 2;
 
-// An input whose memory is `values`.
+const SamplingParameters& sampling_of(const RowTask& task) {
+  static const SamplingParameters greedy;
+  return task.sampling != nullptr ? *task.sampling : greedy;
+}
+
+// An input with a number for each task.
 template <typename T>
-MethodInput input_of(
-    const char* name, ScalarType type, std::vector<SizesType> sizes, std::vector<T>& values, int dynamic_axis = -1) {
-  const auto allocate = [&values](size_t count) {
-    values.resize(count);
-    return values.data();
+MethodInput number(const char* name, std::vector<SizesType> sizes, T (*value)(const RowTask& task)) {
+  const auto write = [value](void* memory, size_t index, const RowTask& task) {
+    static_cast<T*>(memory)[index] = value(task);
   };
-  return {name, type, std::move(sizes), dynamic_axis, allocate};
+  return {name, executorch::runtime::CppTypeToScalarType<T>::value, std::move(sizes), -1, write};
+}
+
+// An input with a list of each task, all of the same length.
+template <typename T>
+MethodInput list(
+    const char* name, std::vector<SizesType> sizes, int dynamic_axis, std::span<const T> RowTask::* member) {
+  const auto write = [member](void* memory, size_t index, const RowTask& task) {
+    const std::span<const T> values = task.*member;
+    std::copy(values.begin(), values.end(), static_cast<T*>(memory) + index * values.size());
+  };
+  return {name, executorch::runtime::CppTypeToScalarType<T>::value, std::move(sizes), dynamic_axis, write};
+}
+
+// The entries of logit_bias, `size` for each task, of which `value` makes the elements of the input.
+template <typename T, typename Value>
+MethodInput biases(const char* name, std::vector<SizesType> sizes, int64_t size, T unused, Value value) {
+  const auto write = [=](void* memory, size_t index, const RowTask& task) {
+    const auto& entries = sampling_of(task).logit_bias;
+    const auto used = std::min(std::ssize(entries), static_cast<ptrdiff_t>(size)); // a draft model may take fewer
+    T* const to = static_cast<T*>(memory) + index * size;
+    std::fill(std::transform(entries.begin(), entries.begin() + used, to, value), to + size, unused);
+  };
+  return {name, executorch::runtime::CppTypeToScalarType<T>::value, std::move(sizes), -1, write};
 }
 
 } // namespace
@@ -58,102 +84,120 @@ Method::Method(executorch::extension::Module& module, const std::string& path, c
     max_tokens_ = has_own_limit ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
   width_ = is_embedded() ? std::max<int64_t>(1, checker.max_size(0, 2)) : 0;
-  const auto all = inputs();
-  checker.check_inputs(all); // before memory is allocated: a damaged file may have any sizes in its metadata
+  inputs_ = make_inputs();
+  checker.check_inputs(inputs_); // before memory is allocated: a damaged file may have any sizes in its metadata
   checker.check_backends();
   kind == Kind::kLogits ? checker.check_returns_logits() : checker.check_returns_tokens();
-  for (const MethodInput& input : all) {
-    size_t count = 1;
+  for (const MethodInput& input : inputs_) {
+    size_t bytes = executorch::runtime::elementSize(input.type);
     for (const SizesType size : input.sizes) {
-      count *= static_cast<size_t>(size);
+      bytes *= static_cast<size_t>(size);
     }
-    dynamic_axes_.push_back(input.dynamic_axis);
-    tensors_.push_back(executorch::extension::make_tensor_ptr(input.sizes, input.allocate(count), input.type));
+    tensors_.push_back(executorch::extension::make_tensor_ptr(input.sizes, std::vector<uint8_t>(bytes), input.type));
     arguments_.emplace_back(*tensors_.back());
   }
 }
 
 // Returns the inputs in order, with the sizes that the metadata says.
-std::vector<MethodInput> Method::inputs() {
+std::vector<MethodInput> Method::make_inputs() const {
   const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto tokens = static_cast<SizesType>(max_tokens_);
   std::vector<MethodInput> all;
   if (is_embedded()) {
-    const auto width = static_cast<SizesType>(width_);
-    all.push_back(input_of("embeddings", ScalarType::Float, {1, tokens, width}, values_.embeddings, 1));
+    all.push_back(list("embeddings", {1, tokens, static_cast<SizesType>(width_)}, 1, &RowTask::embeddings));
   } else {
-    all.push_back(input_of("tokens", ScalarType::Long, {tasks, tokens}, values_.tokens, max_tasks_ == 1 ? 1 : -1));
+    all.push_back(list("tokens", {tasks, tokens}, max_tasks_ == 1 ? 1 : -1, &RowTask::tokens));
   }
-  all.push_back(input_of("input_pos", ScalarType::Long, {tasks}, values_.position));
+  all.push_back(number("input_pos", {tasks}, +[](const RowTask& task) { return task.position; }));
   if (metadata_.rows > 1) {
-    all.push_back(input_of("row", ScalarType::Long, {tasks}, values_.row));
+    all.push_back(number("row", {tasks}, +[](const RowTask& task) { return task.row; }));
   }
   if (kind_ == Kind::kDraft) {
-    all.push_back(input_of("row_length", ScalarType::Long, {1}, values_.row_length));
+    all.push_back(number("row_length", {1}, +[](const RowTask& task) { return task.row_length; }));
   }
   if (form_ == Form::kAdapted) {
-    all.push_back(input_of("adapter", ScalarType::Long, {tasks}, values_.adapter));
+    all.push_back(number("adapter", {tasks}, +[](const RowTask& task) { return task.adapter; }));
   }
   if (is_embedded() && metadata_.takes_penalties) {
-    all.push_back(input_of("tokens", ScalarType::Long, {1, tokens}, values_.tokens, 1));
+    all.push_back(list("tokens", {1, tokens}, 1, &RowTask::tokens));
   }
   if (metadata_.pictures.has_rope_offset && is_embedded()) {
-    all.push_back(input_of("rope_positions", ScalarType::Long, {3, tokens}, values_.rope_positions, 1));
+    all.push_back(list("rope_positions", {3, tokens}, 1, &RowTask::rope_positions));
   } else if (metadata_.pictures.has_rope_offset) {
-    all.push_back(input_of("rope_offset", ScalarType::Long, {tasks}, values_.rope_offset));
+    all.push_back(number("rope_offset", {tasks}, +[](const RowTask& task) { return task.rope_offset; }));
   }
   if (kind_ != Kind::kLogits && kind_ != Kind::kRewind) {
     add_head_inputs(all);
   }
   if (kind_ == Kind::kVerify && metadata_.logprobs > 0) {
-    all.push_back(input_of("targets", ScalarType::Long, {1, tokens}, values_.targets, 1));
+    const auto write = [](void* memory, size_t, const RowTask& task) {
+      auto* const targets = static_cast<int64_t*>(memory);
+      std::fill_n(targets, task.tokens.size(), 0);
+      std::copy(task.targets.begin(), task.targets.end(), targets);
+    };
+    all.push_back({"targets", ScalarType::Long, {1, tokens}, 1, write});
   }
   return all;
 }
 
-void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
+void Method::add_head_inputs(std::vector<MethodInput>& inputs) const {
   const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto bias = static_cast<SizesType>(metadata_.logit_bias);
   const auto words = static_cast<SizesType>(mask_words_);
-  const auto add = [&](const char* name, ScalarType type, std::vector<SizesType> sizes, auto& values) {
-    inputs.push_back(input_of(name, type, std::move(sizes), values));
-  };
   const std::vector<SizesType> scalar = max_tasks_ == 1 ? std::vector<SizesType>{} : std::vector<SizesType>{tasks};
-  add("temperature", ScalarType::Float, scalar, values_.temperature);
-  add("top_p", ScalarType::Float, scalar, values_.top_p);
+  const auto add = [&]<typename T>(const char* name, T (*value)(const RowTask& task)) {
+    inputs.push_back(number(name, scalar, value));
+  };
+  add("temperature", +[](const RowTask& task) { return sampling_of(task).temperature; });
+  add("top_p", +[](const RowTask& task) { return sampling_of(task).top_p; });
   if (metadata_.takes_seed) {
-    add("seed", ScalarType::Long, scalar, values_.seed);
+    add("seed", +[](const RowTask& task) { return task.seed; });
   }
   if (metadata_.takes_top_k) {
-    add("top_k", ScalarType::Long, scalar, values_.top_k);
+    add("top_k", +[](const RowTask& task) { return sampling_of(task).top_k; });
   }
   if (metadata_.takes_min_p) {
-    add("min_p", ScalarType::Float, scalar, values_.min_p);
+    add("min_p", +[](const RowTask& task) { return sampling_of(task).min_p; });
   }
   if (metadata_.takes_penalties) {
-    add("repetition_penalty", ScalarType::Float, scalar, values_.repetition_penalty);
-    add("presence_penalty", ScalarType::Float, scalar, values_.presence_penalty);
-    add("frequency_penalty", ScalarType::Float, scalar, values_.frequency_penalty);
+    add("repetition_penalty", +[](const RowTask& task) { return sampling_of(task).repetition_penalty; });
+    add("presence_penalty", +[](const RowTask& task) { return sampling_of(task).presence_penalty; });
+    add("frequency_penalty", +[](const RowTask& task) { return sampling_of(task).frequency_penalty; });
   }
   if (bias > 0) {
     const std::vector<SizesType> sizes = max_tasks_ == 1 ? std::vector{bias} : std::vector{tasks, bias};
-    add("bias_tokens", ScalarType::Long, sizes, values_.bias_tokens);
-    add("bias_values", ScalarType::Float, sizes, values_.bias_values);
+    inputs.push_back(biases("bias_tokens", sizes, bias, kNoToken, [](const auto& entry) { return entry.first; }));
+    inputs.push_back(biases("bias_values", sizes, bias, 0.0f, [](const auto& entry) { return entry.second; }));
   }
   if (words > 0) {
     const bool verifies = kind_ == Kind::kVerify;
-    add("allowed_tokens", ScalarType::Int, {verifies ? static_cast<SizesType>(max_tokens_) : tasks, words},
-        values_.allowed_tokens);
-    inputs.back().dynamic_axis = verifies ? 0 : -1;
+    const auto write = [=](void* memory, size_t index, const RowTask& task) {
+      const size_t count = words * (verifies ? task.tokens.size() : 1);
+      auto* const mask = static_cast<int32_t*>(memory) + index * count;
+      if (task.allowed_tokens.empty()) {
+        std::fill_n(mask, count, kAllTokens);
+      } else {
+        std::copy_n(task.allowed_tokens.begin(), count, mask);
+      }
+    };
+    const SizesType masks = verifies ? static_cast<SizesType>(max_tokens_) : tasks;
+    inputs.push_back({"allowed_tokens", ScalarType::Int, {masks, words}, verifies ? 0 : -1, write});
   }
   if (metadata_.logprobs > 0) {
-    add("logprobs", ScalarType::Long, scalar, values_.logprobs);
+    add(
+        "logprobs", +[](const RowTask& task) {
+          return !task.wants_logprobs ? 0 : task.targets.empty() ? kLogprobsOfDrawn : kLogprobsOfTargets;
+        });
   }
-  if (metadata_.takes_adjusts) {
-    add("adjusts", ScalarType::Bool, {}, values_.adjusts);
+  if (metadata_.takes_adjusts) { // one value for all tasks
+    const auto write = [](void* memory, size_t index, const RowTask& task) {
+      auto& adjusts = *static_cast<bool*>(memory);
+      adjusts = (index > 0 && adjusts) || sampling_of(task).changes_logits() || !task.allowed_tokens.empty();
+    };
+    inputs.push_back({"adjusts", ScalarType::Bool, {}, -1, write});
   }
   if (metadata_.speech.timestamp_begin >= 0) {
-    add("timestamps", ScalarType::Long, scalar, values_.timestamps);
+    add("timestamps", +[](const RowTask& task) { return int64_t{task.timestamps}; });
   }
 }
 
@@ -167,64 +211,6 @@ void Method::load() {
 
 bool Method::unload() { return module_.unload_method(name_); }
 
-void Method::fill(size_t index, const RowTask& task) {
-  static const SamplingParameters kGreedy;
-  const SamplingParameters& s = task.sampling ? *task.sampling : kGreedy;
-  Values& v = values_;
-  const size_t count = task.tokens.size();
-  if (!v.tokens.empty()) {
-    std::copy(task.tokens.begin(), task.tokens.end(), v.tokens.begin() + index * count);
-  }
-  if (is_embedded()) {
-    check(task.embeddings.size() == count * width_, EXECUTORCH_MLX_FAILED, name_, ": got ", task.embeddings.size(),
-        " numbers for ", count, " embeddings of ", width_);
-    std::copy(task.embeddings.begin(), task.embeddings.end(), v.embeddings.begin());
-    std::copy(task.rope_positions.begin(), task.rope_positions.end(), v.rope_positions.begin());
-  }
-  v.position[index] = task.position;
-  const auto set = [index](auto& values, auto value) {
-    if (!values.empty()) {
-      values[index] = value;
-    }
-  };
-  set(v.row, task.row);
-  set(v.row_length, task.row_length);
-  set(v.adapter, task.adapter);
-  set(v.rope_offset, task.rope_offset);
-  set(v.temperature, s.temperature);
-  set(v.top_p, s.top_p);
-  set(v.seed, task.seed);
-  set(v.top_k, s.top_k);
-  set(v.min_p, s.min_p);
-  set(v.repetition_penalty, s.repetition_penalty);
-  set(v.presence_penalty, s.presence_penalty);
-  set(v.frequency_penalty, s.frequency_penalty);
-  const int64_t bias = metadata_.logit_bias;
-  for (int64_t i = 0; i < bias && !v.bias_tokens.empty(); ++i) {
-    const bool is_used = i < static_cast<int64_t>(s.logit_bias.size());
-    v.bias_tokens[index * bias + i] = is_used ? s.logit_bias[i].first : kNoToken;
-    v.bias_values[index * bias + i] = is_used ? s.logit_bias[i].second : 0;
-  }
-  if (!v.allowed_tokens.empty()) {
-    const size_t words = mask_words_ * (kind_ == Kind::kVerify ? count : 1);
-    const auto begin = v.allowed_tokens.begin() + index * words;
-    if (task.allowed_tokens.empty()) {
-      std::fill_n(begin, words, kAllTokens);
-    } else {
-      std::copy_n(task.allowed_tokens.begin(), words, begin);
-    }
-  }
-  set(v.logprobs, !task.wants_logprobs ? 0 : task.targets.empty() ? kLogprobsOfDrawn : kLogprobsOfTargets);
-  if (!v.adjusts.empty()) { // one value for all tasks
-    v.adjusts[0] = (index > 0 && v.adjusts[0] != 0) || s.changes_logits() || !task.allowed_tokens.empty();
-  }
-  set(v.timestamps, int64_t{task.timestamps});
-  if (!v.targets.empty()) {
-    std::fill_n(v.targets.begin(), count, 0);
-    std::copy(task.targets.begin(), task.targets.end(), v.targets.begin());
-  }
-}
-
 executorch::runtime::Result<std::vector<EValue>> Method::execute() {
   const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
   auto result = module_.execute(name_, arguments_);
@@ -235,10 +221,10 @@ executorch::runtime::Result<std::vector<EValue>> Method::execute() {
 // Sets the dynamic axes to this number of tokens.
 void Method::resize(size_t tokens) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (dynamic_axes_[i] >= 0) {
+    if (inputs_[i].dynamic_axis >= 0) {
       const auto old = tensors_[i]->sizes();
       std::vector<SizesType> sizes(old.begin(), old.end());
-      sizes[dynamic_axes_[i]] = static_cast<SizesType>(tokens);
+      sizes[inputs_[i].dynamic_axis] = static_cast<SizesType>(tokens);
       const Error error = executorch::runtime::resize_tensor(*tensors_[i], {sizes.data(), sizes.size()});
       check_ok(error, name_, ": ", tokens, " tokens: ");
     }
@@ -250,7 +236,12 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
   const size_t count = tasks[0].tokens.size();
   resize(count);
   for (int64_t i = 0; i < max_tasks_; ++i) {
-    fill(i, tasks[i < static_cast<int64_t>(tasks.size()) ? i : 0]);
+    const RowTask& task = tasks[i < static_cast<int64_t>(tasks.size()) ? i : 0];
+    check(!is_embedded() || task.embeddings.size() == count * width_, EXECUTORCH_MLX_FAILED, name_, ": got ",
+        task.embeddings.size(), " numbers for ", count, " embeddings of ", width_);
+    for (size_t input = 0; input < inputs_.size(); ++input) {
+      inputs_[input].write(tensors_[input]->mutable_data_ptr(), i, task);
+    }
   }
   auto outputs = execute();
   check_ok(outputs.error(), name_, ": ", count, " tokens at position ", tasks[0].position, ": ");

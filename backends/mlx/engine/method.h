@@ -98,23 +98,8 @@ class Method {
   void finish(Outputs& outputs);
 
  private:
-  // The memory behind the input tensors.
-  struct Values {
-    std::vector<float> embeddings;
-    std::vector<int64_t> tokens, position, row, row_length, adapter, rope_offset, rope_positions;
-    std::vector<float> temperature, top_p;
-    std::vector<int64_t> seed, top_k;
-    std::vector<float> min_p, repetition_penalty, presence_penalty, frequency_penalty;
-    std::vector<int64_t> bias_tokens;
-    std::vector<float> bias_values;
-    std::vector<int32_t> allowed_tokens;
-    std::vector<int64_t> logprobs, targets, timestamps;
-    std::vector<uint8_t> adjusts;
-  };
-
-  std::vector<MethodInput> inputs();
-  void add_head_inputs(std::vector<MethodInput>& inputs);
-  void fill(size_t index, const RowTask& task);
+  std::vector<MethodInput> make_inputs() const;
+  void add_head_inputs(std::vector<MethodInput>& inputs) const;
   executorch::runtime::Result<std::vector<executorch::runtime::EValue>> execute();
   void resize(size_t tokens);
 
@@ -132,9 +117,8 @@ class Method {
   int64_t width_ = 0; // of an embedding
   size_t num_outputs_ = 0;
   bool is_one_mlx_call_ = false;
-  Values values_;
-  std::vector<int> dynamic_axes_; // of the inputs; -1: none
-  std::vector<executorch::extension::TensorPtr> tensors_; // views of values_
+  std::vector<MethodInput> inputs_;
+  std::vector<executorch::extension::TensorPtr> tensors_; // of the inputs
   std::vector<executorch::runtime::EValue> arguments_;
 };
 

@@ -9,13 +9,16 @@
 
 namespace executorch_mlx::engine {
 
+struct RowTask;
+
 // An input tensor that a method should have.
 struct MethodInput {
   const char* name;
   executorch::aten::ScalarType type;
   std::vector<executorch::aten::SizesType> sizes; // of the dynamic axis: a size that the method must accept
   int dynamic_axis = -1; // -1: none
-  std::function<void*(size_t)> allocate = {}; // returns memory for this number of elements
+  // Of a Method: writes what the input has for a task, the one with this index in a call, to the memory of the tensor.
+  std::function<void(void* memory, size_t index, const RowTask& task)> write = {};
 };
 
 // All checks throw EngineError.

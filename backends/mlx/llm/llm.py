@@ -230,16 +230,14 @@ class LLM:
         if a token id is outside the vocabulary; TypeError for an unknown parameter, or a prompt of another type; and
         BusyError if the queue is full.
         """
-        options = self._options(
-            max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft, adapter
+        sampling, options = self._settings(
+            max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft, adapter, **parameters
         )
-        if not images:
-            return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
-        ids, encodings = (
-            self.picture_ids(prompt, images) if isinstance(prompt, str) else (self.prompt_ids(prompt), images)
-        )
-        options = replace(options, pictures=encodings)
-        return Generation(self.program, ids, _sampling_parameters(parameters), options)
+        if images and isinstance(prompt, str):
+            ids, images = self.picture_ids(prompt, images)
+        else:
+            ids = self.prompt_ids(prompt)
+        return Generation(self.program, ids, sampling, replace(options, pictures=images))
 
     @property
     def chats(self) -> bool:
@@ -288,34 +286,17 @@ class LLM:
 
     # Many prompts -----------------------------------------------------------------------
 
-    def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int = 0,
-        stop: str | Iterable[str] = (),
-        stop_ids: Iterable[int] = (),
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-        priority: int = 0,
-        draft: int = -1,
-        adapter: str | None = None,
-        **parameters: Any,
-    ) -> list[Result]:
+    def generate_batch(self, prompts: Sequence[Prompt], **options: Any) -> list[Result]:
         """Generate the answers to all `prompts`, and return the results in the order of the prompts.
 
         As many answers as the program has rows are generated at once. Each answer is equal to that of `generate`
         with the same seed. Without a seed, each answer has a random seed. The result for an invalid prompt has an
-        `error`.
+        `error`. `options` are the arguments of `generate`, besides `images`.
 
         Raises the errors of `generate`, except those about a prompt.
         """
         _check_list("prompts", prompts)
-        sampling = _sampling_parameters(parameters)
-        options = self._options(
-            max_new_tokens, min_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft, adapter
-        )
+        sampling, settings = self._settings(**options)
         running: deque[Generation] = deque()
         answers: list[Generation | ValueError] = []
         for prompt in prompts:
@@ -324,7 +305,7 @@ class LLM:
             except ValueError as error:
                 answers.append(error)
                 continue
-            running.append(self._start_when_free(ids, sampling, options, running))
+            running.append(self._start_when_free(ids, sampling, settings, running))
             answers.append(running[-1])
         return [Result(error=answer) if isinstance(answer, ValueError) else answer.result() for answer in answers]
 
@@ -593,18 +574,19 @@ class LLM:
             outside = next(token for token in ids if not 0 <= token < size)
             raise FieldError(argument, problem=f"id {outside} is outside the vocabulary [0, {size})")
 
-    def _options(
+    def _settings(
         self,
-        max_new_tokens: int | None,
-        min_new_tokens: int,
-        stop: str | Iterable[str],
-        stop_ids: Iterable[int],
-        ignore_eos: bool,
-        logprobs: int | None,
-        priority: int,
-        draft: int,
-        adapter: str | None,
-    ) -> Options:
+        max_new_tokens: int | None = None,
+        min_new_tokens: int = 0,
+        stop: str | Iterable[str] = (),
+        stop_ids: Iterable[int] = (),
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        priority: int = 0,
+        draft: int = -1,
+        adapter: str | None = None,
+        **parameters: Any,
+    ) -> tuple[SamplingParameters, Options]:
         try:
             strings = (stop,) if isinstance(stop, str) else tuple(stop)
         except TypeError as error:
@@ -614,7 +596,10 @@ class LLM:
         except TypeError as error:
             raise SettingError("stop_ids", reprlib.repr(stop_ids), "token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
-        return Options(
+        unknown = [name for name in parameters if name not in PARAMETERS]
+        if unknown:
+            raise TypeError(f"{unknown[0]}: unknown parameter, expected one of {', '.join(PARAMETERS)}")
+        return SamplingParameters(**parameters), Options(
             max_new_tokens, min_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft, adapter=adapter
         )
 
@@ -645,10 +630,3 @@ def _eos_ids_in(folder: Path) -> set[int]:
     config = folder / "generation_config.json"
     found = json.loads(config.read_text(encoding="utf-8")).get("eos_token_id") if config.is_file() else None
     return set(found if isinstance(found, list) else [] if found is None else [found])
-
-
-def _sampling_parameters(arguments: Mapping[str, Any]) -> SamplingParameters:
-    unknown = [name for name in arguments if name not in PARAMETERS]
-    if unknown:
-        raise TypeError(f"{unknown[0]}: unknown parameter, expected one of {', '.join(PARAMETERS)}")
-    return SamplingParameters(**arguments)

@@ -148,40 +148,6 @@ et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   return wants_all ? tracer : nullptr;
 }
 
-// Runs a deferred call as a replay, if it can be one: see replay.h. `failures` is Owner::failures before the call.
-bool replay_call(Handle& handle, Arguments args, const Deferral& deferral, uint32_t tokens, uint64_t failures) {
-  auto& state = handle.state;
-  auto& replay = *handle.replay;
-  read_inputs(handle.program, args, state, handle.stream);
-  set_tokens(deferral, *state.tensors[tokens], handle.stream);
-  if (!replay.prepare(state, handle.limits)) {
-    return false;
-  }
-  if (!replay.is_proven()) {
-    replay.try_out(state);
-    return false;
-  }
-  try {
-    for (auto& [slot, y] : replay.outputs()) {
-      state.tensors[slot] = std::move(y);
-    }
-    auto outputs = collect_outputs(handle.program, args, state, *handle.files, handle.stream);
-    auto copies = copies_of(outputs, handle.stream);
-    Evaluation(copies, handle.stream, state.owner).start([&] { replay.start(); });
-    for (auto& y : outputs) {
-      internals::wait_as(y, copies[0]);
-    }
-    state.set_written(copies[0]);
-    state.release_temporaries();
-    set_deferred(std::make_unique<DeferredCall>(
-        handle.program, handle.session, args, std::move(outputs), std::move(copies), handle.stream, failures));
-  } catch (...) {
-    handle.session->make_undefined();
-    throw;
-  }
-  return true;
-}
-
 // Builds the graph of one call, evaluates it, and writes the outputs. A deferred call may return before the graph is
 // evaluated. If the call fails after it has changed a mutable buffer, the buffers are undefined: see State::begin().
 void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
@@ -196,10 +162,6 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
   if (deferral && deferral->error != Error::Ok) {
     fail(deferral->error, "defer: it has failed");
   }
-  Replay* const replay = is_deferred && deferral->source != nullptr ? handle.replay.get() : nullptr;
-  if (replay != nullptr && replay->is_ready() && replay_call(handle, args, *deferral, *tokens, failures)) {
-    return;
-  }
   state.begin();
   try {
     std::vector<mx::array> outputs, copies;
@@ -209,7 +171,9 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
       set_tokens(*deferral, *state.tensors[*tokens], handle.stream);
     }
     Context context(handle.program, state, handle.stream, handle.limits, profiler ? &*profiler : nullptr);
-    context.run(handle.program.graph->main_chain_idx());
+    const bool may_replay = handle.replay != nullptr && tracer == nullptr;
+    const size_t done = may_replay ? handle.replay->run(state, context) : 0;
+    context.run(handle.program.graph->main_chain_idx(), done);
     context.wait_for_started_work();
     outputs = collect_outputs(handle.program, args, state, *handle.files, handle.stream);
     write_value_outputs(handle.program, args, state);
@@ -218,17 +182,12 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
     // holds the same array.
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
-    if (replay != nullptr) {
-      replay->record(state, pending);
-    }
     state.release_temporaries();
-    if (is_deferred) {
+    if (is_deferred || done > 0) { // if the host read the memory of a replay, MLX would move it
       copies = copies_of(outputs, handle.stream);
       pending.insert(pending.end(), copies.begin(), copies.end());
-      state.submit(std::move(pending), handle.stream);
-    } else {
-      state.evaluate(std::move(pending), handle.stream);
     }
+    is_deferred ? state.submit(std::move(pending), handle.stream) : state.evaluate(std::move(pending), handle.stream);
     if (handle.stream.device == mx::Device::gpu) {
       state.take_over_memory(outputs);
     }
@@ -236,7 +195,7 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
       set_deferred(std::make_unique<DeferredCall>(
           handle.program, handle.session, args, std::move(outputs), std::move(copies), handle.stream, failures));
     } else {
-      write_tensor_outputs(handle.program, args, outputs);
+      write_tensor_outputs(handle.program, args, done > 0 ? copies : outputs);
     }
   } catch (...) {
     if (!state.abort(handle.stream)) {
@@ -245,9 +204,6 @@ void run_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std
     throw;
   }
   state.commit();
-  if (replay != nullptr) {
-    replay->finish(state);
-  }
 }
 
 // Makes a call, after a reset of the mutable buffers if one is asked for.

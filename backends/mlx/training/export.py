@@ -18,10 +18,9 @@ from ..quiet import quiet_lowering
 from ..weights_file import check_name, methods
 from .lora import LoRA, add_adapters
 from .optimizer import AdamW
+from .program import SETTINGS
 from .step import Forward, TrainingModule, logits_of
 
-# The constant method with the settings of a program: a JSON object in UTF-8.
-SETTINGS = "training"
 OPTIMIZERS = {"adamw": AdamW}
 
 

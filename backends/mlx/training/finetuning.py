@@ -25,7 +25,7 @@ from .options import FinetuneOptions
 from .plot import line_chart
 from .program import TrainingProgram, replacing, write_whole
 
-STATE = "state.safetensors"
+SETTINGS_FILE, STATE_FILE = "settings.json", "state.safetensors"
 _COLUMNS = ("step", "loss", "validation", "lr", "tokens", "tokens_per_second")
 
 
@@ -77,14 +77,14 @@ def finetune(
     if _is_new(work, description):
         progress("export the training step")
         _export(checkpoint, settings, work / "program.pte")
-        write_whole(work / "settings.json", description)
+        write_whole(work / SETTINGS_FILE, description)
     steps = settings.steps or max(1, round(batches.per_epoch * settings.epochs / settings.accumulate))
     program = TrainingProgram(work / "program.pte")
     training = _Training(program, settings, steps, batches, held_out, work, progress)
     training.run()
     write_adapter(output, program, str(model))
     _write_losses(output, training.done)
-    shutil.rmtree(work)
+    _discard(work)
     return training.done
 
 
@@ -103,7 +103,7 @@ class _Training:
     ):
         self.program, self.settings, self.steps = program, settings, steps
         self.batches, self.held_out, self.progress = batches, held_out, progress
-        self.state, self.best = work / STATE, work / "best.safetensors"
+        self.state, self.best = work / STATE_FILE, work / "best.safetensors"
         self.schedule = SCHEDULES[settings.schedule](settings.lr, steps, settings.warmup)
         self.done = Progress()
         if self.state.exists():
@@ -181,21 +181,28 @@ def _description(model: str | Path, train: Path, validation: Path | None, settin
 def _is_new(work: Path, description: bytes) -> bool:
     """Whether a training begins. Makes the folder `work`, or empties it if nothing was saved there.
 
-    The folder has the program and the state of a training, until the training has ended. `settings.json` is written
-    after the program. Raises ValueError if the folder has the state of a training with another description.
+    The folder has the program and the state of a training, until the training has ended. The file with the description
+    is written after the program, and removed before it. Raises ValueError if the folder has the state of a training
+    with another description.
     """
-    file = work / "settings.json"
+    file = work / SETTINGS_FILE
     if file.exists() and file.read_bytes() == description:
         return False
-    if file.exists() and (work / STATE).exists():
+    if file.exists() and (work / STATE_FILE).exists():
         raise ValueError(
             f"finetune: {work.parent} has an interrupted training with other arguments or data; delete {work} to begin "
             "a new one"
         )
     if work.exists():
-        shutil.rmtree(work)
+        _discard(work)
     work.mkdir(parents=True)
     return True
+
+
+def _discard(work: Path) -> None:
+    """Remove the folder of a training. If this is interrupted, what is left does not count as a training."""
+    (work / SETTINGS_FILE).unlink(missing_ok=True)
+    shutil.rmtree(work)
 
 
 def _opened(model: str | Path) -> tuple[Any, Any]:

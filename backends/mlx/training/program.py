@@ -18,7 +18,7 @@ from safetensors.torch import save
 from ..bindings import import_runtime
 
 STATE = ("parameters", "mean", "square")
-SETTINGS = "training"
+SETTINGS = "training"  # the constant method with the settings of a program: a JSON object in UTF-8
 
 
 class TrainingProgram:

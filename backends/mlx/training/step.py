@@ -13,7 +13,6 @@ from .optimizer import AdamW
 
 # Logits of a model, from tokens [B, T].
 Forward = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
-STATE = ("parameters", "mean", "square")
 
 
 def logits_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

@@ -17,22 +17,19 @@ namespace {
 // yet. Only loops run so many instructions.
 constexpr int64_t kMaxUnevaluated = 1 << 16;
 
-// From this number of iterations on, packing a matrix takes less time than it saves.
-constexpr int kManyIterations = 32;
-
 // The number of elements of a list that a message shows.
 constexpr uint32_t kShownElements = 8;
 
 } // namespace
 
-void Context::run(uint32_t index) {
+void Context::run(uint32_t index, size_t begin, size_t end) {
   count_instruction(); // so that a loop whose body is empty ends, too
   const Chain& chain = program_.chains[index];
   const auto* const caller = instruction_;
-  size_t i = 0;
+  size_t i = begin;
   ++depth_;
   try {
-    while (i < chain.instructions.size()) {
+    while (i < std::min(end, chain.instructions.size())) {
       i += run_instruction(index, i);
     }
     --depth_;
@@ -128,15 +125,6 @@ uint64_t Context::product_operations(const mx::Shape& shape, mx::Dtype dtype, in
   return operations;
 }
 
-Context::Loop Context::loop(const fb::ScanParams& n, int iterations) {
-  const Chain& body = program_.chains[n.body_chain_idx()];
-  if (iterations < kManyIterations || body.loop_matrices_begin == body.loop_matrices_end) {
-    return Loop(*this, 0, 0);
-  }
-  loop_matrices_.resize(program_.loop_matrices);
-  return Loop(*this, body.loop_matrices_begin, body.loop_matrices_end);
-}
-
 bool Context::allows_iterations(int iterations, int64_t instructions, uint64_t operations) const {
   const auto left = static_cast<uint64_t>(limits_.operations) - std::min<uint64_t>(operations_, limits_.operations);
   return instructions <= (limits_.instructions - executed_) / iterations && operations <= left / iterations;
@@ -145,19 +133,6 @@ bool Context::allows_iterations(int iterations, int64_t instructions, uint64_t o
 void Context::count_iterations(int iterations, int64_t instructions, uint64_t operations) {
   executed_ += instructions * iterations;
   operations_ += operations * iterations;
-}
-
-const mx::array* Context::packed(const mx::array& matrix, int64_t rows, Pack pack) {
-  const uint32_t number = instruction_->loop_matrix;
-  if (number >= loop_matrices_.size() || !loop_matrices_[number]) {
-    return nullptr;
-  }
-  auto& [packed_rows, packed] = *loop_matrices_[number];
-  if (packed_rows != rows) {
-    packed_rows = rows;
-    packed = pack(matrix, rows, stream);
-  }
-  return packed ? &*packed : nullptr;
 }
 
 mx::array Context::take_rows(const mx::array& x, const mx::array& indices) {

@@ -228,23 +228,14 @@ class Context {
 
   // -- execution -------------------------------------------------------------
 
-  // Marks the begin of a loop. The loop ends when the returned object is destroyed. In a loop with many iterations, a
-  // matrix that every iteration multiplies by is packed at its first use.
-  class Loop;
-  Loop loop(const fb::ScanParams& n, int iterations);
-
-  // The matrix of the product that runs, packed for this number of rows by `pack`. Null if it is not one that every
-  // iteration of a running loop multiplies by, or if packing would not make the products faster.
-  using Pack = std::optional<mx::array> (*)(const mx::array& matrix, int64_t rows, mx::Stream);
-  const mx::array* packed(const mx::array& matrix, int64_t rows, Pack pack);
-
   // Whether the limits of the call allow a loop with so many instructions and operations in each iteration, and counts
   // it.
   bool allows_iterations(int iterations, int64_t instructions, uint64_t operations) const;
   void count_iterations(int iterations, int64_t instructions, uint64_t operations);
 
-  // Runs a chain, with all chains that it calls. An exception of an instruction is rethrown as a LocatedFailure.
-  void run(uint32_t chain);
+  // Runs a chain, or its instructions [begin, end), with all chains that it calls. An exception of an instruction is
+  // rethrown as a LocatedFailure.
+  void run(uint32_t chain, size_t begin = 0, size_t end = SIZE_MAX);
 
   // Evaluates x in the middle of a program and waits for the result. Arrays that x does not depend on stay lazy.
   void evaluate_now(const mx::array& x) { state_.evaluate({x}, stream); }
@@ -292,18 +283,11 @@ class Context {
   // Whether the host may write to the memory of buffers. On CUDA, later kernels have read the old contents.
   bool allows_host_updates() const;
 
-  // A matrix that the iterations of a loop share. `packed` is empty if the matrix cannot be packed.
-  struct LoopMatrix {
-    int64_t rows = 0; // of the product for which `packed` is made; 0: none yet
-    std::optional<mx::array> packed;
-  };
-
   const MlxProgram& program_;
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
   const DecodedInstruction* instruction_ = nullptr; // that runs
-  std::vector<std::optional<LoopMatrix>> loop_matrices_; // by number; empty if its loop does not run
   int depth_ = 0; // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_started_work_ = false; // by start()
   const uint64_t failures_ = state_.owner->failures; // before the call
@@ -311,27 +295,6 @@ class Context {
   int64_t executed_ = 0; // the number of instructions that have run so far, plus one for each run of a chain
   int64_t evaluated_at_ = 0; // `executed_` at the last evaluation of all slots
   uint64_t operations_ = 0; // elements read and written so far, and products summed up; see max_operations
-};
-
-class Context::Loop {
- public:
-  // The numbers of its matrices are [begin, end).
-  Loop(Context& context, uint32_t begin, uint32_t end) : context_(context), begin_(begin), end_(end) {
-    for (uint32_t i = begin; i < end; ++i) {
-      context.loop_matrices_[i].emplace();
-    }
-  }
-  ~Loop() {
-    for (uint32_t i = begin_; i < end_; ++i) {
-      context_.loop_matrices_[i].reset();
-    }
-  }
-  Loop(const Loop&) = delete;
-  Loop& operator=(const Loop&) = delete;
-
- private:
-  Context& context_;
-  const uint32_t begin_, end_;
 };
 
 } // namespace executorch_mlx

@@ -4,6 +4,7 @@
 
 #include "call/deferred.h"
 
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -86,7 +87,9 @@ void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream) 
     check_argument(0 <= element && element < static_cast<int64_t>(source.size()), "defer: element ", element,
         " is out of range [0, ", source.size(), ")");
   }
-  if (deferral.elements.size() == 1 && source.size() == 1) {
+  std::vector<int64_t> all(source.size());
+  std::iota(all.begin(), all.end(), 0);
+  if (deferral.elements == all) {
     tokens = mx::reshape(source, tokens.shape(), stream);
     return;
   }

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "call/call_io.h"
+#include "dtype.h"
 #include "program/reflect.h"
 #include "program/tensor_slots.h"
 
@@ -69,7 +70,17 @@ void for_each_value_slot(const fb::Instruction& instruction, Visit&& visit) {
       *static_cast<const flatbuffers::Table*>(instruction.op()), type_of(instruction.op_type()), visit_field);
 }
 
-// Follows the position through the main chain.
+// Whether a kernel computes the op. Other ops only give an array another shape or dtype.
+bool computes(fb::OpNode op) {
+  using fb::OpNode;
+  static constexpr OpNode kOps[] = {OpNode::AddmmNode, OpNode::AddNode, OpNode::DequantizeNode, OpNode::MultiplyNode,
+      OpNode::QuantizedMatmulNode, OpNode::RMSNormNode, OpNode::RowSdpaNode, OpNode::SampleNode, OpNode::SdpaNode,
+      OpNode::SiluNode};
+  return std::find(std::begin(kOps), std::end(kOps), op) != std::end(kOps);
+}
+
+// Follows the positions through the main chain, up to the first instruction that uses them in another way. Each visit
+// changes the result only if the instruction fits.
 class Follower {
  public:
   explicit Follower(const MlxProgram& program) : program_(program), slots_(program.layout.num_tensors()) {}
@@ -81,12 +92,20 @@ class Follower {
     }
     use_.input = *input;
     slots_[*input] = Slot::position;
-    for (const auto& instruction : program_.chains[program_.graph->main_chain_idx()].instructions) {
-      if (!visit(instruction)) {
-        return std::nullopt;
+    const auto& instructions = program_.chains[program_.graph->main_chain_idx()].instructions;
+    size_t arithmetic = 0; // up to use_.end
+    for (size_t i = 0, next = 0; i < instructions.size() && visit(instructions[i]); ++i) {
+      next = std::max(next, i + (instructions[i].fused ? instructions[i].fused->length : 1));
+      // What follows the last kernel is left to the interpreter, and so is a group of fused instructions that does not
+      // fit as a whole.
+      if (computes(instructions[i].source->op_type()) && next == i + 1) {
+        use_.end = next;
+        arithmetic = use_.arithmetic.size();
       }
     }
-    return use_.starts.empty() || use_.places.empty() ? std::nullopt : std::optional(std::move(use_));
+    use_.arithmetic.resize(arithmetic);
+    const bool has_attention = !use_.rows.empty() && !use_.rows[0].starts.empty() && !use_.rows[0].places.empty();
+    return has_attention && use_.end > 0 ? std::optional(std::move(use_)) : std::nullopt;
   }
 
  private:
@@ -97,17 +116,18 @@ class Follower {
     updated, // a KV cache with the new token
     span, // positions of an updated KV cache
     range, // integers that do not depend on the call
-    number // one of them, on the host
+    number // one or some of them, on the host
   };
 
-  // Each of these returns whether the program still has the form.
+  // Each of these returns whether the instruction fits.
   bool visit(const DecodedInstruction& decoded) {
     const auto& instruction = *decoded.source;
     const auto op = instruction.op_type();
     if (const auto* n = instruction.op_as_ItemIntNode()) {
+      const bool fits = n->x()->idx() == use_.input || slots_[n->x()->idx()] == Slot::number;
       values_.insert(n->out()->idx());
       use_.arithmetic.push_back(&decoded);
-      return n->x()->idx() == use_.input || slots_[n->x()->idx()] == Slot::number;
+      return fits;
     }
     if (op == fb::OpNode::ARangeNode || is_element_of_range(instruction)) {
       return visit_numbers(decoded);
@@ -120,19 +140,32 @@ class Follower {
       return slots_[n->a()->idx()] != Slot::span;
     }
     if (const auto* n = instruction.op_as_SliceUpdateNode()) {
-      return visit_update(*n);
+      return is_axis_of_positions(*n) && depends(*n->start()) && depends(*n->stop()) && rows(1) &&
+          visit_update(n->dst(), n->update(), n->out()) && add({n->start()}, &PositionUse::Row::places) &&
+          add({n->stop()}, &PositionUse::Row::stops);
+    }
+    if (const auto* n = instruction.op_as_RowUpdateNode()) {
+      const auto starts = list(*n->starts());
+      return all_depend(starts) && rows(starts.size()) && visit_update(n->dst(), n->update(), n->out()) &&
+          add(starts, &PositionUse::Row::places);
     }
     if (const auto* n = instruction.op_as_SliceNode(); n != nullptr && slots_[n->x()->idx()] == Slot::updated) {
-      use_.starts.push_back(n->start());
-      use_.stops.push_back(n->stop());
       slots_[n->out()->idx()] = Slot::span;
-      return is_axis_of_positions(*n) && depends(*n->stop());
+      return is_axis_of_positions(*n) && depends(*n->stop()) && rows(1) &&
+          add({n->start()}, &PositionUse::Row::starts) && add({n->stop()}, &PositionUse::Row::stops);
     }
     if (const auto* n = instruction.op_as_SdpaNode()) {
-      const bool fits = slots_[n->q()->idx()] == Slot::other && slots_[n->k()->idx()] == Slot::span &&
-          slots_[n->v()->idx()] == Slot::span && n->mask() == nullptr;
+      const bool fits = are_attended(n->q(), n->k(), n->v(), Slot::span) && n->mask() == nullptr;
       slots_[n->out()->idx()] = Slot::other;
       return fits && !reads_value(instruction);
+    }
+    if (const auto* n = instruction.op_as_RowSdpaNode()) {
+      const bool fits =
+          are_attended(n->q(), n->k(), n->v(), Slot::updated) && (n->masks() == nullptr || n->masks()->size() == 0);
+      const auto starts = list(*n->starts()), stops = list(*n->stops());
+      slots_[n->out()->idx()] = Slot::other;
+      return fits && all_depend(stops) && starts.size() == stops.size() && rows(starts.size()) &&
+          add(starts, &PositionUse::Row::starts) && add(stops, &PositionUse::Row::stops);
     }
     if (const auto* n = instruction.op_as_RopeNode()) {
       const bool fits = !n->offset()->is_vid() && slots_[n->offset()->tid()->idx()] == Slot::position &&
@@ -141,6 +174,30 @@ class Follower {
       return fits && !reads_value(instruction);
     }
     return visit_other(instruction);
+  }
+
+  // Whether all attention of the program has so many rows.
+  bool rows(size_t count) {
+    if (use_.rows.empty()) {
+      use_.rows.resize(count);
+    }
+    return count > 0 && use_.rows.size() == count;
+  }
+
+  // Adds a bound of each row.
+  bool add(const std::vector<const fb::IntOrVid*>& bounds, std::vector<const fb::IntOrVid*> PositionUse::Row::* kind) {
+    for (size_t i = 0; i < bounds.size(); ++i) {
+      (use_.rows[i].*kind).push_back(bounds[i]);
+    }
+    return true;
+  }
+
+  static std::vector<const fb::IntOrVid*> list(const flatbuffers::Vector<flatbuffers::Offset<fb::IntOrVid>>& x) {
+    return {x.begin(), x.end()};
+  }
+
+  bool are_attended(const fb::Tid* q, const fb::Tid* k, const fb::Tid* v, Slot keys) const {
+    return slots_[q->idx()] == Slot::other && slots_[k->idx()] == keys && slots_[v->idx()] == keys;
   }
 
   bool is_input(const fb::Tid& tid) const {
@@ -162,7 +219,8 @@ class Follower {
   // Exported programs check positions and rows: they read an element of a range, which the host computes at once.
   bool is_element_of_range(const fb::Instruction& instruction) const {
     if (const auto* n = instruction.op_as_TakeNode()) {
-      return slots_[n->x()->idx()] == Slot::range && n->index()->kind() != 2;
+      const Slot x = slots_[n->x()->idx()];
+      return (x == Slot::range || x == Slot::number) && n->index()->kind() != 2;
     }
     const auto* n = instruction.op_as_GatherNode();
     return n != nullptr && slots_[n->x()->idx()] == Slot::range && n->indices()->size() == 1 &&
@@ -180,13 +238,15 @@ class Follower {
     return !is_range || !reads_value(*decoded.source);
   }
 
-  bool visit_update(const fb::SliceUpdateParams& n) {
-    const bool is_cache = program_.layout.is_buffer(n.dst()->idx()) && n.dst()->idx() == n.out()->idx() &&
-        slots_[n.dst()->idx()] == Slot::other && slots_[n.update()->idx()] == Slot::other;
-    slots_[n.out()->idx()] = Slot::updated;
-    use_.places.push_back(n.start());
-    use_.stops.push_back(n.stop());
-    return is_cache && is_axis_of_positions(n) && depends(*n.start()) && depends(*n.stop());
+  bool visit_update(const fb::Tid* dst, const fb::Tid* update, const fb::Tid* out) {
+    const bool is_cache = program_.layout.is_buffer(dst->idx()) &&
+        is_float(dtype_of(program_.meta(dst->idx()).scalar_type())) && dst->idx() == out->idx() &&
+        slots_[dst->idx()] == Slot::other && slots_[update->idx()] == Slot::other;
+    if (is_cache) {
+      slots_[out->idx()] = Slot::updated;
+      use_.caches.push_back(dst->idx());
+    }
+    return is_cache;
   }
 
   template <typename Node>
@@ -195,6 +255,10 @@ class Follower {
   }
 
   bool depends(const fb::IntOrVid& x) const { return x.is_vid() && values_.contains(x.vid()->idx()); }
+
+  bool all_depend(const std::vector<const fb::IntOrVid*>& numbers) const {
+    return std::all_of(numbers.begin(), numbers.end(), [&](const auto* x) { return depends(*x); });
+  }
 
   bool reads_value(const fb::Instruction& instruction) const {
     bool reads = false;
@@ -214,7 +278,8 @@ class Follower {
       }
       const Slot slot = slots_[tid.idx()];
       fits = fits && access == Access::read && (slot == Slot::other || (slot == Slot::position && keeps)) &&
-          (slot == Slot::position || !is_input(tid) || op == fb::OpNode::TakeNode || op == fb::OpNode::SampleNode);
+          (slot == Slot::position || !is_input(tid) || op == fb::OpNode::ReshapeNode || op == fb::OpNode::TakeNode ||
+              op == fb::OpNode::SampleNode);
       result = slot == Slot::other ? result : slot;
     });
     for_each_tensor_slot(instruction, [&](const fb::Tid& tid, Access access) {
@@ -234,7 +299,8 @@ class Follower {
 
 } // namespace
 
-std::optional<TokenPlace> PositionUse::place(int64_t position, const std::vector<Value>& values) const {
+std::optional<std::vector<TokenPlace>> PositionUse::places(
+    std::span<const int64_t> positions, const std::vector<Value>& values) const {
   const auto integer = [&](const fb::IntOrVid* x) -> int64_t {
     if (!x->is_vid()) {
       return x->literal();
@@ -245,12 +311,19 @@ std::optional<TokenPlace> PositionUse::place(int64_t position, const std::vector
   const auto all_are = [&](const std::vector<const fb::IntOrVid*>& numbers, int64_t expected) {
     return std::all_of(numbers.begin(), numbers.end(), [&](const auto* x) { return integer(x) == expected; });
   };
-  const int64_t start = integer(starts[0]), stop = integer(stops[0]);
-  const bool are_valid = position >= 0 && std::in_range<int>(position) && start >= 0 && start < stop &&
-      std::in_range<int>(stop) && all_are(starts, start) && all_are(stops, stop) && all_are(places, stop - 1);
-  return are_valid
-      ? std::optional(TokenPlace{static_cast<int>(position), {static_cast<int>(start), static_cast<int>(stop)}})
-      : std::nullopt;
+  std::vector<TokenPlace> result;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto& row = rows[i];
+    const int64_t start = integer(row.starts[0]), stop = integer(row.stops[0]);
+    const bool are_valid = positions[i] >= 0 && std::in_range<int>(positions[i]) && start >= 0 && start < stop &&
+        std::in_range<int>(stop) && all_are(row.starts, start) && all_are(row.stops, stop) &&
+        all_are(row.places, stop - 1);
+    if (!are_valid) {
+      return std::nullopt;
+    }
+    result.push_back({static_cast<int>(positions[i]), {static_cast<int>(start), static_cast<int>(stop)}});
+  }
+  return result;
 }
 
 std::optional<PositionUse> find_position_use(const MlxProgram& program) { return Follower(program).follow(); }

@@ -3,16 +3,18 @@
 #include <executorch/runtime/platform/log.h>
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <set>
 #include <utility>
 
 #include "call/call_io.h"
-#include "call/context.h"
 #include "gpu/device_memory.h"
 #include "gpu/fused.h"
 #include "gpu/verdicts.h"
 #include "memory/limit.h"
 #include "mlx_internals/arrays.h"
+#include "program/tensor_slots.h"
 
 namespace executorch_mlx {
 
@@ -33,6 +35,50 @@ std::optional<uint64_t> address_of_operand(const mx::array& x) {
   return operand ? std::optional(address_of(*operand)) : std::nullopt;
 }
 
+// What a chain does with slots from instruction `begin` on.
+struct SlotUse {
+  SlotUse(const MlxProgram& program, int64_t chain, size_t begin = 0) {
+    const auto& instructions = program.chains[chain].instructions;
+    for (size_t i = begin; i < instructions.size(); ++i) {
+      const auto& instruction = *instructions[i].source;
+      for_each_tensor_slot(instruction, [&](const fb::Tid& tid, Access access) {
+        if (access != Access::write) {
+          add_read(tid.idx());
+        }
+      });
+      add_called(program, instruction);
+      for_each_tensor_slot(instruction, [&](const fb::Tid& tid, Access access) {
+        if (access != Access::read) {
+          written.insert(tid.idx());
+        }
+      });
+    }
+  }
+
+  std::set<uint32_t> read; // before the chain writes them
+  std::set<uint32_t> written; // in every case
+
+ private:
+  void add_read(uint32_t slot) {
+    if (!written.contains(slot)) {
+      read.insert(slot);
+    }
+  }
+
+  // Of the chains that a control instruction runs, only the branches of an If certainly write something.
+  void add_called(const MlxProgram& program, const fb::Instruction& instruction) {
+    std::vector<SlotUse> called;
+    for (const int64_t chain : called_chains(instruction)) {
+      const auto& use = called.emplace_back(program, chain);
+      std::for_each(use.read.begin(), use.read.end(), [&](uint32_t slot) { add_read(slot); });
+    }
+    if (instruction.op_type() == fb::OpNode::IfNode) {
+      const auto &a = called[0].written, &b = called[1].written;
+      std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::inserter(written, written.end()));
+    }
+  }
+};
+
 } // namespace
 
 std::unique_ptr<Replay> Replay::make(const MlxProgram& program, mx::Stream stream) {
@@ -40,7 +86,7 @@ std::unique_ptr<Replay> Replay::make(const MlxProgram& program, mx::Stream strea
     return nullptr;
   }
   const auto are_tensors = [](const auto* map) {
-    return map != nullptr && std::all_of(map->begin(), map->end(), [](const auto* slot) {
+    return map != nullptr && map->size() > 0 && std::all_of(map->begin(), map->end(), [](const auto* slot) {
       return slot->slot_type() == fb::SlotType::TensorSlot;
     });
   };
@@ -53,84 +99,139 @@ std::unique_ptr<Replay> Replay::make(const MlxProgram& program, mx::Stream strea
 }
 
 Replay::Replay(const MlxProgram& program, PositionUse use, uint32_t tokens, mx::Stream stream)
-    : program_(program), use_(std::move(use)), tokens_(tokens), stream_(stream) {}
+    : program_(program), use_(std::move(use)), tokens_(tokens), stream_(stream) {
+  const auto& layout = program.layout;
+  const auto main = program.graph->main_chain_idx();
+  const auto read = SlotUse(program, main, use_.end).read;
+  std::vector<const DecodedInstruction*> writers(layout.num_tensors()); // the last ones
+  for (size_t i = 0; i < use_.end; ++i) {
+    const auto& instruction = program.chains[main].instructions[i];
+    for_each_tensor_slot(*instruction.source, [&](const fb::Tid& tid, Access access) {
+      writers[tid.idx()] = access == Access::read ? writers[tid.idx()] : &instruction;
+    });
+  }
+  for (uint32_t slot = 0; slot < layout.num_tensors(); ++slot) {
+    const bool is_output = slot >= layout.outputs_begin() && slot < layout.buffers_begin();
+    const bool is_input = slot >= layout.inputs_begin() && slot < layout.outputs_begin();
+    const bool is_read = read.contains(slot) && slot >= layout.temps_begin();
+    const auto* const writer = writers[slot];
+    const bool is_number = std::count(use_.arithmetic.begin(), use_.arithmetic.end(), writer) > 0;
+    if (writer != nullptr && !is_number && (is_output || is_read)) {
+      results_.push_back(slot);
+    } else if (is_input || is_read) {
+      kept_.push_back(slot);
+    }
+  }
+}
+
+std::span<const int64_t> Replay::positions(const State& state) const {
+  const mx::array& x = *state.tensors[use_.input];
+  return {x.data<int64_t>(), x.size()};
+}
+
+Replay::Slots Replay::contents(const State& state, const std::vector<uint32_t>& slots) {
+  Slots result;
+  for (const uint32_t slot : slots) {
+    if (state.tensors[slot]) {
+      result.emplace_back(slot, *state.tensors[slot]);
+    }
+  }
+  return result;
+}
+
+size_t Replay::run(State& state, Context& context) {
+  const size_t rows = use_.rows.size();
+  if (is_given_up_ || has_memory_limit() || state.tensors[use_.input]->size() != rows ||
+      state.tensors[tokens_]->size() != rows) {
+    return 0;
+  }
+  const mx::array& tokens = *state.tensors[tokens_];
+  if (!gpu::operand_in_memory(tokens)) {
+    Evaluation({tokens}, stream_, state.owner).start();
+  }
+  if (prepare(state, context)) {
+    for (const uint32_t slot : use_.caches) {
+      state.drop_reference(slot);
+    }
+    if (is_proven_) {
+      start(state);
+      return use_.end;
+    }
+    try_out(state);
+  } else if (plan_) {
+    return 0;
+  }
+  record(state, context);
+  return use_.end;
+}
 
 // -- recording ---------------------------------------------------------------
 
-void Replay::record(const State& state, const std::vector<mx::array>& results) {
-  const mx::array& position = *state.tensors[use_.input];
-  recorded_.reset();
-  if (is_given_up_ || (plan_ && !results_) || position.size() != 1 || state.tensors[tokens_]->size() != 1) {
-    return;
-  }
-  auto sequence = gpu::record(results);
-  if (sequence == nullptr) {
-    if (++attempts_ == kMaxAttempts) {
-      give_up("a call of it is not one sequence of kernels");
+void Replay::record(State& state, Context& context) {
+  const auto begin = Clock::now();
+  context.run(program_.graph->main_chain_idx(), 0, use_.end);
+  const auto results = contents(state, results_), kept = contents(state, kept_);
+  state.release_temporaries(); // MLX cannot update a buffer in place while one of them holds it
+  for (const Slots* slots : {&kept, &results}) {
+    for (const auto& [slot, x] : *slots) {
+      state.tensors[slot] = x;
     }
-    return;
   }
-  recorded_.emplace(Recorded{std::move(sequence), {}, {}, state.values, *position.data<int64_t>()});
-  const auto add = [&](const auto& map, auto& tensors) {
-    for (const auto* slot : map) {
-      tensors.emplace_back(slot->idx(), *state.tensors[slot->idx()]);
-    }
-  };
-  add(*program_.graph->input_map(), recorded_->inputs);
-  add(*program_.graph->output_map(), recorded_->outputs);
-}
-
-void Replay::finish(const State& state) {
-  const auto recorded = std::exchange(recorded_, std::nullopt);
-  if (!recorded) {
-    return;
+  auto arrays = state.pending();
+  for (const auto& [slot, x] : results) {
+    arrays.push_back(x);
   }
-  try {
-    auto plan = plan_of(state, *recorded);
-    if (plan && results_) {
-      return judge(*plan, state);
-    }
-    results_.reset();
-    if (!plan && ++attempts_ == kMaxAttempts) {
-      return give_up("its kernels use memory that changes");
+  // A result is missing if a later instruction would compute it together with others.
+  const auto sequence = results.size() == results_.size() ? gpu::record(arrays) : nullptr;
+  state.evaluate(std::move(arrays), stream_);
+  const double seconds = seconds_since(begin);
+  std::string reason = "a step of it is not one sequence of kernels";
+  if (sequence != nullptr) {
+    auto plan = plan_of(state, *sequence, results);
+    if (plan && tried_) {
+      return judge(*plan, seconds);
     }
     if (plan) {
       plan->graph = gpu::KernelReplay::make(plan->runs, stream_);
       plan_ = std::move(plan);
+      return;
     }
-  } catch (const std::exception& error) {
-    give_up(error.what());
+    reason = "its kernels use memory that changes";
+  }
+  tried_.reset();
+  if (++attempts_ == kMaxAttempts) {
+    give_up(reason);
   }
 }
 
-std::optional<Replay::Plan> Replay::plan_of(const State& state, const Recorded& recorded) const {
-  const auto& [sequence, inputs, outputs, values, position] = recorded;
-  const auto place = use_.place(position, values);
-  if (sequence->runs != 1 || !place) {
+std::optional<Replay::Plan> Replay::plan_of(
+    const State& state, const gpu::SequenceKernel::Recording& sequence, const Slots& results) const {
+  const auto places = use_.places(positions(state), state.values);
+  if (sequence.runs != 1 || !places) {
     return std::nullopt;
   }
-  Plan plan{{}, {}, {}, {}, {}, std::numeric_limits<int>::max(), values, {}, *sequence->memory, {}, nullptr};
-  std::set<uint64_t> constants;
+  Plan plan{{}, {}, {}, {}, {}, std::numeric_limits<int>::max(), state.values, {}, *sequence.memory, {}, nullptr};
+  std::set<uint64_t> constants, caches;
   for (uint32_t slot = 0; slot < program_.layout.constants; ++slot) {
     constants.insert(address_of(*state.tensors[slot]));
   }
-  for (const auto& buffer : state.buffers()) {
-    const mx::array& contents = *buffer->contents;
-    if (contents.ndim() != 4 || !is_float(contents.dtype()) || contents.size() < 2) { // no KV cache
+  for (const uint32_t slot : use_.caches) {
+    const mx::array& cache = *state.tensors[slot];
+    plan.caches.push_back(gpu::address_on_gpu(cache));
+    plan.capacity = std::min(plan.capacity, cache.shape(2));
+    if (!caches.insert(address_of(cache)).second) {
       return std::nullopt;
     }
-    plan.buffers.push_back(gpu::address_on_gpu(contents));
-    plan.capacity = std::min(plan.capacity, contents.shape(2));
   }
-  const auto is_buffer = [&](uint64_t address) {
-    return std::count(plan.buffers.begin(), plan.buffers.end(), reinterpret_cast<const void*>(address)) == 1;
-  };
-  for (const auto& [slot, x] : inputs) {
-    plan.inputs.push_back({slot, x.shape(), x.dtype(), {}});
+  Slots inputs;
+  for (const auto* slot : *program_.graph->input_map()) {
+    const mx::array& x = *state.tensors[slot->idx()];
+    inputs.emplace_back(slot->idx(), x);
+    plan.inputs.push_back({slot->idx(), x.shape(), x.dtype(), {}});
   }
   std::set<uint64_t> read; // by a kernel after the one that writes it
-  for (size_t i = 0; i < sequence->kernels.size(); ++i) {
-    const auto& [run, call, operands, results] = sequence->kernels[i];
+  for (size_t i = 0; i < sequence.kernels.size(); ++i) {
+    const auto& [run, call, operands, written] = sequence.kernels[i];
     for (size_t j = 0; j < operands.size(); ++j) {
       const uint64_t address = run.arguments[j];
       if (!operands[j]) {
@@ -143,7 +244,7 @@ std::optional<Replay::Plan> Replay::plan_of(const State& state, const Recorded& 
         plan.inputs[input - inputs.begin()].arguments.push_back({i, j});
       } else if (constants.contains(address) || (call.workspace && address_of(*call.workspace) == address)) {
         plan.kept.push_back(*operands[j]);
-      } else if (!is_buffer(address) || call.at == nullptr || call.place != place) {
+      } else if (!caches.contains(address) || call.at == nullptr || call.places != *places) {
         return std::nullopt;
       }
     }
@@ -164,29 +265,29 @@ std::optional<Replay::Plan> Replay::plan_of(const State& state, const Recorded& 
     plan.runs.push_back(run);
   }
   const uint64_t memory = address_of(plan.memory);
-  std::set<uint64_t> written; // outputs
-  for (const auto& [slot, x] : outputs) {
+  std::set<uint64_t> read_later;
+  for (const auto& [slot, x] : results) {
     const auto address = address_of_operand(x);
-    Tensor output{slot, x.shape(), x.dtype(), {}};
+    Tensor result{slot, x.shape(), x.dtype(), {}};
     for (size_t i = 0; address && i < plan.runs.size(); ++i) {
       const auto& arguments = plan.runs[i].arguments;
       for (size_t j = 0; j < arguments.size(); ++j) {
         if (arguments[j] == *address) {
-          output.arguments.push_back({i, j});
+          result.arguments.push_back({i, j});
         }
       }
     }
-    if (output.arguments.empty()) {
+    if (result.arguments.empty()) {
       return std::nullopt;
     }
-    written.insert(*address);
-    plan.outputs.push_back(std::move(output));
+    read_later.insert(*address);
+    plan.results.push_back(std::move(result));
   }
-  for (const auto& kernel : sequence->kernels) {
+  for (const auto& kernel : sequence.kernels) {
     for (const auto& result : kernel.results) {
       const uint64_t address = memory + result.first;
-      if (written.contains(address) || (read.contains(address) && !kernel.call.leaves_gaps)) {
-        plan.results.push_back(result);
+      if (read_later.contains(address) || (read.contains(address) && !kernel.call.leaves_gaps)) {
+        plan.compared.push_back(result);
       }
     }
   }
@@ -195,10 +296,23 @@ std::optional<Replay::Plan> Replay::plan_of(const State& state, const Recorded& 
 
 // -- a replay ----------------------------------------------------------------
 
-std::optional<TokenPlace> Replay::place_of(State& state, const Limits& limits) const {
-  const int64_t position = *state.tensors[use_.input]->data<int64_t>();
+// Whether the KV caches are where they were, and nothing else uses them.
+bool Replay::finds_caches(State& state) {
+  for (size_t i = 0; i < use_.caches.size(); ++i) {
+    auto& slot = state.tensors[use_.caches[i]];
+    const mx::array cache = *std::exchange(slot, std::nullopt);
+    const bool fits =
+        gpu::address_on_gpu(cache) == plan_->caches[i] && state.can_update_in_place(use_.caches[i], cache);
+    slot = cache;
+    if (!fits) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<std::vector<TokenPlace>> Replay::places(State& state, Context& context) const {
   state.values = plan_->values;
-  Context context(program_, state, stream_, limits);
   try {
     for (const auto* instruction : use_.arithmetic) {
       instruction->function(instruction->node, context);
@@ -206,40 +320,37 @@ std::optional<TokenPlace> Replay::place_of(State& state, const Limits& limits) c
   } catch (const std::exception&) {
     return std::nullopt; // the call will fail with the error
   }
-  const auto place = use_.place(position, state.values);
-  return place && place->span.stop <= plan_->capacity ? place : std::nullopt;
+  const auto places = use_.places(positions(state), state.values);
+  const auto fits = [&](const TokenPlace& place) { return place.span.stop <= plan_->capacity; };
+  return places && std::all_of(places->begin(), places->end(), fits) ? places : std::nullopt;
 }
 
-bool Replay::prepare(State& state, const Limits& limits) {
-  if (!plan_ || has_memory_limit()) {
-    return false;
+bool Replay::prepare(State& state, Context& context) {
+  if (plan_ && !finds_caches(state)) {
+    plan_.reset(); // for example after a reset
+    tried_.reset();
   }
-  for (size_t i = 0; i < plan_->buffers.size(); ++i) {
-    const auto& contents = state.buffers()[i]->contents;
-    if (!contents || gpu::address_on_gpu(*contents) != plan_->buffers[i] || !contents->is_donatable()) {
-      plan_.reset(); // for example after a reset
-      results_.reset();
-      return false;
-    }
+  if (!plan_) {
+    return false;
   }
   in_use_.clear();
   for (const auto& input : plan_->inputs) {
     const mx::array& x = *state.tensors[input.slot];
     const auto operand = gpu::operand_in_memory(x);
-    if (x.shape() != input.shape || !operand) {
+    if (x.shape() != input.shape || (!operand && !input.arguments.empty())) {
       return false;
     }
     for (const auto& [kernel, number] : input.arguments) {
       plan_->runs[kernel].arguments[number] = address_of(*operand);
+      in_use_.push_back(*operand);
     }
-    in_use_.push_back(*operand);
   }
-  const auto place = place_of(state, limits);
-  if (!place) {
+  const auto places = this->places(state, context);
+  if (!places) {
     return false;
   }
   for (const auto& [kernel, ahead, first_number, call] : plan_->attention) {
-    const auto work = call.at(*place);
+    const auto work = call.at(*places);
     auto& run = plan_->runs[kernel];
     std::copy(work.numbers.begin(), work.numbers.end(), run.arguments.begin() + static_cast<ptrdiff_t>(first_number));
     run.blocks = work.blocks + ahead;
@@ -250,38 +361,39 @@ bool Replay::prepare(State& state, const Limits& limits) {
   return true;
 }
 
-std::vector<std::pair<uint32_t, mx::array>> Replay::outputs() {
-  std::vector<std::pair<uint32_t, mx::array>> result;
-  for (const auto& output : plan_->outputs) {
-    const size_t bytes = mx::array(output.shape, output.dtype, nullptr, {}).nbytes();
-    mx::array y = internals::array_in(gpu::allocate_on_gpu(bytes, stream_), output.shape, output.dtype);
-    for (const auto& [kernel, number] : output.arguments) {
+void Replay::start(State& state) {
+  std::vector<mx::array> results;
+  for (const auto& result : plan_->results) {
+    const size_t bytes = mx::array(result.shape, result.dtype, nullptr, {}).nbytes();
+    mx::array y = internals::array_in(gpu::allocate_on_gpu(bytes, stream_), result.shape, result.dtype);
+    for (const auto& [kernel, number] : result.arguments) {
       plan_->runs[kernel].arguments[number] = address_of(y);
     }
-    result.emplace_back(output.slot, std::move(y));
+    state.tensors[result.slot] = y;
+    results.push_back(std::move(y));
   }
-  return result;
-}
-
-void Replay::start() {
-  plan_->graph->start(plan_->runs);
-  gpu::keep_until_done(std::exchange(in_use_, {}), stream_);
+  Evaluation({}, stream_, state.owner).start([&] {
+    plan_->graph->start(plan_->runs);
+    gpu::keep_until_done(std::exchange(in_use_, {}), stream_);
+    internals::wait_for_stream(results, stream_);
+  });
+  state.set_written(results[0]);
 }
 
 // -- the trial ---------------------------------------------------------------
 
-void Replay::try_out(const State& state) {
+void Replay::try_out(State& state) {
   const mx::array& memory = plan_->memory;
-  results_ = mx::full({static_cast<int>(memory.size())}, mx::array(uint8_t{255}), mx::uint8, stream_);
-  evaluate({*results_}, stream_);
+  tried_ = mx::full({static_cast<int>(memory.size())}, mx::array(uint8_t{255}), mx::uint8, stream_);
+  evaluate({*tried_}, stream_);
   auto runs = plan_->runs;
-  const uint64_t begin = address_of(memory), moved = address_of(*results_);
+  const uint64_t begin = address_of(memory), moved = address_of(*tried_);
   for (auto& run : runs) {
     for (auto& argument : run.arguments) {
       argument = argument >= begin && argument < begin + memory.size() ? argument - begin + moved : argument;
     }
   }
-  for (const auto& input : plan_->inputs) { // an output of the recorded call may be in its memory
+  for (const auto& input : plan_->inputs) { // a result of the recorded call may be in its memory
     for (const auto& [kernel, number] : input.arguments) {
       runs[kernel].arguments[number] = plan_->runs[kernel].arguments[number];
     }
@@ -293,40 +405,38 @@ void Replay::try_out(const State& state) {
     evaluation.wait();
     seconds_ = seconds_since(begin_of_run);
   }
-  begin_ = Clock::now();
 }
 
-void Replay::judge(const Plan& ordinary, const State& state) {
-  Evaluation({}, stream_, state.owner).wait();
-  const double seconds = seconds_since(begin_);
-  const auto results = std::exchange(results_, std::nullopt);
-  if (ordinary.results != plan_->results || ordinary.runs.size() != plan_->runs.size()) {
-    return give_up("two calls have different kernels");
+void Replay::judge(const Plan& usual, double seconds) {
+  const auto tried = std::exchange(tried_, std::nullopt);
+  if (usual.compared != plan_->compared || usual.runs.size() != plan_->runs.size()) {
+    return give_up("two steps have different kernels");
   }
   std::vector<mx::array> equal;
-  for (const auto& [begin, size] : plan_->results) {
+  for (const auto& [begin, size] : plan_->compared) {
     const auto part = [begin = static_cast<int64_t>(begin), size = static_cast<int>(size)](
                           const mx::array& x) { return internals::view(x, {size}, {1}, begin); };
-    equal.push_back(mx::array_equal(part(*results), part(ordinary.memory), stream_));
+    equal.push_back(mx::array_equal(part(*tried), part(usual.memory), stream_));
   }
   const auto all = mx::stack(equal, stream_);
   evaluate({all}, stream_);
   const bool* const flags = all.data<bool>();
   if (const auto different = std::find(flags, flags + equal.size(), false); different != flags + equal.size()) {
-    return give_up(str("result ", different - flags, " of ", equal.size(), " differs from that of a usual call"));
+    return give_up(str("result ", different - flags, " of ", equal.size(), " differs from that of a usual step"));
   }
   if (seconds_ > kMaxSlowdown * seconds) {
-    return give_up(str("it takes ", 1e6 * seconds_, " us, and a call without it ", 1e6 * seconds, " us"));
+    return give_up(str("it takes ", 1e6 * seconds_, " us, and a step without it ", 1e6 * seconds, " us"));
   }
   is_proven_ = true;
-  ET_LOG(Info, "MLX: calls for one token are replayed: %.0f us, and %.0f us without", 1e6 * seconds_, 1e6 * seconds);
+  ET_LOG(Info, "MLX: %zu of %zu instructions of a step are replayed: %.0f us, and %.0f us without", use_.end,
+      program_.chains[program_.graph->main_chain_idx()].instructions.size(), 1e6 * seconds_, 1e6 * seconds);
 }
 
 void Replay::give_up(const std::string& reason) {
   is_given_up_ = true;
   plan_.reset();
-  results_.reset();
-  ET_LOG(Info, "MLX: calls for one token of this program are not replayed: %s", reason.c_str());
+  tried_.reset();
+  ET_LOG(Info, "MLX: steps of this program are not replayed: %s", reason.c_str());
 }
 
 } // namespace executorch_mlx

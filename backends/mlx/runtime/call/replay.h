@@ -1,10 +1,12 @@
-// Calls for one token on an NVIDIA GPU whose kernels run again, without the graph that the host builds for a call.
+// Steps on an NVIDIA GPU whose kernels run again, without the graph that the host builds for a call.
 //
-// If all results of a call come from one sequence of kernels, the next call for one token needs the same kernels, with
-// other addresses of inputs and outputs, and another position in the kernels of attention. PositionUse says that
-// nothing else can differ. The host then only changes these arguments in a CUDA graph, and launches it.
+// A step is a call for one token, or for one of each row. If all results of the first instructions of its main chain
+// come from one sequence of kernels, the next step needs the same kernels, with other addresses of inputs and outputs,
+// and other positions in the kernels of attention. PositionUse says that nothing else can differ. The host then only
+// changes these arguments in a CUDA graph, and launches it. The other instructions of the main chain run as usual: all
+// that the host reads to choose among branches is there.
 //
-// A replay proves itself as kernels do: the first call that could be one runs both ways. If a result of a kernel
+// A replay proves itself as kernels do: the first step that could be one runs both ways. If a result of a kernel
 // differs in a bit, or the replay takes longer, there are no replays of the program.
 #pragma once
 
@@ -13,13 +15,14 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "call/context.h"
 #include "call/position.h"
 #include "call/state.h"
 #include "gpu/sequence_kernel.h"
 #include "mlx_internals/cuda.h"
-#include "options.h"
 #include "program/program.h"
 
 namespace executorch_mlx {
@@ -33,32 +36,16 @@ class Replay {
 
   Replay(const MlxProgram& program, PositionUse use, uint32_t tokens, mx::Stream stream);
 
-  // Whether a call has been recorded.
-  bool is_ready() const { return plan_.has_value(); }
-
-  // Whether the call can be a replay. `state` has its inputs. Changes the value slots.
-  bool prepare(State& state, const Limits& limits);
-
-  // Whether the replay has been found right and not slower. If not, try_out() runs it, and the call must also be run
-  // and recorded.
-  bool is_proven() const { return is_proven_; }
-  void try_out(const State& state);
-
-  // The arrays of the outputs, by slot, that start() computes. It returns before they are computed.
-  std::vector<std::pair<uint32_t, mx::array>> outputs();
-  void start();
-
-  // Before and after the evaluation of a call that is no replay, for later ones. `results` are all arrays that it
-  // evaluates. finish() throws nothing.
-  void record(const State& state, const std::vector<mx::array>& results);
-  void finish(const State& state);
+  // Runs the first instructions of the main chain, if the call can be a step, and returns their number. `state` has the
+  // inputs of the call. The host must not read the memory of the results.
+  size_t run(State& state, Context& context);
 
  private:
   struct Argument {
     size_t kernel, number;
   };
 
-  struct Tensor { // an input or output
+  struct Tensor { // an input, or a result that later instructions or the caller read
     uint32_t slot;
     mx::Shape shape;
     mx::Dtype dtype;
@@ -72,46 +59,56 @@ class Replay {
     gpu::SequenceKernel::Call call;
   };
 
-  // What a recorded call is made of.
+  // What a recorded step is made of.
   struct Plan {
-    std::vector<gpu::KernelRun> runs; // of the present call, after prepare()
-    std::vector<Tensor> inputs, outputs;
+    std::vector<gpu::KernelRun> runs; // of the present step, after prepare()
+    std::vector<Tensor> inputs, results;
     std::vector<Attention> attention;
-    std::vector<const void*> buffers; // the address of each
+    std::vector<const void*> caches; // the address of each
     int capacity; // of the KV caches
     std::vector<Value> values;
     std::vector<mx::array> kept; // arrays whose memory the kernels use
     mx::array memory;
-    std::vector<std::pair<size_t, size_t>> results; // in the memory, those that another kernel reads
+    std::vector<std::pair<size_t, size_t>> compared; // in the memory: results that another kernel or instruction reads
     std::unique_ptr<gpu::KernelReplay> graph;
   };
 
-  // A call that is being recorded.
-  struct Recorded {
-    std::shared_ptr<gpu::SequenceKernel::Recording> sequence;
-    std::vector<std::pair<uint32_t, mx::array>> inputs, outputs;
-    std::vector<Value> values;
-    int64_t position;
-  };
+  using Slots = std::vector<std::pair<uint32_t, mx::array>>;
 
-  std::optional<Plan> plan_of(const State& state, const Recorded& recorded) const;
-  std::optional<TokenPlace> place_of(State& state, const Limits& limits) const;
-  void judge(const Plan& ordinary, const State& state);
+  std::span<const int64_t> positions(const State& state) const;
+  // The tensors in slots, of those that are not empty.
+  static Slots contents(const State& state, const std::vector<uint32_t>& slots);
+
+  // Whether the step can be a replay. Changes the value slots.
+  bool prepare(State& state, Context& context);
+  bool finds_caches(State& state);
+  std::optional<std::vector<TokenPlace>> places(State& state, Context& context) const;
+  void start(State& state);
+
+  // Runs the step in the usual way.
+  void record(State& state, Context& context);
+  std::optional<Plan> plan_of(
+      const State& state, const gpu::SequenceKernel::Recording& sequence, const Slots& results) const;
+
+  // The trial: runs the replay, and compares it with the same step in the usual way.
+  void try_out(State& state);
+  void judge(const Plan& usual, double seconds);
   void give_up(const std::string& reason);
 
   const MlxProgram& program_;
   const PositionUse use_;
   const uint32_t tokens_; // the slot of the input
   const mx::Stream stream_;
-  int attempts_ = 0; // to record a call
+  // Slots: those that kernels of the first instructions write and the caller or later instructions read; and the
+  // inputs, and others that later instructions read.
+  std::vector<uint32_t> results_, kept_;
+  int attempts_ = 0; // to record a step
   bool is_proven_ = false, is_given_up_ = false;
-  std::optional<Recorded> recorded_;
   std::optional<Plan> plan_;
-  std::vector<mx::array> in_use_; // by the present call
+  std::vector<mx::array> in_use_; // by the present step
 
   // Of the trial.
-  std::optional<mx::array> results_;
-  std::chrono::steady_clock::time_point begin_;
+  std::optional<mx::array> tried_; // what the kernels of the replay have written
   double seconds_ = 0;
 };
 

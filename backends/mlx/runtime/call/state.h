@@ -85,6 +85,9 @@ class State {
   // limit.
   bool can_update_in_place(uint32_t slot, const mx::array& x);
 
+  // Drops the reference of begin() to a buffer, which kernels are about to update.
+  void drop_reference(uint32_t slot) { before(slot)->reset(); }
+
   // Evaluates arrays.
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
@@ -99,8 +102,8 @@ class State {
   // The buffers, in the order of their slots. Between calls, they have their contents.
   const std::vector<std::shared_ptr<Buffer>>& buffers() const { return buffers_; }
 
-  // After kernels that write to the memory of the buffers have been submitted between calls, and then the computation
-  // of `later`: the host waits for it before it reads a buffer.
+  // After kernels that write to the memory of the buffers have been submitted, and then the computation of `later`: the
+  // host waits for it before it reads a buffer.
   void set_written(const mx::array& later);
 
   // The arrays of buffers and caches that are not evaluated yet.

@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kMaxSize = 1 << 20;
 
 constexpr Pattern kCpuPatterns[] = {find_constant_results, find_constant_matrices, find_elementwise_groups,
-    find_product_epilogues, find_product_groups, find_masked_attentions, find_loop_matrices, find_recurrent_loops};
+    find_product_epilogues, find_product_groups, find_masked_attentions, find_recurrent_loops};
 
 // A pattern of a GPU, and the kernels for which it finds instructions: it needs one of them.
 struct GpuPattern {

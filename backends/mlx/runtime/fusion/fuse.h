@@ -4,7 +4,6 @@
 // - `fused`: computes the instruction and others together;
 // - `operands`: what the instruction leaves for a later one that computes both;
 // - `early`, `kept`: places for its result, if this is computed before the instruction runs;
-// - `loop_matrix`: the number of a matrix that every iteration of a loop multiplies by;
 // - `released`: the temporaries that nothing reads after it.
 //
 // packed_weights.h is a second pass, after the constants have been loaded.

@@ -22,8 +22,7 @@ void find_recurrent_loops(MlxProgram& program, const Dataflow& flow);
 // product_epilogue.h and masked_attention.h. The first one leaves the elementwise groups as they are.
 void find_product_epilogues(MlxProgram& program, const Dataflow& flow);
 void find_masked_attentions(MlxProgram& program, const Dataflow& flow);
-// The matrices that each iteration of a loop multiplies by and none changes, and transposed constants.
-void find_loop_matrices(MlxProgram& program, const Dataflow& flow);
+// Transposed constants.
 void find_constant_results(MlxProgram& program, const Dataflow& flow);
 
 // For a CPU and an NVIDIA GPU: DecodedInstruction::matrix and MlxProgram::only_in_products; and then product_group.h.

@@ -98,14 +98,17 @@ struct Plan {
     blocks = q[0] * heads / heads_of_block * max_parts;
   }
 
-  // The numbers of a kernel: those of the spans come last.
-  std::vector<int> numbers(int capacity, std::optional<int> rotated_by) const {
+  // The numbers of a kernel: those of each span come last. With `rotated_by`, they are those of
+  // attention_step_kernel().
+  std::vector<int> numbers(int capacity, const std::vector<int>* rotated_by = nullptr) const {
     std::vector<int> result{capacity, max_parts};
-    if (rotated_by) {
-      result.push_back(*rotated_by);
-    }
     for (size_t i = 0; i < spans.size(); ++i) {
       result.insert(result.end(), {spans[i].start, spans[i].stop - spans[i].start, parts[i]});
+      if (rotated_by != nullptr) {
+        const auto has_same_end = [&](const Span& other) { return other.stop == spans[i].stop; };
+        const auto last = std::find_if(spans.rbegin(), spans.rend(), has_same_end).base() - spans.begin() - 1;
+        result.insert(result.end(), {(*rotated_by)[i], (*rotated_by)[last], static_cast<int>(last)});
+      }
     }
     return result;
   }
@@ -188,32 +191,41 @@ std::optional<mx::array> attention_step(const mx::array& q, const mx::array& key
   const auto operand = [](const mx::array& x, int i) { return x.inputs()[2 * x.sibling_position() + i]; };
   const mx::array offset = FusibleRope::offset_of(q.inputs());
   const mx::array workspace = workspace_of(stream, plan.work);
-  const int capacity = keys.shape(2), rotated_by = rope.offset.value_or(0);
+  const int capacity = keys.shape(2);
+  const size_t rows = plan.spans.size();
+  const bool is_one = rope.offsets.size() == 1, has_offsets = is_one || rope.offsets.size() == rows;
+  const auto rotated_by = has_offsets && !is_one ? rope.offsets : std::vector<int>(rows, is_one ? rope.offsets[0] : 0);
   SequenceKernel::Call call{
       {operand(q, 0), operand(q, 1), operand(k, 0), operand(k, 1), new_value != nullptr ? *new_value : v, offset,
           FusibleRope::freqs_of(q.inputs()), cached_keys, cached_values, workspace},
-      {}, {q.shape()}, q.dtype(), plan.numbers(capacity, rotated_by), plan.blocks, kThreads,
+      {}, {q.shape()}, q.dtype(), plan.numbers(capacity, &rotated_by), plan.blocks, kThreads,
       {kStepFreqs, kStepKeys, kStepValues}, {cached_keys, cached_values}, /*leaves_gpu_idle=*/true};
   if (plan.max_parts > 1) {
     call.written.push_back(workspace);
   }
   call.workspace = workspace;
-  if (rope.offset) {
-    // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
+  if (has_offsets) {
+    // A kernel that gets the offsets by value does not wait for the memory of the host, where they lie.
     call.inputs[kStepOffset] = workspace;
-    if (plan.spans.size() == 1) {
-      call.place = TokenPlace{rotated_by, plan.spans[0]};
-      call.at = [shape = q.shape(), key_heads = keys.shape(1), capacity](const TokenPlace& place) {
-        const Plan plan(shape, key_heads, {place.span});
-        return SequenceKernel::Work{plan.numbers(capacity, place.position), plan.blocks};
-      };
+    for (size_t i = 0; i < rows; ++i) {
+      call.places.push_back({rotated_by[i], plan.spans[i]});
     }
+    call.at = [shape = q.shape(), key_heads = keys.shape(1), capacity](const std::vector<TokenPlace>& places) {
+      std::vector<Span> spans;
+      std::vector<int> rotated_by;
+      for (const auto& place : places) {
+        spans.push_back(place.span);
+        rotated_by.push_back(place.position);
+      }
+      const Plan plan(shape, key_heads, spans);
+      return SequenceKernel::Work{plan.numbers(capacity, &rotated_by), plan.blocks};
+    };
   }
   constants.insert(constants.end(),
       {{"kOwn", 1}, {"kNorm", rope.has_norm}, {"kEps", std::bit_cast<int>(rope.eps)},
           {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
-          {"kHasOffset", rope.offset.has_value()}});
-  const auto& kernel = attention_step_kernel(static_cast<int>(plan.spans.size()));
+          {"kHasOffset", has_offsets}});
+  const auto& kernel = attention_step_kernel(static_cast<int>(rows));
   const mx::array y = kernel(std::move(call), std::move(constants), stream)[0];
   CacheUpdate::take_over(keys, y);
   CacheUpdate::take_over(values, y);
@@ -238,8 +250,8 @@ std::optional<mx::array> attention(const mx::array& q, const mx::array& keys, co
   }
   constants.push_back({"kOwn", 0});
   const mx::array workspace = workspace_of(stream, plan.work);
-  SequenceKernel::Call call{{q, keys, values, workspace}, {}, {q.shape()}, q.dtype(),
-      plan.numbers(keys.shape(2), std::nullopt), plan.blocks, kThreads, {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
+  SequenceKernel::Call call{{q, keys, values, workspace}, {}, {q.shape()}, q.dtype(), plan.numbers(keys.shape(2)),
+      plan.blocks, kThreads, {kKeys, kValues}, {}, /*leaves_gpu_idle=*/true};
   if (plan.max_parts > 1) {
     call.written.push_back(workspace);
   }

@@ -22,7 +22,10 @@ constexpr char kBlock[] = R"(
   const int row = first_head / kHeads;
 )";
 
-const std::vector<const char*> kSpanNumbers{"start", "length", "parts"}; // of the span of a row
+// Of the span of a row. In attention_step_kernel(), `own_row` is the last row whose span ends with the same position:
+// this row writes it. The query is rotated by `rotated_by`, and the key of that row by `own_rotated_by`.
+const std::vector<const char*> kSpanNumbers{"start", "length", "parts"};
+const std::vector<const char*> kStepNumbers{"start", "length", "parts", "rotated_by", "own_rotated_by", "own_row"};
 
 constexpr char kSetup[] = R"(
   if (part >= parts) {
@@ -203,11 +206,11 @@ constexpr char kAttention[] = R"(
 // The kernels for a number of spans.
 class KernelsOfSpans {
  public:
-  KernelsOfSpans(
-      const char* name, std::vector<std::string> inputs, std::vector<std::string> numbers, std::string before_attention)
+  KernelsOfSpans(const char* name, std::vector<std::string> inputs, const std::vector<const char*>& span_numbers,
+      std::string before_attention)
       : name_(name),
         inputs_(std::move(inputs)),
-        numbers_(std::move(numbers)),
+        span_numbers_(span_numbers),
         before_attention_(std::move(before_attention)) {}
 
   const SequenceKernel& operator()(int spans) {
@@ -216,21 +219,22 @@ class KernelsOfSpans {
     if (found != kernels_.end()) {
       return found->second;
     }
-    auto numbers = numbers_;
+    std::vector<std::string> numbers{"capacity", "max_parts"};
     for (int i = 0; i < spans; ++i) {
-      for (const char* number : kSpanNumbers) {
+      for (const char* number : span_numbers_) {
         numbers.push_back(str(number, i));
       }
     }
     const std::string body =
-        kBlock + select_numbers(kSpanNumbers, spans, "row") + kSetup + before_attention_ + kAttention;
+        kBlock + select_numbers(span_numbers_, spans, "row") + kSetup + before_attention_ + kAttention;
     const std::vector<std::string> weights, outputs{"y"};
     return kernels_.try_emplace(spans, name_, inputs_, weights, outputs, numbers, body).first->second;
   }
 
  private:
   const char* name_;
-  std::vector<std::string> inputs_, numbers_;
+  std::vector<std::string> inputs_;
+  const std::vector<const char*>& span_numbers_;
   std::string before_attention_;
   std::mutex mutex_;
   std::map<int, SequenceKernel> kernels_;
@@ -239,8 +243,7 @@ class KernelsOfSpans {
 } // namespace
 
 const SequenceKernel& attention_kernel(int spans) {
-  static KernelsOfSpans kernels(
-      "attention_of_token", {"q", "keys", "values", "workspace"}, {"capacity", "max_parts"}, R"(
+  static KernelsOfSpans kernels("attention_of_token", {"q", "keys", "values", "workspace"}, kSpanNumbers, R"(
   wait_for_inputs();
   const T* const query_row = q + first_head * kDim;
   const T* const own_key = nullptr;
@@ -253,16 +256,19 @@ const SequenceKernel& attention_step_kernel(int spans) {
   static KernelsOfSpans kernels("attention_step",
       {"new_query", "query_weight", "new_key", "key_weight", "new_value", "offset", "freqs", "keys", "values",
           "workspace"},
-      {"capacity", "max_parts", "rotated_by"}, str(kNormRope, R"(
+      kStepNumbers, str(kNormRope, R"(
   __shared__ __align__(16) T query_row[kPerBlock * kDim], own_key[kDim], own_value[kDim];
-  const int source = first_head / kShared * kDim;  // of the new key and value
+  const bool has_own_row = kSpans == 1 || own_row == row;
+  const int source = (first_head + (has_own_row ? 0 : (own_row - row) * kHeads)) / kShared * kDim;  // of key and value
   const int warp = threadIdx.x / 32;
   if (kHasOffset && warp <= kPerBlock) {
-    set_rotation(__int_as_float(kPositionScale) * static_cast<float>(rotated_by));
+    const int by = warp == kPerBlock ? own_rotated_by : rotated_by;
+    set_rotation(__int_as_float(kPositionScale) * static_cast<float>(by));
   }
   wait_for_inputs();
   if (!kHasOffset && warp <= kPerBlock) {
-    set_rotation(__int_as_float(kPositionScale) * static_cast<float>(offset[kPerRow ? row : 0]));
+    const int of = warp == kPerBlock && !has_own_row ? own_row : row;
+    set_rotation(__int_as_float(kPositionScale) * static_cast<float>(offset[kPerRow ? of : 0]));
   }
   if (warp < kPerBlock) {
     norm_rope(new_query + (first_head + warp) * kDim, query_weight, query_row + warp * kDim);
@@ -274,7 +280,7 @@ const SequenceKernel& attention_step_kernel(int spans) {
     }
   }
   __syncthreads();
-  if (first_head % kShared == 0 && part == 0 && group == 0) {
+  if (first_head % kShared == 0 && part == 0 && group == 0 && has_own_row) {
     const uint64_t last = cache + uint64_t(length - 1) * kDim;
     const auto copy = [&](const T* from, const T* to) {
       *reinterpret_cast<uint4*>(const_cast<T*>(to) + last) = *reinterpret_cast<const uint4*>(from + lane * kWide);

@@ -28,7 +28,7 @@ const SequenceKernel& attention_kernel(int spans);
 
 // This kernel also normalizes and rotates query and key, which are operands of FusibleRope, and writes key and value to
 // the cache. Each block computes the new key itself: in the cache it may not be there yet. If kHasOffset is 1, the
-// rotation is by `rotated_by` positions, else by `offset`.
+// rotations are numbers of the spans, else they are by `offset`.
 const SequenceKernel& attention_step_kernel(int spans);
 
 } // namespace executorch_mlx::gpu

@@ -1,9 +1,9 @@
 // Updates of a KV cache that a kernel of attention can take over.
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -24,7 +24,7 @@ namespace {
 
 constexpr char kName[] = "update_positions";
 
-// A thread writes an element. The strides are those of `update`.
+// A thread writes an element. The strides are those of `update`. A position below 0 is not written.
 constexpr char kElement[] = R"(
   const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= size) {
@@ -37,6 +37,9 @@ constexpr char kElement[] = R"(
 )";
 
 constexpr char kWrite[] = R"(
+  if (position < 0) {
+    return;
+  }
   cache[(uint64_t(batch * heads + head) * capacity + position) * width + column] =
       update[batch * stride0 + head * stride1 + i * stride2 + column * stride3];
 )";
@@ -81,7 +84,10 @@ void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx:
   for (const int number : {static_cast<int>(update.size()), update.shape(3), update.shape(1), outputs[0].shape(2)}) {
     run.arguments.push_back(number);
   }
-  run.arguments.insert(run.arguments.end(), positions.begin(), positions.end());
+  for (auto position = positions.begin(); position != positions.end(); ++position) {
+    const bool is_last = std::find(position + 1, positions.end(), *position) == positions.end();
+    run.arguments.push_back(static_cast<uint32_t>(is_last ? *position : -1));
+  }
   const auto graph = KernelGraph::make(stream());
   graph->reads(update);
   graph->writes(outputs[0]);
@@ -132,9 +138,8 @@ std::optional<mx::array> update_positions(
       update.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {
     return std::nullopt;
   }
-  const std::set<int> different(positions.begin(), positions.end());
-  const bool are_valid =
-      different.size() == positions.size() && *different.begin() >= 0 && *different.rbegin() < cache.shape(2);
+  const auto [lowest, highest] = std::minmax_element(positions.begin(), positions.end());
+  const bool are_valid = *lowest >= 0 && *highest < cache.shape(2);
   mx::Shape expected = cache.shape();
   expected[2] = static_cast<int>(positions.size());
   if (!are_valid || update.shape() != expected) {

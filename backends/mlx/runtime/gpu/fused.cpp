@@ -162,15 +162,17 @@ bool keeps_order(const mx::array& y) {
   return std::is_sorted(axes.begin(), axes.end());
 }
 
-// The only element of x if the host can read it, and an axis of an array can have this size. Else nullopt.
-std::optional<int> value_on_host(const mx::array& x) {
-  std::optional<int> result;
-  if (x.size() == 1 && is_on_host(x)) {
+// The elements of x if the host can read them, and an axis of an array can have each of these sizes. Else empty.
+std::vector<int> sizes_on_host(const mx::array& x) {
+  std::vector<int> result;
+  if (x.size() <= kMaxSpans && is_on_host(x)) {
     for_each_integer(x, [&](int64_t value) {
-      result = value >= 0 && std::in_range<int>(value) ? std::optional(static_cast<int>(value)) : std::nullopt;
+      if (value >= 0 && std::in_range<int>(value)) {
+        result.push_back(static_cast<int>(value));
+      }
     });
   }
-  return result;
+  return result.size() == x.size() ? result : std::vector<int>{};
 }
 
 } // namespace
@@ -299,7 +301,7 @@ std::optional<std::vector<mx::array>> norm_rope(const std::vector<mx::array>& ar
   std::vector<mx::Shape> shapes;
   std::vector<RopeOperand> operands;
   const int batches = arrays[0].shape(0), length = arrays[0].shape(2);
-  FusibleRope::Options options{{}, dim, batches, length, false, 0.0f, scale, value_on_host(offset)};
+  FusibleRope::Options options{{}, dim, batches, length, false, 0.0f, scale, sizes_on_host(offset)};
   for (const auto& x : arrays) {
     const bool matches = x.ndim() == 4 && x.dtype() == arrays[0].dtype() && x.shape(0) == batches &&
         x.shape(2) == length && x.shape(3) == dim;

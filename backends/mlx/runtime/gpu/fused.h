@@ -43,8 +43,8 @@ std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, f
 std::optional<std::vector<mx::array>> norm_rope(const std::vector<mx::array>& arrays, float scale,
     const mx::array& offset, const mx::array& freqs, mx::Stream stream);
 
-// A KV cache [B, heads, capacity, D] with update[:, :, i] at positions[i], for each i. The positions differ. Nothing
-// else may refer to the cache or its memory until the result is evaluated, because a kernel writes to this memory.
+// A KV cache [B, heads, capacity, D] with update[:, :, i] at positions[i], for each i in this order. Nothing else may
+// refer to the cache or its memory until the result is evaluated, because a kernel writes to this memory.
 std::optional<mx::array> update_positions(
     const mx::array& cache, const mx::array& update, const std::vector<int>& positions, mx::Stream stream);
 

@@ -78,7 +78,7 @@ class FusibleRope : public FusibleOperation {
     bool has_norm;
     float eps; // of the norm
     float scale; // of the positions
-    std::optional<int> offset; // if it is the same for all rows, and the host knows it
+    std::vector<int> offsets; // one, or one for each of B; empty if the host does not know them
   };
 
   FusibleRope(mx::Stream stream, Options options) : FusibleOperation(stream), options(std::move(options)) {}
@@ -101,6 +101,7 @@ class FusibleRope : public FusibleOperation {
 // cache[:, :, positions[i]] = update[:, :, i] for each i, of inputs cache and update: see update_positions().
 class CacheUpdate : public mx::Primitive {
  public:
+  // Of equal positions, the last one counts.
   CacheUpdate(mx::Stream stream, std::vector<int> positions) : Primitive(stream), positions(std::move(positions)) {}
 
   const char* name() const override { return kName; }

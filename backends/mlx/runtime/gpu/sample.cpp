@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "../checks.h"
+#include "../dtype.h"
 #include "../error.h"
 #include "../memory/host_memory.h"
 #include "metal.h"
@@ -152,8 +154,11 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   const int rows = inputs.logits.shape(0);
   const int vocabulary = inputs.logits.shape(1);
   const int parts = static_cast<int>(kernel::parts_of(vocabulary));
-  std::vector<mx::array> operands = {inputs.logits, inputs.temperature, inputs.top_p, inputs.seed,
-      inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
+  // The kernels convert the logits themselves.
+  const bool is_converted = inputs.logits.dtype() == mx::float32 && is_lazy(inputs.logits, "AsType") &&
+      is_half(inputs.logits.inputs()[0].dtype());
+  std::vector<mx::array> operands = {is_converted ? inputs.logits.inputs()[0] : inputs.logits, inputs.temperature,
+      inputs.top_p, inputs.seed, inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
   const auto constants = [&](int threads) {
     return Constants{{"kPerRow", per_row_flags(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
   };

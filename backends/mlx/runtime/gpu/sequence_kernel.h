@@ -27,7 +27,7 @@ namespace executorch_mlx::gpu {
 
 class SequenceKernel {
  public:
-  // What depends on where the token is.
+  // What depends on where the tokens are.
   struct Work {
     std::vector<int> numbers;
     int blocks;
@@ -56,10 +56,10 @@ class SequenceKernel {
     std::vector<mx::Dtype> dtypes = {}; // of the results, if they differ
     bool leaves_gaps = false; // whether the kernel may leave elements of its results unwritten
 
-    // For a sequence that runs again for other tokens: of a kernel that reads a KV cache, where the token is, and the
-    // work for another one. Without them, the kernel cannot run again.
-    std::optional<TokenPlace> place = std::nullopt;
-    std::function<Work(const TokenPlace& place)> at = nullptr;
+    // For a sequence that runs again for other tokens: of a kernel that reads a KV cache, where the token of each row
+    // is, and the work for others. Without them, the kernel cannot run again.
+    std::vector<TokenPlace> places = {};
+    std::function<Work(const std::vector<TokenPlace>& places)> at = nullptr;
     std::optional<mx::array> workspace = std::nullopt; // an input that only kernels of this kind use
 
     mx::Dtype dtype_of(size_t result) const { return dtypes.empty() ? dtype : dtypes[result]; }

@@ -1,5 +1,6 @@
 #include "mlx_internals/arrays.h"
 
+#include <mlx/primitives.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -169,5 +170,31 @@ void place(mx::array& y, const mx::array& x, int64_t offset) {
 }
 
 void place(mx::array& y, const mx::array& x) { y.copy_shared_buffer(x); }
+
+namespace {
+
+// The input itself, which runs nothing.
+class Later : public mx::Primitive {
+ public:
+  using Primitive::Primitive;
+  const char* name() const override { return "Later"; }
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    place(outputs[0], inputs[0]);
+  }
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    place(outputs[0], inputs[0]);
+  }
+};
+
+} // namespace
+
+void wait_for_stream(std::vector<mx::array>& arrays, mx::Stream stream) {
+  const mx::array& x = arrays[0];
+  mx::array later(x.shape(), x.dtype(), std::make_shared<Later>(stream), {x});
+  mx::async_eval({later});
+  for (mx::array& y : arrays) {
+    wait_as(y, later);
+  }
+}
 
 } // namespace executorch_mlx::internals

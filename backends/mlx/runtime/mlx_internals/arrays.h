@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace executorch_mlx::internals {
 
@@ -56,6 +57,9 @@ mx::array take_over(const mx::array& x);
 
 // Makes x wait for the kernels that compute `other`, as `other` does.
 void wait_as(mx::array& x, const mx::array& other);
+
+// Makes arrays wait for the work of a stream until now, as if MLX had computed them there.
+void wait_for_stream(std::vector<mx::array>& arrays, mx::Stream stream);
 
 // In the evaluation of a primitive: places the result y in the memory of x, `offset` elements after its beginning, or
 // at the elements of x with the same strides.

@@ -43,7 +43,6 @@ void scan(const fb::ScanParams& n, Context& c) {
   const auto output_axis = [&](const mx::array& x) {
     return checked_axis(n.scan_axis(), static_cast<int>(x.ndim()) + 1, "scan_axis");
   };
-  const auto loop = c.loop(n, iterations);
   for (int iteration = 0; iteration < iterations; ++iteration) {
     for (uint32_t i = 0; i < originals.size(); ++i) {
       c.set(n.sliced()->Get(i), views::take(originals[i], iteration, axis, c.stream));

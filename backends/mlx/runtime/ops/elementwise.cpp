@@ -297,11 +297,12 @@ void as_type(const fb::AsTypeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto dtype = dtype_of(n.scalar_type());
   const bool is_integer = is_integral(dtype) && is_integral(x.dtype()) && x.dtype() != mx::uint64;
-  if (x.size() == 1 && is_integer && is_on_host(x)) {
-    // Then the host also knows the result, for example a position, and a GPU needs no kernel.
-    int64_t value = 0;
-    for_each_integer(x, [&](int64_t element) { value = element; });
-    return c.set(n.out(), views::reshape(mx::array(value, dtype), x.shape(), c.stream));
+  constexpr size_t kMaxNumbers = 64; // of positions, one of each row
+  if (x.size() > 0 && x.size() <= kMaxNumbers && is_integer && is_on_host(x)) {
+    // Then the host also knows the result, and a GPU needs no kernel.
+    std::vector<int64_t> values;
+    for_each_integer(x, [&](int64_t element) { values.push_back(element); });
+    return c.set(n.out(), mx::array(values.begin(), x.shape(), dtype));
   }
   const auto y = cpu::convert(x, dtype, c.stream);
   c.set(n.out(), y ? *y : mx::astype(x, dtype, c.stream));

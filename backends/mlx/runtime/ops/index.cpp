@@ -64,7 +64,10 @@ void take(const fb::TakeParams& n, Context& c) {
   const auto& index = *n.index();
   if (index.kind() == 2) {
     const auto& unchecked = c.in(index.tid());
-    if (axis == 0 && !is_on_host(unchecked)) {
+    if (axis == 0 && c.stream.device == mx::Device::gpu) {
+      if (is_on_host(unchecked)) {
+        bounded_indices(unchecked, length, c);
+      }
       if (const auto y = gpu::embedding(x, unchecked, c.stream)) {
         return c.set(n.out(), *y);
       }

@@ -54,9 +54,7 @@ void addmm(const fb::AddmmParams& n, Context& c) {
   if (auto y = c.take_early()) {
     return c.set(n.out(), std::move(*y));
   }
-  const bool is_plain = n.alpha() == 1.0f && (n.bias() == nullptr || n.beta() == 1.0f);
-  const auto* packed = is_plain ? c.packed(b, rows_of(a), cpu::pack_matrix) : nullptr;
-  if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream, packed)) {
+  if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream)) {
     return c.set(n.out(), *y);
   }
   if (n.bias() != nullptr) {

@@ -11,35 +11,9 @@ namespace cpu { // kernels for Linux CPUs: see memory/kernel_result.h
 
 namespace {
 
-// Like mx::fast::rms_norm, computed in float32. x [..., width] and weight [width] are float32, float16 or bfloat16. The
-// result has the dtype of x.
-std::optional<mx::array> rms_norm(
-    const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream) {
-  if (!is_supported_operand(x, stream) || (weight && !float_type(weight->dtype()))) {
-    return std::nullopt;
-  }
-  std::vector<mx::array> inputs{contiguous(x, stream)};
-  if (weight) {
-    inputs.push_back(contiguous(*weight, stream));
-  }
-  const auto make_task = [eps](const auto& inputs, auto& out) -> Task {
-    const auto& x = inputs[0];
-    const auto& weight = inputs.back(); // or x, if there is no weight
-    const void* weights = inputs.size() > 1 ? weight.template data<void>() : nullptr;
-    const auto type = *float_type(x.dtype());
-    const auto weight_type = *float_type(weight.dtype());
-    const int64_t width = out.shape(-1);
-    const int64_t rows = static_cast<int64_t>(out.size()) / width;
-    return [=, from = x.template data<void>(), to = out.template data<void>()] {
-      kernel::rms_norm(from, type, weights, weight_type, to, rows, width, eps);
-    };
-  };
-  return kernel_result("RmsNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
-}
-
-// Like mx::fast::layer_norm, computed in float32. x [..., width], and weight and bias [width], which have one dtype,
-// are float32, float16 or bfloat16. The result has the dtype of x.
-std::optional<mx::array> layer_norm(const mx::array& x, const std::optional<mx::array>& weight,
+// Like mx::fast::layer_norm with `subtracts_mean`, else like mx::fast::rms_norm, computed in float32. x [..., width],
+// and weight and bias [width], which have one dtype, are float32, float16 or bfloat16. The result has the dtype of x.
+std::optional<mx::array> norm(const mx::array& x, bool subtracts_mean, const std::optional<mx::array>& weight,
     const std::optional<mx::array>& bias, float eps, mx::Stream stream) {
   std::vector<mx::array> inputs{x};
   for (const auto& parameter : {weight, bias}) {
@@ -52,7 +26,7 @@ std::optional<mx::array> layer_norm(const mx::array& x, const std::optional<mx::
     return std::nullopt;
   }
   inputs[0] = contiguous(x, stream);
-  const auto make_task = [eps, has_weight = weight.has_value(), has_bias = bias.has_value()](
+  const auto make_task = [=, has_weight = weight.has_value(), has_bias = bias.has_value()](
                              const auto& inputs, auto& out) -> Task {
     const void* weights = has_weight ? inputs[1].template data<void>() : nullptr;
     const void* biases = has_bias ? inputs.back().template data<void>() : nullptr;
@@ -61,10 +35,10 @@ std::optional<mx::array> layer_norm(const mx::array& x, const std::optional<mx::
     const int64_t width = out.shape(-1);
     const int64_t rows = static_cast<int64_t>(out.size()) / width;
     return [=, from = inputs[0].template data<void>(), to = out.template data<void>()] {
-      kernel::layer_norm(from, type, weights, biases, parameter_type, to, rows, width, eps);
+      kernel::norm(from, type, subtracts_mean, weights, biases, parameter_type, to, rows, width, eps);
     };
   };
-  return kernel_result("LayerNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
+  return kernel_result("Norm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
 // Like mx::softmax over the last axis of x, which is float32.
@@ -99,7 +73,7 @@ void rms_norm(const fb::RMSNormParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto weight = c.optional(n.weight());
   check_norm(x, weight, "weight");
-  if (const auto y = cpu::rms_norm(x, weight, n.eps(), c.stream)) {
+  if (const auto y = cpu::norm(x, /*subtracts_mean=*/false, weight, std::nullopt, n.eps(), c.stream)) {
     return c.set(n.out(), *y);
   }
   if (const auto y = weight ? gpu::rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
@@ -114,7 +88,7 @@ void layer_norm(const fb::LayerNormParams& n, Context& c) {
   const auto bias = c.optional(n.bias());
   check_norm(x, weight, "weight");
   check_norm(x, bias, "bias");
-  if (const auto y = cpu::layer_norm(x, weight, bias, n.eps(), c.stream)) {
+  if (const auto y = cpu::norm(x, /*subtracts_mean=*/true, weight, bias, n.eps(), c.stream)) {
     return c.set(n.out(), *y);
   }
   c.set(n.out(), x.size() == 0 ? x : mx::fast::layer_norm(x, weight, bias, n.eps(), c.stream));

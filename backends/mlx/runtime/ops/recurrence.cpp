@@ -6,7 +6,6 @@
 #include "memory/kernel_result.h"
 #include "ops/index.h"
 #include "ops/op.h"
-#include "ops/shape.h"
 
 namespace executorch_mlx {
 
@@ -162,59 +161,21 @@ std::optional<mx::array> read_layer_state(const mx::array& states, const std::ve
 
 namespace {
 
-// On devices without a kernel, the number of tokens after which the evaluation of the state starts, so that the graph
-// that is not evaluated yet does not grow with the number of tokens.
-constexpr int kTokensPerEvaluation = 64;
-
 // Checks that x is float32 with this shape.
 void check_tokens(const char* name, const mx::array& x, const mx::Shape& shape) {
   check_argument(
       x.dtype() == mx::float32 && x.shape() == shape, name, ": got ", describe(x), ", expected float32", dims(shape));
 }
 
-// Calls step(token) for each token, which advances `state` and returns an output without the axis of the tokens.
-// Returns the outputs, stacked along `axis`, and the last state.
-template <typename Step>
-cpu::RecurrenceStates for_each_token(int tokens, int axis, mx::array& state, Context& c, Step&& step) {
-  std::vector<mx::array> outputs;
-  for (int token = 0; token < tokens; ++token) {
-    outputs.push_back(step(token));
-    if ((token + 1) % kTokensPerEvaluation == 0) {
-      c.start({state, outputs.back()});
-    }
+// Sets the results of a kernel. Devices without kernels run the instructions that the node replaces in a program: see
+// runs_as_replacement() in program.cpp.
+template <typename Node>
+void set_results(const Node& n, const std::optional<cpu::RecurrenceStates>& results, Context& c) {
+  if (!results) {
+    fail(Error::NotSupported, "this device has no kernel for recurrences");
   }
-  return {stacked(outputs, axis, c), state};
-}
-
-// x [B, G, ...] as [B, heads, ...]. Consecutive heads get the same part of x.
-mx::array per_head(const mx::array& x, int heads, const Context& c) {
-  return x.shape(1) == heads ? x : mx::repeat(x, heads / x.shape(1), 1, c.stream);
-}
-
-cpu::RecurrenceStates recur_with_mlx(const cpu::GatedRecurrenceInputs& r, Context& c) {
-  const int heads = r.value.shape(1);
-  const auto query = per_head(r.query, heads, c), key = per_head(r.key, heads, c);
-  mx::array state = r.state;
-  return for_each_token(r.value.shape(2), 2, state, c, [&](int token) {
-    const auto at = [&](const mx::array& x) { return views::take(x, token, 2, c.stream); };
-    // row @ state, for a row [B, H, K].
-    const auto product = [&](const mx::array& row) {
-      return mx::squeeze(mx::matmul(mx::expand_dims(row, 2, c.stream), state, c.stream), 2, c.stream);
-    };
-    auto decay = mx::expand_dims(mx::exp(at(r.decay), c.stream), -1, c.stream);
-    if (r.decay.ndim() == 3) {
-      decay = mx::expand_dims(decay, -1, c.stream);
-    }
-    state = mx::multiply(state, decay, c.stream);
-    auto error = at(r.value);
-    if (r.beta) {
-      const auto beta = mx::expand_dims(at(*r.beta), -1, c.stream);
-      error = mx::multiply(mx::subtract(error, product(at(key)), c.stream), beta, c.stream);
-    }
-    const auto column = mx::expand_dims(at(key), 3, c.stream);
-    state = mx::add(state, mx::multiply(column, mx::expand_dims(error, 2, c.stream), c.stream), c.stream);
-    return product(at(query));
-  });
+  c.set(n.out(), results->out);
+  c.set(n.out_state(), results->state);
 }
 
 void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
@@ -249,24 +210,7 @@ void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
     c.set(n.out(), mx::zeros(r.value.shape(), mx::float32, c.stream));
     return c.set(n.out_state(), r.state);
   }
-  const auto kernel = cpu::gated_recurrence(r, c.stream);
-  const auto result = kernel ? *kernel : recur_with_mlx(r, c);
-  c.set(n.out(), result.out);
-  c.set(n.out_state(), result.state);
-}
-
-cpu::RecurrenceStates scan_with_mlx(const cpu::SelectiveScanInputs& s, Context& c) {
-  mx::array state = s.state;
-  return for_each_token(s.x.shape(1), 1, state, c, [&](int token) {
-    const auto at = [&](const mx::array& x) { return views::take(x, token, 1, c.stream); };
-    const auto as_column = [&](const mx::array& x) { return mx::expand_dims(x, 2, c.stream); };
-    const auto step = at(s.step);
-    const auto decay = mx::exp(mx::multiply(as_column(step), s.rates, c.stream), c.stream);
-    const auto input = as_column(mx::multiply(at(s.x), step, c.stream));
-    const auto added = mx::multiply(input, mx::expand_dims(at(s.key), 1, c.stream), c.stream);
-    state = mx::add(mx::multiply(state, decay, c.stream), added, c.stream);
-    return mx::squeeze(mx::matmul(state, as_column(at(s.query)), c.stream), 2, c.stream);
-  });
+  set_results(n, cpu::gated_recurrence(r, c.stream), c);
 }
 
 void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
@@ -293,10 +237,7 @@ void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
     c.set(n.out(), mx::zeros(s.x.shape(), mx::float32, c.stream));
     return c.set(n.out_state(), s.state);
   }
-  const auto kernel = cpu::selective_scan(s, c.stream);
-  const auto result = kernel ? *kernel : scan_with_mlx(s, c);
-  c.set(n.out(), result.out);
-  c.set(n.out_state(), result.state);
+  set_results(n, cpu::selective_scan(s, c.stream), c);
 }
 
 // Returns which of the rows of the states to copy, and -1 for zeros. nullopt if an operand is lazy.

@@ -42,7 +42,7 @@ bool runs_as_replacement(fb::OpNode op, mx::Device device) {
     case fb::OpNode::GatedRecurrenceNode:
     case fb::OpNode::SelectiveScanNode:
     case fb::OpNode::ReadLayerStateNode:
-      return is_cpu && cpu::kHasKernels; // a GPU is faster with blocks of tokens
+      return cpu::computes_at_once(stream); // a GPU is faster with blocks of tokens
     default:
       return true;
   }

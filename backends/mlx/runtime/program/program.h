@@ -77,7 +77,6 @@ struct DecodedInstruction {
   std::unique_ptr<const HeldOperands> operands = nullptr;
   uint32_t early = kNone; // State::held[early] is the result, if it was computed together with that of an earlier one
   uint32_t kept = kNone; // State::kept[kept] is the result of an earlier call, if the instruction reads only constants
-  uint32_t loop_matrix = kNone; // of an AddmmNode: the number of the second operand, if each iteration multiplies by it
   std::vector<uint32_t> released; // temporary slots to be emptied when it has run: no later instruction reads them
 
   // What pack_weights() adds after the constants have been loaded.
@@ -87,9 +86,6 @@ struct DecodedInstruction {
 
 struct Chain {
   std::vector<DecodedInstruction> instructions; // after the replacements of the program
-  // As the body of a loop: the numbers of the matrices that every iteration multiplies by.
-  uint32_t loop_matrices_begin = 0;
-  uint32_t loop_matrices_end = 0;
 };
 
 // An MLX program, verified: what one payload holds.
@@ -101,7 +97,6 @@ struct MlxProgram {
   std::vector<const char*> tensor_names; // by slot; null if unnamed
   std::vector<uint32_t> constant_uses; // by slot: in how many fields of instructions and outputs a constant is
   std::vector<bool> only_in_products; // by slot: whether a constant is used only by the AddmmNodes of product groups
-  uint32_t loop_matrices = 0; // how many matrices of loops have a number
   int64_t init_chain = -1; // runs once at load; -1: none, or one that does nothing here
   bool has_caches = false; // whether the program contains an UpdateAndAttendNode
 

@@ -112,7 +112,7 @@ void multiply_by_keys(
   for (int64_t first = 0; first < keys; first += kTransposedKeys) {
     const int count = static_cast<int>(std::min(kTransposedKeys, keys - first));
     const int64_t row = first_row_beyond(a, tile, first);
-    kernels().transpose(
+    kernels().transpose_rows(
         at(k.data, k.type, first * k.stride), k.type, k.stride, count, width, transposed.data(), kTransposedKeys);
     kernels().multiply_columns(static_cast<const float*>(q.data) + row * q.stride, q.stride, tile.count - row,
         transposed.data(), k.type == FloatType::bfloat16_pair ? k.type : FloatType::float32, kTransposedKeys, count,

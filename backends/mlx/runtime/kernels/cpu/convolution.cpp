@@ -269,8 +269,8 @@ void pack_large_groups(const kernel::Convolution& c, const float* w, float* pack
   parallel_ranges(c.groups * panels.count(), int64_t{length} * kPanelColumns, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t group = i / panels.count(), panel = i % panels.count();
-      kernels().transpose(w + panels.source(group, panel), FloatType::float32, length, panels.columns(panel), length,
-          packed + panels.offset(group, panel), panels.width(panel));
+      kernels().transpose_rows(w + panels.source(group, panel), FloatType::float32, length, panels.columns(panel),
+          length, packed + panels.offset(group, panel), panels.width(panel));
     }
   });
 }

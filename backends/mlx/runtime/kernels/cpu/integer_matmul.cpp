@@ -47,8 +47,8 @@ void pack_panel(const Product& p, int first, const IntegerPanels& panels, char* 
   }
   const ptrdiff_t row_words = ptrdiff_t{panels.groups} * panels.words;
   for (int g = 0; g < panels.groups; ++g) {
-    kernels().transpose(p.w + first * row_words + g * panels.words, FloatType::float32, row_words, rows, panels.words,
-        reinterpret_cast<float*>(to + g * panels.group_bytes), kIntegerPanelRows);
+    kernels().transpose_rows(p.w + first * row_words + g * panels.words, FloatType::float32, row_words, rows,
+        panels.words, reinterpret_cast<float*>(to + g * panels.group_bytes), kIntegerPanelRows);
   }
   char* scales = to + int64_t{panels.words} * kIntegerPanelRows * sizeof(uint32_t);
   for (const void* x : {p.scales, p.biases}) {

@@ -23,7 +23,6 @@ struct Matmul {
   const float* b;
   int64_t b_row_stride;
   int64_t b_column_stride;
-  const float* packed_b; // b from pack_columns() for m rows, or null; alpha and beta are then 1
   const float* c; // null if there is none; beta is then not used
   int64_t c_stride; // the distance between the rows of c; 0 if c is a single row, which is added to all rows
   int m;
@@ -38,13 +37,9 @@ struct Matmul {
 };
 EXECUTORCH_MLX_KERNEL_API void matmul(const Matmul& matmul);
 
-// `count` products at once, which differ only in b, panels, c, c_stride, n and y. b is column-major, packed_b is null,
-// and alpha and beta are 1. Each result has the same bits as that of matmul.
+// `count` products at once, which differ only in b, panels, c, c_stride, n and y. b is column-major, and alpha and beta
+// are 1. Each result has the same bits as that of matmul.
 EXECUTORCH_MLX_KERNEL_API void matmuls(const Matmul* matmuls, int count);
-
-// Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep
-// their bits. Writes k * n numbers.
-EXECUTORCH_MLX_KERNEL_API void pack_columns(const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
 
 // Packs the rows of w [n, k], of float32 or bfloat16, for all products with w.T. The products get faster, and keep
 // their bits. Writes panels_size() bytes, which should begin at a cache line. This size is 0 if no product uses the

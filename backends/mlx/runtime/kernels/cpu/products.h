@@ -12,10 +12,10 @@
 
 namespace executorch_mlx {
 
-// x [m, k] and y [m, n] of a product y = alpha * x @ w.T + beta * y. ldx and ldy are the distances between rows. y has
-// elements of y_type: always float32 with multiply_columns() and multiply_float_rows(), and if beta is not 0. These two
-// also add the rows of `addend`, with the distance ld_addend, unless it is null; in multiply_columns(), alpha is then 1
-// and beta is 0.
+// x [m, k] and y [m, n] of a product y = x @ w.T. ldx and ldy are the distances between rows. y has elements of y_type:
+// always float32 with multiply_columns() and multiply_float_rows(). These two compute alpha * x @ w.T + beta * y, and
+// add the rows of `addend`, with the distance ld_addend, unless it is null; in multiply_columns(), alpha is then 1 and
+// beta is 0.
 struct Operands {
   const float* x;
   int64_t ldx;
@@ -283,8 +283,8 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Pack
       const int last_blocks = b - (blocks - prefetching);
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
       void* y = at(p.y, p.y_type, row * p.ldy + part.first);
-      simd.multiply_panels(type, x.get() + panels_size(row, p.k), rows, w, part.last - part.first, p.k, p.alpha, p.beta,
-          y, p.y_type, p.ldy, ahead.begin, ahead.count);
+      simd.multiply_panels(type, x.get() + panels_size(row, p.k), rows, w, part.last - part.first, p.k, y, p.y_type,
+          p.ldy, ahead.begin, ahead.count);
     }
   });
 }
@@ -298,7 +298,7 @@ class PairTiles {
       for (int64_t row = first * kTileRows; row < last * kTileRows; row += kTileRows) {
         float* to = tiles_.get() + row * pairs_;
         const auto rows = static_cast<int>(std::min<int64_t>(kTileRows, m - row));
-        kernels().transpose(x + row * ldx, FloatType::bfloat16_pair, ldx, rows, k, to, kTileRows);
+        kernels().transpose_rows(x + row * ldx, FloatType::bfloat16_pair, ldx, rows, k, to, kTileRows);
         std::fill(to + int64_t{k} * kTileRows, to + pairs_ * kTileRows, 0.0f);
       }
     });
@@ -333,9 +333,5 @@ void pack_float_panels(const float* w, int n, int k, float* panels);
 
 // y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.
 void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);
-
-// The same for a float32 matrix that kernel::pack_columns() has packed for p.m rows, with alpha 1 and beta 0. Gives the
-// same bits.
-void multiply_packed_columns(const Operands& p, const float* packed);
 
 } // namespace executorch_mlx

@@ -19,15 +19,15 @@ constexpr int kFewColumns = 256; // up to which packing w does not pay
 constexpr int kStepsPerPass = 256; // rows of b that stay in the cache while all rows of x use them
 
 // Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. All parts but the
-// last consist of whole groups of `multiple` rows or columns. A large product gets more parts than there are threads,
+// last consist of whole groups of 16 rows or columns. A large product gets more parts than there are threads,
 // so that one delayed thread does not delay the product.
 template <typename Run>
-void for_parts(int64_t work, int length, Run&& run, int multiple = 16) {
+void for_parts(int64_t work, int length, Run&& run) {
   const int threads = kernel::threads();
   const int most = threads == 1 || work < kMinParallelWork ? 1 : 4 * threads;
   const int parts = std::max(1, std::min(most, length / kMinPartLength));
   parallel(parts, [&](int i) {
-    const auto begin = [&](int part) { return static_cast<int>(int64_t{length} * part / parts / multiple * multiple); };
+    const auto begin = [&](int part) { return static_cast<int>(int64_t{length} * part / parts / 16 * 16); };
     const int first = begin(i);
     run(first, (i + 1 == parts ? length : begin(i + 1)) - first);
   });
@@ -69,33 +69,6 @@ void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t 
   });
 }
 
-void multiply_packed_columns(const Operands& p, const float* packed) {
-  const int width = kernels().column_panel_width(p.m);
-  const auto multiply_panel = [&](int column, int columns) {
-    kernels().multiply_columns(p.x, p.ldx, p.m, packed + int64_t{column} * p.k, FloatType::float32, columns, columns,
-        p.k, false, p.addend == nullptr ? nullptr : p.addend + column, p.ld_addend, p.float_y() + column, p.ldy);
-  };
-  for_parts(
-      int64_t{p.m} * p.n * p.k, p.n,
-      [&](int first, int count) {
-        for (int column = first; column < first + count; column += width) {
-          multiply_panel(column, std::min(width, first + count - column));
-        }
-      },
-      width);
-}
-
-// Writes panels of as many columns as the kernel computes together.
-void kernel::pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed) {
-  const int width = kernels().column_panel_width(rows);
-  for (int column = 0; column < n; column += width) {
-    const int columns = std::min(width, n - column);
-    for (int i = 0; i < k; ++i, packed += columns) {
-      std::copy_n(b + i * ldb + column, columns, packed);
-    }
-  }
-}
-
 namespace {
 
 // The rows of x, copied if their distance makes them compete for the same cache lines.
@@ -119,8 +92,7 @@ struct PaddedRows {
 // Computes columns first ... last - 1 of y.
 void dot_rows(const PaddedRows& x, const RowProduct& p, FloatType type, int first, int last) {
   compute_block(p, 0, p.m, first, last - first, [&](float* y, int64_t ldy) {
-    kernels().dot_rows(
-        x.x, x.ldx, p.m, at(p.w, type, first * p.ldw), type, p.ldw, last - first, p.k, p.alpha, p.beta, y, ldy);
+    kernels().dot_rows(x.x, x.ldx, p.m, at(p.w, type, first * p.ldw), type, p.ldw, last - first, p.k, y, ldy);
   });
 }
 
@@ -144,8 +116,8 @@ void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type)
       products.data(), static_cast<int>(products.size()), in_pairs ? type : FloatType::float32, pack, source);
 }
 
-// Computes products of few rows x with matrices in panels.
-void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType type) {
+// Computes products of few rows x, of pairs, with matrices in panels.
+void multiply_streamed_panels(const std::vector<RowProduct>& products) {
   const auto& all = products[0];
   const auto& simd = kernels();
   const int64_t stride = (all.k + simd.panel_rows - 1) / simd.panel_rows * simd.panel_rows + kPadding;
@@ -161,8 +133,7 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
     const auto& p = products[i];
     const float* const panels = p.panels + panels_size(first, p.k);
     void* const y = at(p.y, p.y_type, first);
-    simd.multiply_streamed_panels(
-        type, x.get(), stride, p.m, panels, last - first, p.k, p.alpha, p.beta, y, p.y_type, p.ldy);
+    simd.multiply_streamed_panels(x.get(), stride, p.m, panels, last - first, p.k, y, p.y_type, p.ldy);
   });
 }
 
@@ -171,7 +142,7 @@ void multiply_streamed_panels(const std::vector<RowProduct>& products, FloatType
 void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type) {
   const auto& p = products[0];
   if (std::all_of(products.begin(), products.end(), [](const auto& each) { return each.panels != nullptr; })) {
-    return p.m > kMaxStreamedRows ? multiply_many_rows(products, type) : multiply_streamed_panels(products, type);
+    return p.m > kMaxStreamedRows ? multiply_many_rows(products, type) : multiply_streamed_panels(products);
   }
   if (p.m >= kernels().panels_from_rows && p.k > kFewColumns) {
     return multiply_many_rows(products, type);
@@ -255,9 +226,6 @@ void kernel::matmul(const Matmul& p) {
   }
   const Operands operands{
       .x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .addend = p.c, .ld_addend = p.c_stride};
-  if (p.packed_b != nullptr) {
-    return multiply_packed_columns(operands, p.packed_b);
-  }
   if (p.alpha == 1 && (p.c == nullptr || p.beta == 1)) {
     return multiply_columns(operands, p.b, FloatType::float32, p.b_row_stride);
   }

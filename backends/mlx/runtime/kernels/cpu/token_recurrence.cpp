@@ -39,7 +39,7 @@ void recur(const kernel::GatedRecurrence& p, int64_t batch, int64_t head, int64_
   float* memory = scratch(8 * p.size + (p.is_transposed ? p.size * tile_stride : 0));
   float* tile = memory + 8 * p.size;
   if (p.is_transposed) {
-    kernels().transpose(p.state + state, FloatType::float32, p.size, static_cast<int>(columns),
+    kernels().transpose_rows(p.state + state, FloatType::float32, p.size, static_cast<int>(columns),
         static_cast<int>(p.size), tile, tile_stride);
   }
   kernels().gated_recurrence({.query = vectors_of(p.query, batch, group),
@@ -59,7 +59,7 @@ void recur(const kernel::GatedRecurrence& p, int64_t batch, int64_t head, int64_
       .columns = static_cast<int>(columns),
       .scratch = memory});
   if (p.is_transposed) {
-    kernels().transpose(tile, FloatType::float32, tile_stride, static_cast<int>(p.size), static_cast<int>(columns),
+    kernels().transpose_rows(tile, FloatType::float32, tile_stride, static_cast<int>(p.size), static_cast<int>(columns),
         p.next + state, p.size);
   }
 }

@@ -46,13 +46,8 @@ KERNEL(std::optional<const char*> blas_name());
 
 // alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b is row-major
 // or column-major. c has the shape of the result, or is one row of n elements; without it, the second term is missing.
-// `packed` is b packed for the rows of x, or null; then alpha is 1, and beta too if there is c.
 KERNEL(std::optional<mx::array> matmul(const mx::array& x, const mx::array& b, const std::optional<mx::array>& c,
-    float alpha, float beta, mx::Stream stream, const mx::array* packed = nullptr));
-
-// Packs b, the matrix of many products with `rows` rows of x. The products get faster, and keep their bits. nullopt
-// also if they would not get faster.
-KERNEL(std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Stream stream));
+    float alpha, float beta, mx::Stream stream));
 
 // x [..., k] @ b [k, n] -> [..., n]. x is float32, float16 or bfloat16; b is float16 or bfloat16 with any strides. Sums
 // are float32. The result has the given dtype, one of these three.

@@ -10,9 +10,6 @@ namespace executorch_mlx::cpu {
 
 namespace {
 
-// With more rows, the kernel itself copies columns to contiguous memory.
-constexpr int64_t kMaxPackedRows = 16;
-
 // The kernel for half precision converts columns of b to float32. A column has as many elements as b has rows. This
 // limit on the number of rows bounds the memory of the converted columns.
 constexpr int kMaxDepth = 1 << 20;
@@ -23,7 +20,7 @@ bool is_in_rows(const mx::array& b) { return (b.strides(1) == 1 || b.shape(1) ==
 } // namespace
 
 std::optional<mx::array> matmul(const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha,
-    float beta, mx::Stream stream, const mx::array* packed) {
+    float beta, mx::Stream stream) {
   const bool fits = is_supported_operand(x, stream) && x.dtype() == mx::float32 && b.dtype() == mx::float32 &&
       b.ndim() == 2 && b.size() > 0 && b.shape(0) == x.shape(-1) && are_available({x, b});
   if (!fits) {
@@ -51,7 +48,6 @@ std::optional<mx::array> matmul(const mx::array& x, const mx::array& b, const st
       .b = b.data<float>(),
       .b_row_stride = in_rows ? b.strides(0) : 1,
       .b_column_stride = in_rows ? 1 : b.strides(1),
-      .packed_b = packed != nullptr ? packed->data<float>() : nullptr,
       .c = addend ? addend->data<float>() : nullptr,
       .c_stride = addend && addend->size() == y.size() ? *row_stride(*addend) : 0,
       .m = static_cast<int>(y.size() / n),
@@ -64,18 +60,6 @@ std::optional<mx::array> matmul(const mx::array& x, const mx::array& b, const st
       .epilogue = nullptr};
   kernel::matmul(product);
   return y;
-}
-
-std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Stream stream) {
-  const bool fits = computes_at_once(stream) && b.dtype() == mx::float32 && b.ndim() == 2 && b.size() > 0 &&
-      b.shape(1) > 1 && b.is_available() && is_in_rows(b) && rows > 0 && rows <= kMaxPackedRows;
-  if (!fits) {
-    return std::nullopt;
-  }
-  auto packed = allocate_result(b.shape(), mx::float32);
-  kernel::pack_columns(
-      b.data<float>(), b.strides(0), b.shape(0), b.shape(1), static_cast<int>(rows), packed.data<float>());
-  return packed;
 }
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {
@@ -313,7 +297,6 @@ std::optional<std::vector<mx::array>> matmuls(
         .b = w.data<float>(),
         .b_row_stride = 1,
         .b_column_stride = k,
-        .packed_b = nullptr,
         .c = data(bias),
         .c_stride = 0,
         .m = static_cast<int>(x.size() / k),

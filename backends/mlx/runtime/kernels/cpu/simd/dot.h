@@ -13,16 +13,9 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-// alpha * total + beta * old. `old` is ignored if beta is 0.
-inline Floats scaled(Floats total, float alpha, float beta, Floats old) {
-  const Floats result = alpha * total;
-  return beta == 0 ? result : multiply_add(broadcast(beta), old, result);
-}
-
-// Writes the sums of M * R accumulators: y[r * ldy + j * between] = alpha * sum(acc[r * R + j]) + beta * (its old
-// value).
+// Writes the sums of M * R accumulators: y[r * ldy + j * between] = sum(acc[r * R + j]).
 template <int M, int R>
-inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptrdiff_t ldy, ptrdiff_t between) {
+inline void write_sums(const Floats* acc, float* y, ptrdiff_t ldy, ptrdiff_t between) {
   constexpr int Total = M * R;
   constexpr int Vectors = (Total + kLanes - 1) / kLanes;
   Floats results[Vectors];
@@ -38,17 +31,12 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
     }
     results[Whole] = sums<Count>(padded);
   }
-  float old[Vectors * kLanes];
-  if (beta != 0) {
-    for (int i = 0; i < Total; ++i) {
-      old[i] = y[i / R * ldy + i % R * between];
-    }
-  }
+  float totals[Vectors * kLanes];
   for (int i = 0; i < Vectors; ++i) {
-    store(scaled(results[i], alpha, beta, beta == 0 ? Floats{} : load<Floats>(old + i * kLanes)), old + i * kLanes);
+    store(results[i], totals + i * kLanes);
   }
   for (int i = 0; i < Total; ++i) {
-    y[i / R * ldy + i % R * between] = old[i];
+    y[i / R * ldy + i % R * between] = totals[i];
   }
 }
 
@@ -57,7 +45,7 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
 // would then keep sums in memory.
 template <FloatType Type, int M, int R>
 __attribute__((noinline)) void dot_tile(const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w,
-    ptrdiff_t ldw, ptrdiff_t between, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
+    ptrdiff_t ldw, ptrdiff_t between, int k, float* y, ptrdiff_t ldy) {
   constexpr ptrdiff_t ahead = kBandPrefetchDistance<R> / ptrdiff_t{sizeof(*w)};
   const ptrdiff_t row_distance = between * ldw; // in elements
   Floats acc[M * R] = {};
@@ -86,43 +74,41 @@ __attribute__((noinline)) void dot_tile(const float* x, ptrdiff_t ldx, const typ
     add_step([&](const float* row) { return load_partial<Floats>(row + i, k - i); },
         [&](const auto* row) { return Elements<Type>::load_first(row + i, k - i); });
   }
-  write_sums<M, R>(acc, alpha, beta, y, ldy, between);
+  write_sums<M, R>(acc, y, ldy, between);
 }
 
 // Multiplies m rows of x, up to `Rows` at a time, by n rows of w, which are read in `Bands` bands.
 template <FloatType Type, int Rows, int Bands>
 void dot_bands(const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n,
-    int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
+    int k, float* y, ptrdiff_t ldy) {
   for_bands<Bands>(0, n, [&](auto bands, int j, int between) {
     for_row_tiles<Rows>(m, [&](auto rows, int first) {
       dot_tile<Type, decltype(rows)::value, decltype(bands)::value>(
-          x + first * ldx, ldx, w + j * ldw, ldw, between, k, alpha, beta, y + first * ldy + j, ldy);
+          x + first * ldx, ldx, w + j * ldw, ldw, between, k, y + first * ldy + j, ldy);
     });
   });
 }
 
 template <FloatType Type>
-void dot_rows_for_type(const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha,
-    float beta, float* y, ptrdiff_t ldy) {
+void dot_rows_for_type(
+    const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float* y, ptrdiff_t ldy) {
   constexpr int kBandsForOneRow = 4; // more of them are not faster
   const auto* elements = static_cast<const typename Elements<Type>::Element*>(w);
   if (m == 1) {
-    return dot_bands<Type, 1, kBandsForOneRow>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+    return dot_bands<Type, 1, kBandsForOneRow>(x, ldx, m, elements, ldw, n, k, y, ldy);
   }
   if constexpr (kRegisters == 32) {
     if (m == 7 || m == 8) { // one tile, which reads the matrix once
-      return dot_bands<Type, 8, 3>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+      return dot_bands<Type, 8, 3>(x, ldx, m, elements, ldw, n, k, y, ldy);
     }
   }
-  dot_bands<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+  dot_bands<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, y, ldy);
 }
 
 void dot_rows(const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k,
-    float alpha, float beta, float* y, ptrdiff_t ldy) {
-  with_type<FloatType::float16, FloatType::bfloat16, FloatType::bfloat16_pair, FloatType::float32>(
-      type, [&](auto constant) {
-        dot_rows_for_type<decltype(constant)::value>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
-      });
+    float* y, ptrdiff_t ldy) {
+  with_type<FloatType::float16, FloatType::bfloat16, FloatType::bfloat16_pair>(
+      type, [&](auto constant) { dot_rows_for_type<decltype(constant)::value>(x, ldx, m, w, ldw, n, k, y, ldy); });
 }
 
 } // namespace

@@ -193,13 +193,11 @@ void add_panel_sums(
   add_waiting(sums, waiting);
 }
 
-// Where a tile writes its results. beta is 0 unless the results are float32.
+// Where a tile writes its results.
 struct PanelResults {
   char* y;
   FloatType type;
   ptrdiff_t ldy;
-  float alpha;
-  float beta;
 
   char* at(ptrdiff_t row, ptrdiff_t column) const {
     return y + (row * ldy + column) * (type == FloatType::float32 ? 4 : 2);
@@ -216,7 +214,7 @@ struct PanelResults {
   }
 
   // The results from this row and column on.
-  PanelResults from(ptrdiff_t row, ptrdiff_t column) const { return {at(row, column), type, ldy, alpha, beta}; }
+  PanelResults from(ptrdiff_t row, ptrdiff_t column) const { return {at(row, column), type, ldy}; }
 };
 
 // with_type() for the types of results.
@@ -227,16 +225,13 @@ inline void with_result_type(FloatType type, Run&& run) {
 
 // Writes the first `count` lanes of a vector of results.
 template <FloatType Type>
-inline void write_results(Floats total, const PanelResults& y, char* to, int count) {
+inline void write_results(Floats total, char* to, int count) {
   if constexpr (Type == FloatType::float32) {
     auto* floats = static_cast<float*>(static_cast<void*>(to));
-    const Floats old = y.beta == 0 ? Floats{} : load_partial<Floats>(floats, count);
-    const Floats result = scaled(total, y.alpha, y.beta, old);
-    store_lanes(result, floats, count);
+    store_lanes(total, floats, count);
   } else {
     auto* halves = static_cast<uint16_t*>(static_cast<void*>(to));
-    const Floats result = scaled(total, y.alpha, 0, Floats{});
-    count == kLanes ? Elements<Type>::store_all(result, halves) : Elements<Type>::store_first(result, halves, count);
+    count == kLanes ? Elements<Type>::store_all(total, halves) : Elements<Type>::store_first(total, halves, count);
   }
 }
 
@@ -248,7 +243,7 @@ void write_tile(const PanelSums<P>& sums, int rows, int columns, const PanelResu
     const Floats* totals = sums.levels[kPanelLevels][r / kPanelGroupRows][r % kPanelGroupRows];
     for (int p = 0; p < P; ++p) {
       const int count = columns - p * kLanes < kLanes ? columns - p * kLanes : kLanes;
-      write_results<Type>(totals[p], y, y.at(r, p * kLanes), count);
+      write_results<Type>(totals[p], y.at(r, p * kLanes), count);
     }
   }
 }
@@ -292,9 +287,9 @@ inline void with_panel_type(FloatType type, Run&& run) {
   with_type<FloatType::bfloat16_pair, FloatType::float32>(type, run);
 }
 
-void multiply_panels(FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta,
-    void* y, FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
-  const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
+void multiply_panels(FloatType type, const float* x, int m, const float* w, int n, int k, void* y, FloatType y_type,
+    ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
+  const PanelResults results = {static_cast<char*>(y), y_type, ldy};
   with_panel_type(type, [&](auto constant) {
     multiply_panels_of<decltype(constant)::value>(x, m, w, n, k, results, ahead, ahead_bytes);
   });

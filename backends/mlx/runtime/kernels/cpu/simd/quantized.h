@@ -203,7 +203,7 @@ void quantized_tile(
   }
   Floats results[M * R];
   repeat<M * R>([&](auto i) __attribute__((always_inline)) { results[i.value] = natural_order<Bits>(acc[i.value]); });
-  write_sums<M, R>(results, 1, 0, y + row, ldy, between);
+  write_sums<M, R>(results, y + row, ldy, between);
 }
 
 // Returns the number of rows of the matrix, which are columns of the result, in a tile with `rows` rows of x.

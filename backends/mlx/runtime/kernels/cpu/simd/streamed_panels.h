@@ -30,7 +30,7 @@ struct PanelsOfBands {
 // Computes the sums of M rows of x, one of `Tiles` tiles, over a group of sections of P panels. `x` begins with the
 // first element of the first section. Writes the sum of row r and panel p to sums[(r * P + p) * kSectionGroups].
 // Prefetches a share of the weights that lie `ahead` floats further, so that the tiles together prefetch all of them.
-template <FloatType Type, int Tiles, int Tile, int M, int P>
+template <int Tiles, int Tile, int M, int P>
 inline void streamed_sections(
     const float* x, ptrdiff_t ldx, const PanelsOfBands& panels, int steps, ptrdiff_t ahead, Floats* sums) {
   constexpr int S = kSectionsTogether;
@@ -56,7 +56,8 @@ inline void streamed_sections(
         Floats element = broadcast(x[r.value * ldx + s * kSectionGroups]);
         keep_in_register(element);
         repeat<P>([&](auto p) __attribute__((always_inline)) {
-          acc[s][r.value][p.value] = multiply_add<Type>(element, weights[p.value], acc[s][r.value][p.value]);
+          acc[s][r.value][p.value] =
+              multiply_add<FloatType::bfloat16_pair>(element, weights[p.value], acc[s][r.value][p.value]);
         });
       });
     });
@@ -73,7 +74,7 @@ inline void streamed_sections(
 
 // Multiplies m rows of x by P panels. Writes `columns` columns for each panel, `y_between` columns apart. Two tiles of
 // rows use a group of sections before the next group, which they prefetch meanwhile.
-template <FloatType Type, int P>
+template <int P>
 __attribute__((noinline)) void streamed_tile(const float* x, ptrdiff_t ldx, int m, PanelsOfBands panels, int k,
     int columns, const PanelResults& y, ptrdiff_t y_between) {
   const ptrdiff_t stride = section_group_stride(k);
@@ -82,7 +83,7 @@ __attribute__((noinline)) void streamed_tile(const float* x, ptrdiff_t ldx, int 
   for (int group = 0; group < kSectionGroups; ++group, panels.w += stride) {
     const float* const sections = x + reversed_bits(group * kSectionsTogether);
     const auto add_tile = [&](auto rows, auto tiles, auto tile, int first, ptrdiff_t ahead) {
-      streamed_sections<Type, decltype(tiles)::value, decltype(tile)::value, decltype(rows)::value, P>(
+      streamed_sections<decltype(tiles)::value, decltype(tile)::value, decltype(rows)::value, P>(
           sections + first * ldx, ldx, panels, steps, ahead, &sums[first][0][group]);
     };
     if (m <= kSingleTileRows) {
@@ -100,17 +101,17 @@ __attribute__((noinline)) void streamed_tile(const float* x, ptrdiff_t ldx, int 
     for (int p = 0; p < P; ++p) {
       const Floats total = total_of<kSectionGroups>(sums[r][p]);
       char* const to = y.at(r, p * y_between);
-      with_result_type(y.type, [&](auto type) { write_results<decltype(type)::value>(total, y, to, columns); });
+      with_result_type(y.type, [&](auto type) { write_results<decltype(type)::value>(total, to, columns); });
     }
   }
 }
 
-template <FloatType Type>
-void multiply_streamed_panels_of(
-    const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, const PanelResults& y) {
+void multiply_streamed_panels(
+    const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k, void* to, FloatType y_type, ptrdiff_t ldy) {
+  const PanelResults y = {static_cast<char*>(to), y_type, ldy};
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
   const auto multiply_bands = [&](auto bands, int panel, int between) {
-    streamed_tile<Type, decltype(bands)::value>(x, ldx, m, {w + panel * size, between * size}, k, kLanes,
+    streamed_tile<decltype(bands)::value>(x, ldx, m, {w + panel * size, between * size}, k, kLanes,
         y.from(0, ptrdiff_t{panel} * kLanes), ptrdiff_t{between} * kLanes);
   };
   // Where a single panel would be left, two times two bands: one band alone is slow.
@@ -120,15 +121,8 @@ void multiply_streamed_panels_of(
   for_bands<3>(0, panels - rest, multiply_bands);
   for_bands<2>(panels - rest, panels, multiply_bands);
   if (const int columns = n % kLanes; columns > 0) {
-    streamed_tile<Type, 1>(x, ldx, m, {w + panels * size, 0}, k, columns, y.from(0, n - columns), 0);
+    streamed_tile<1>(x, ldx, m, {w + panels * size, 0}, k, columns, y.from(0, n - columns), 0);
   }
-}
-
-void multiply_streamed_panels(FloatType type, const float* x, ptrdiff_t ldx, int m, const float* w, int n, int k,
-    float alpha, float beta, void* y, FloatType y_type, ptrdiff_t ldy) {
-  const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
-  with_panel_type(type,
-      [&](auto constant) { multiply_streamed_panels_of<decltype(constant)::value>(x, ldx, m, w, n, k, results); });
 }
 
 } // namespace

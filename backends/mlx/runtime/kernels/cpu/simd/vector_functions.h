@@ -308,28 +308,16 @@ inline void normalize(const typename E::Element* x, float center, float factor, 
   }
 }
 
-void rms_norm(const void* x, FloatType type, const float* weight, void* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
+void norm(const void* x, FloatType type, bool subtracts_mean, const float* weight, const float* bias, void* y,
+    ptrdiff_t rows, ptrdiff_t width, float eps) {
   with_elements(type, [&](auto elements) {
     using E = decltype(elements);
     const auto* from = static_cast<const typename E::Element*>(x);
     auto* to = static_cast<typename E::Element*>(y);
     for (ptrdiff_t row = 0; row < rows; ++row, from += width, to += width) {
-      const float mean = sum_of_powers<E, 2>(from, width, 0) / static_cast<float>(width);
-      normalize<E>(from, 0, 1 / __builtin_sqrtf(mean + eps), weight, nullptr, to, width);
-    }
-  });
-}
-
-void layer_norm(const void* x, FloatType type, const float* weight, const float* bias, void* y, ptrdiff_t rows,
-    ptrdiff_t width, float eps) {
-  with_elements(type, [&](auto elements) {
-    using E = decltype(elements);
-    const auto* from = static_cast<const typename E::Element*>(x);
-    auto* to = static_cast<typename E::Element*>(y);
-    for (ptrdiff_t row = 0; row < rows; ++row, from += width, to += width) {
-      const float mean = sum_of_powers<E, 1>(from, width, 0) / static_cast<float>(width);
-      const float variance = sum_of_powers<E, 2>(from, width, mean) / static_cast<float>(width);
-      normalize<E>(from, mean, 1 / __builtin_sqrtf(variance + eps), weight, bias, to, width);
+      const float center = subtracts_mean ? sum_of_powers<E, 1>(from, width, 0) / static_cast<float>(width) : 0;
+      const float mean_square = sum_of_powers<E, 2>(from, width, center) / static_cast<float>(width);
+      normalize<E>(from, center, 1 / __builtin_sqrtf(mean_square + eps), weight, bias, to, width);
     }
   });
 }
