@@ -52,6 +52,8 @@ SHORT_FORM: dict[str, list[str]] = {
         "metal-products-product-*",
         "metal-norm_rope-*",
     ],
+    "gpu_on_cpu/test_verdict_file.py::test_a_valid_sum_does_not_make_contents_valid": ["the key*", "*perfect"],
+    "gpu_on_cpu/test_verdict_file.py::test_damage_leads_to_new_trials": ["cut", "no sum", "too long"],
     "inspect/test_hostile_files.py::test_nested_branches": ["500-*"],
     "interpreter/test_language_models.py::test_demo_model": ["int4-full", "none-window"],
     "llm/test_cache_rows.py::test_a_call_does_not_copy_the_caches": ["not prefill"],

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Method(executorch.runtime.Method):
         self._name = name
         self._program, self._data = program, data  # freed after the method, in this order
         self._orders = orders
+        self._is_contiguous = [order is not None and order == tuple(range(len(order))) for order in orders]
+        self._take_errors = _library().executorch_mlx_take_errors
         self._copies_on_one_thread = True
 
     def execute(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -51,18 +53,32 @@ class Method(executorch.runtime.Method):
 
         Raises RuntimeError, with the lines of the log, if the call fails.
         """
-        self._check_memory_formats(inputs)
-        with _logged_errors(), one_openmp_thread() if self._copies_on_one_thread else nullcontext():
-            outputs = super().execute(inputs)
-        elements = sum(y.numel() for y in outputs if isinstance(y, torch.Tensor))
+        # A call of a small program takes 15 us, so nothing here is a context manager or is looked up in each call.
+        for x, is_contiguous in zip(inputs, self._is_contiguous):
+            if isinstance(x, torch.Tensor) and not (is_contiguous and x.is_contiguous()):
+                self._check_memory_formats(inputs)
+                break
+        self._take_errors()
+        try:
+            if self._copies_on_one_thread:
+                with one_openmp_thread():
+                    outputs = self._method(inputs)
+            else:
+                outputs = self._method(inputs)
+        except RuntimeError as error:
+            _add_lines(error)
+            raise
+        elements = 0
+        for y in outputs:
+            if isinstance(y, torch.Tensor):
+                elements += y.numel()
         self._copies_on_one_thread = _SMALL < elements <= _LARGE  # in the next call
         return outputs
 
     def _check_memory_formats(self, inputs: Sequence[Any]) -> None:
-        for index, (x, order) in enumerate(zip(inputs, self._orders)):
+        for index, (x, order, is_contiguous) in enumerate(zip(inputs, self._orders, self._is_contiguous)):
             if not isinstance(x, torch.Tensor) or order is None or x.ndim != len(order):
                 continue
-            is_contiguous = order == tuple(range(x.ndim))
             if not (x if is_contiguous else x.permute(order)).is_contiguous():
                 expected = "contiguous tensor" if is_contiguous else f"tensor with the axes {order} from outer to inner"
                 raise RuntimeError(
@@ -135,14 +151,17 @@ def _weights_file(program: Any, source: Any) -> Path:
 @contextmanager
 def _logged_errors() -> Iterator[None]:
     """Add the error lines that ExecuTorch logs in the context to the message of a RuntimeError."""
-    take = _library().executorch_mlx_take_errors
-    take()
+    _library().executorch_mlx_take_errors()
     try:
         yield
     except RuntimeError as error:
-        if lines := take().decode(errors="replace"):
-            error.args = (f"{error}\n{lines}",)
+        _add_lines(error)
         raise
+
+
+def _add_lines(error: RuntimeError) -> None:
+    if lines := _library().executorch_mlx_take_errors().decode(errors="replace"):
+        error.args = (f"{error}\n{lines}",)
 
 
 def _input_orders(contents: np.ndarray, program: Any, method: str) -> list[tuple[int, ...] | None]:
