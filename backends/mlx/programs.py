@@ -53,7 +53,7 @@ class Method(executorch.runtime.Method):
 
         Raises RuntimeError, with the lines of the log, if the call fails.
         """
-        # A call of a small program takes 15 us, so nothing here is a context manager or is looked up in each call.
+        # A call of a small program takes 15 us: a context manager that changes nothing would be a tenth of it.
         for x, is_contiguous in zip(inputs, self._is_contiguous):
             if isinstance(x, torch.Tensor) and not (is_contiguous and x.is_contiguous()):
                 self._check_memory_formats(inputs)

@@ -32,9 +32,10 @@ OUR_LIBRARIES = (
     "op_test_runner",
 )
 # What the two benchmarks of llama.cpp are compiled from.
-LLAMA_CPP_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "include", "src", "common", "vendor", "gguf-py/gguf")
-LLAMA_CPP_PARTS += ("ggml/CMakeLists.txt", "ggml/cmake", "ggml/include", "ggml/src", "tools/llama-bench")
-LLAMA_CPP_PARTS += ("tools/batched-bench",)
+LLAMA_CPP_PARTS = (
+    *("CMakeLists.txt", "LICENSE", "cmake", "include", "src", "common", "vendor", "gguf-py/gguf"),
+    *("ggml/CMakeLists.txt", "ggml/cmake", "ggml/include", "ggml/src", "tools/llama-bench", "tools/batched-bench"),
+)
 LLAMA_CPP_TOOLS = "llama_add_compile_flags()\nadd_subdirectory(batched-bench)\nadd_subdirectory(llama-bench)\n"
 # A CUDA library has its device code in containers, "fat binaries". An entry of kind CUBIN is machine code.
 FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2

@@ -173,9 +173,9 @@ def converse(session: Session) -> int:
                 session.clear()
             case "/help":
                 print(CHAT_HELP, file=sys.stderr)
-            case text if text.partition(" ")[0].removeprefix("/") in MEDIA and text.startswith("/"):
-                command, _, path = text.partition(" ")
-                session.add_media(command.removeprefix("/"), path.strip())
+            case text if text.startswith(tuple(f"/{kind} " for kind in MEDIA)):
+                kind, _, path = text.removeprefix("/").partition(" ")
+                session.add_media(kind, path.strip())
             case text if text.startswith("/"):
                 print(f"unknown command {text.split()[0]}; {CHAT_HELP}", file=sys.stderr)
             case text:
