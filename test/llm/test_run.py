@@ -109,6 +109,12 @@ def test_chat_over_a_pipe(chat_program, llm):
     assert done.stderr.startswith("unknown command /nonsense; /clear starts a new chat")
 
 
+@pytest.mark.parametrize("line", ["/image", "/audio", "/images cat.png"])
+def test_a_command_for_a_picture_needs_a_file(run_in_process, chat_program, line):
+    done = run_in_process("run", chat_program, stdin=f"{line}\n/exit\n")
+    assert done.returncode == 0 and done.stderr.startswith(f"unknown command {line.split()[0]}; ")
+
+
 def test_unsuitable_draft_model_is_an_error(run_in_process, chat_program):
     done = run_in_process("run", chat_program, "--prompt", PROMPT, "--draft-model", chat_program)
     assert done.returncode == 1 and "draft: " in done.stderr and "without the method verify" in done.stderr
