@@ -1,9 +1,12 @@
 """Small models for pictures or sounds and text, with random weights, and what transformers computes with them."""
 
+import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+from PIL import Image
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
 CONTEXT = 1024
@@ -276,6 +279,87 @@ def _llava_next():
     return LlavaNextForConditionalGeneration, config, processor
 
 
+class _Canvas:
+    """The image processor of Llama 4. That of transformers needs torchvision, which resizes as torch does.
+
+    With `uses_pil`, it resizes as Pillow does, so that the pixels are those of the program, bit for bit.
+    """
+
+    def __init__(self, edge: int, tiles: int):
+        self.edge, self.tiles, self.uses_pil = edge, tiles, False
+
+    def save_pretrained(self, folder):
+        size = {"height": self.edge, "width": self.edge}
+        settings = {"image_processor_type": "Llama4ImageProcessor", "size": size, "max_patches": self.tiles}
+        (Path(folder) / "preprocessor_config.json").write_text(json.dumps(settings | MEAN))
+
+    def __call__(self, images, return_tensors):
+        found, grids = [], []
+        for picture in images if isinstance(images, list) else [images]:
+            tiles, grid = self._cut(torch.from_numpy(np.array(picture)).movedim(-1, 0))
+            found += tiles
+            grids.append(grid)
+        pixels = torch.stack(found).to(torch.bfloat16) * (1 / 255)
+        mean, std = (torch.tensor(MEAN[name], dtype=torch.bfloat16)[:, None, None] for name in MEAN)
+        return {"pixel_values": ((pixels - mean) / std).float(), "aspect_ratios": grids}
+
+    def _cut(self, levels):
+        edge, (height, width) = self.edge, levels.shape[1:]
+        grids = [(r, c) for r in range(1, self.tiles + 1) for c in range(1, self.tiles + 1) if r * c <= self.tiles]
+        scales = torch.tensor([[r * edge / height, c * edge / width] for r, c in grids], dtype=torch.float32).amin(1)
+        best = scales[scales >= 1].min() if (scales >= 1).any() else scales.max()
+        rows, columns = min((grid for grid, scale in zip(grids, scales) if scale == best), key=np.prod)
+        limits = min(max(height, edge), rows * edge), min(max(width, edge), columns * edge)
+        limit, along = min(zip(limits, (height, width)), key=lambda pair: pair[0] / pair[1])
+        inner = [max(1, length * limit // along) for length in (height, width)]
+        canvas = torch.zeros(3, rows * edge, columns * edge, dtype=torch.uint8)
+        canvas[:, : inner[0], : inner[1]] = self._resized(levels, inner)
+        tiles = [row.split(edge, 2) for row in canvas.split(edge, 1)]
+        whole = [self._resized(levels, (edge, edge))] if rows * columns > 1 else []
+        return [tile for row in tiles for tile in row] + whole, (rows, columns)
+
+    def _resized(self, levels, size):
+        if not self.uses_pil:
+            return torch.nn.functional.interpolate(levels[None], size, mode="bilinear", antialias=True)[0]
+        picture = Image.fromarray(levels.movedim(0, -1).numpy()).resize(size[::-1], Image.BILINEAR)
+        return torch.from_numpy(np.array(picture)).movedim(-1, 0)
+
+
+def _llama4():
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    names = ["image_start", "image_end", "patch", "image", "tile_x_separator", "tile_y_separator"]
+    begin, end, token, place, x, y = names = [f"<|{name}|>" for name in names]
+    words = tokenizer(names, place)
+    text = {**TEXT, "no_rope_layers": [1, 0], "attention_chunk_size": 64}
+    text |= {"intermediate_size_mlp": 64, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    vision = {**VISION, "image_size": 16, "patch_size": 4, "intermediate_size": 128, "projector_input_dim": 32}
+    vision |= {"projector_output_dim": 32, "vision_output_dim": 32}
+    config = Llama4Config(
+        vision_config=vision,
+        text_config={**text, "vocab_size": len(words)},
+        image_token_index=words.convert_tokens_to_ids(token),
+        boi_token_index=words.convert_tokens_to_ids(begin),
+        eoi_token_index=words.convert_tokens_to_ids(end),
+    )
+
+    def expand(found, index):
+        rows, columns = found["aspect_ratios"][index]
+        line = x.join([token * 4] * columns) + y
+        return begin + (line * rows if rows * columns > 1 else "") + place + token * 4 + end
+
+    processor = _Joined(_Canvas(16, 6), words, expand, place)
+
+    def call(images, text, return_tensors, plain=processor):
+        plain.image_processor.uses_pil = True
+        inputs = _Joined.__call__(plain, images, text, return_tensors)
+        inputs.pop("aspect_ratios", None)
+        return inputs
+
+    processor.call = call
+    return Llama4ForConditionalGeneration, config, processor
+
+
 def _gemma3():
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
 
@@ -347,6 +431,7 @@ FAMILIES = {
     "gemma3": _gemma3,
     "gemma4": lambda: _gemma4(False),
     "gemma4, whole": lambda: _gemma4(True),
+    "llama4": _llama4,
     "llava_next": _llava_next,
     "mistral3": _mistral3,
     "qwen3_5": lambda: _qwen("Qwen3.5"),
@@ -440,8 +525,6 @@ def save(family: str, folder: Path, weights: bool = True):
 
 def pictures(count: int, seed: int = 0, size: tuple[int, int] | None = None) -> list:
     """Return pictures of PIL of odd sizes, or of `size`."""
-    from PIL import Image
-
     generator = np.random.default_rng(seed)
     sizes = [(37, 23), (19, 61), (50, 50), (7, 90)]
     found = []
@@ -454,9 +537,13 @@ def pictures(count: int, seed: int = 0, size: tuple[int, int] | None = None) -> 
 
 def reference(model, processor, messages, images, tokens: int) -> tuple[list[int], list[int]]:
     """Return the token ids of the prompt, and the greedy tokens of transformers after it."""
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
     text = processor.tokenizer.apply_chat_template(messages, tokenize=False)
     inputs = getattr(processor, "call", processor)(images=images or None, text=text, return_tensors="pt")
     length = inputs["input_ids"].shape[1]
-    with torch.no_grad():
+    # Llama 4 of transformers reads this attribute, which the result of its language model lacks.
+    missing = mock.patch.object(MoeCausalLMOutputWithPast, "image_outputs", None, create=True)
+    with torch.no_grad(), missing:
         out = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=None)
     return out[0, :length].tolist(), out[0, length:].tolist()

@@ -13,6 +13,8 @@ from executorch_mlx.llm.vision.processor import PictureProcessor
 TOKENS = 64
 CHUNKS = {"gemma4, whole": 80}  # a picture of up to 70 tokens is in one call
 PICTURES = 200
+# Where transformers resizes with torchvision: a level of 8 bits, and what bfloat16 adds.
+TOLERANCES = {"llama4": 0.032}
 
 
 def test_every_family_has_a_small_model():
@@ -76,4 +78,6 @@ def test_pictures_are_those_of_the_processor(family, tmp_path):
         _, encodings = prepare(picture, settings, PictureProcessor(settings)._pixels)
         pixels = np.concatenate([encoding.inputs[0] for encoding in encodings])
         assert pixels.dtype == np.float32 and pixels.shape == expected[0].shape, picture.size
-        torch.testing.assert_close(torch.from_numpy(pixels), torch.from_numpy(expected[0]).float(), atol=1e-5, rtol=0)
+        atol = TOLERANCES.get(family, 1e-5)
+        torch.testing.assert_close(torch.from_numpy(pixels), torch.from_numpy(expected[0]).float(), atol=atol, rtol=0)
+        assert np.isclose(pixels, expected[0], atol=1e-5).mean() > 0.8

@@ -48,8 +48,8 @@ class Preprocessor:
 
     `settings`: `resize`, with `height` and `width`, or with `shortest_edge` for one that keeps the aspect ratio, or
     None; `resample`, PIL's number of the filter; `crop`, the height and the width of the centre, or None; `scale`,
-    `mean` and `std`, with which a value v of 0 to 255 becomes (v · scale − mean) / std; and `output`, the height and
-    the width of the result.
+    `mean` and `std`, with which a value v of 0 to 255 becomes (v · scale − mean) / std; `output`, the height and the
+    width of the result; and `rounds`, whether each step of this computation is rounded to bfloat16.
     """
 
     def __init__(self, settings: Mapping[str, Any]):
@@ -68,7 +68,15 @@ class Preprocessor:
 
     def normalized(self, levels: np.ndarray) -> np.ndarray:
         """Return the pixels for levels [3, H, W] of 0 to 255."""
-        return (levels * np.float32(self._settings["scale"]) - self._mean) / self._std
+        rounded = _bfloat16 if self._settings.get("rounds") else np.asarray
+        scaled = rounded(levels * np.float32(self._settings["scale"]))
+        return rounded(rounded(scaled - rounded(self._mean)) / rounded(self._std))
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return finite values of float32, rounded to bfloat16."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def levels_of(picture: Image) -> np.ndarray:

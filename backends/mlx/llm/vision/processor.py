@@ -14,7 +14,7 @@ from .patches import gemma4_size, patches_of, pixtral_size, qwen_size
 from .picture import MediaError, PictureError, open_picture
 from .preprocess import Preprocessor, levels_of
 from .sound import Sound, SoundError, open_sound, whisper_tokens
-from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
+from .tiles import idefics3_tiles, internvl_tiles, llama4_tiles, llava_next_tiles, without_border
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -179,6 +179,15 @@ def _idefics3(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor)
     return text, _tiles(settings, pixels, [levels_of(tile) for tile in tiles])
 
 
+def _llama4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles, columns, rows = llama4_tiles(picture, settings)
+    tokens = settings["token"] * settings["count"]
+    line = "<|tile_x_separator|>".join([tokens] * columns) + "<|tile_y_separator|>"
+    split = line * rows if len(tiles) > 1 else ""
+    text = f"<|image_start|>{split}{settings['placeholder']}{tokens}<|image_end|>"
+    return text, _tiles(settings, pixels, tiles)
+
+
 def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
     edge, merge = settings["patch"], settings["merge"]
     width, height = qwen_size(picture.size, edge * merge, settings["least"], settings["most"])
@@ -234,6 +243,7 @@ _KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] =
     "gemma4": _gemma4,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "llama4": _llama4,
     "llava_next": _llava_next,
     "pixtral": _pixtral,
     "qwen": _qwen,

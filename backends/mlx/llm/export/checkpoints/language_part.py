@@ -172,6 +172,10 @@ def without_other_media(model: PreTrainedModel) -> PreTrainedModel:
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     text = model.config.get_text_config()
     if head is not None and _is_language_only(text):
+        kind = AutoModelForCausalLM._model_mapping[type(text)]
+        if (part := next((module for module in model.modules() if type(module) is kind), None)) is not None:
+            part.generation_config = model.generation_config
+            return part
         with torch.device("meta"):
             causal = AutoModelForCausalLM.from_config(text)
         if type(causal.base_model) is type(decoder):

@@ -60,6 +60,7 @@ class Family:
     - `has_rope_offset`: whether the rotary positions of the model have three axes.
     - `features`: `settings -> a module` that computes the first argument of `encode` from the samples of a sound. A
       family with such a module takes sounds in place of pictures.
+    - `defaults`: those of the image processor, for one that transformers reads only with torchvision.
     - `layer_token`: `config -> the token` for which layers get their own inputs, in place of those of a picture.
     """
 
@@ -71,6 +72,7 @@ class Family:
     added_layers: Callable[[Any], int] = lambda config: 0
     layer_token: Callable[[Any], int] = lambda config: config.image_token_id
     features: Callable[[dict[str, Any]], torch.nn.Module] | None = None
+    defaults: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,10 @@ def picture_settings(folder: Path, config: Any, tokenizer: Any) -> dict[str, Any
         raise NoPictures("pictures: expected a tokenizer")
     kind = AutoImageProcessor if family.features is None else AutoFeatureExtractor
     try:
-        loaded = kind.from_pretrained(folder, trust_remote_code=False)
-        processor = json.loads(loaded.to_json_string())
+        if family.defaults is not None:
+            processor = family.defaults | _given(folder)
+        else:
+            processor = json.loads(kind.from_pretrained(folder, trust_remote_code=False).to_json_string())
     except (*CHECKPOINT_ERRORS, OSError, ValueError) as error:
         raise NoPictures(f"pictures: transformers cannot read the processor: {error}") from error
     options = read_json(folder / "processor_config.json") if (folder / "processor_config.json").is_file() else {}
@@ -129,6 +133,13 @@ def picture_settings(folder: Path, config: Any, tokenizer: Any) -> dict[str, Any
     token_id = config.image_token_id if family.features is None else config.audio_token_id
     token = tokenizer.convert_ids_to_tokens(token_id)
     return {"token_id": token_id, "token": token, "placeholder": token} | settings
+
+
+def _given(folder: Path) -> dict[str, Any]:
+    """Return the settings of the image processor that the checkpoint has."""
+    path = next(path for name in _FILES if (path := folder / name).is_file())
+    settings = read_json(path)
+    return {name: value for name, value in settings.get("image_processor", settings).items() if value is not None}
 
 
 def _features(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
@@ -180,6 +191,25 @@ def _idefics3(source: Source) -> dict[str, Any]:
         "splits": settings.get("do_image_splitting", True),
         "around": "<fake_token_around_image>",
         "whole": "<global-img>",
+    }
+
+
+def _llama4_features(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
+    states = model.vision_model(pixels, return_dict=True).last_hidden_state
+    return model.multi_modal_projector(states).flatten(0, 1)
+
+
+def _llama4(source: Source) -> dict[str, Any]:
+    settings, edge, most = source.processor, source.size, source.processor["max_patches"]
+    if settings["size"] != {"height": edge, "width": edge}:
+        raise ValueError(f"size: got {settings['size']}, expected edges of {edge}, as the model takes them")
+    grids = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
+    return {
+        "kind": "llama4",
+        "image": _square(settings, edge) | {"rounds": True},
+        "sizes": [(rows * edge, columns * edge) for rows, columns in grids],
+        "enlarges": settings["resize_to_max_canvas"],
+        "placeholder": "<|image|>",
     }
 
 
@@ -299,6 +329,8 @@ def _deepstack_layers(config: Any) -> int:
     return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
 
 
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_LLAMA4 = _HALF | {"size": {"height": 336, "width": 336}, "max_patches": 16, "resize_to_max_canvas": False}
 _QWEN = Family(patch_features, _qwen, has_rope_offset=True, examples=_patches)
 _QWEN3 = Family(deep_features, _qwen, has_rope_offset=True, examples=_patches, added_layers=_deepstack_layers)
 FAMILIES = {
@@ -313,6 +345,7 @@ FAMILIES = {
     ),
     "idefics3": Family(_idefics3_features, _idefics3),
     "internvl": Family(_features, _internvl),
+    "llama4": Family(_llama4_features, _llama4, defaults=_LLAMA4),
     "llava": Family(_features, _single),
     "llava_next": Family(_llava_next_features, _llava_next, examples=_tiled),
     "mistral3": Family(pixtral_features, _mistral3, examples=_patches),
