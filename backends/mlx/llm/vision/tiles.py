@@ -13,6 +13,7 @@ from .preprocess import levels_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_BILINEAR = 2  # of PIL's filters
 _MOST = 4096  # pixels of an edge in Idefics3
 
 
@@ -116,6 +117,26 @@ def _best_canvas(size: tuple[int, int], sizes: Sequence[tuple[int, int]], enlarg
     fitting = [scale for scale in scales if scale >= 1]
     best = (max if enlarges else min)(fitting) if fitting else max(scales)
     return min((candidate for candidate, scale in zip(sizes, scales) if scale == best), key=math.prod)
+
+
+def phi4_tiles(picture: Image, settings: Mapping[str, Any]) -> tuple[np.ndarray, tuple[int, int], tuple[int, int]]:
+    """Return the picture with a white border at the right and at the bottom, uint8 [3, H, W], and two sizes.
+
+    These are the numbers of columns and rows of tiles, and the width and height of the border.
+    """
+    edge, most = settings["image"]["output"][0], settings["most"]
+    grid = math.ceil(picture.size[0] / edge), math.ceil(picture.size[1] / edge)
+    if math.prod(grid) > most:
+        grid = _best_grid(picture.size, (edge, edge), 1, most)
+    width, height = grid[0] * edge, grid[1] * edge
+    by_width, by_height = width / picture.size[0], height / picture.size[1]
+    if by_width < by_height:
+        inner = width, max(int(picture.size[1] * by_width), 1)
+    else:
+        inner = max(int(picture.size[0] * by_height), 1), height
+    border = width - inner[0], height - inner[1]
+    levels = levels_of(picture.resize(inner, _BILINEAR))
+    return np.pad(levels, ((0, 0), (0, border[1]), (0, border[0])), constant_values=255), grid, border
 
 
 def without_border(index: np.ndarray, size: tuple[int, int]) -> np.ndarray:
