@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .messages import PICTURE, SOUND
 from .patches import gemma4_size, patches_of, pixtral_size, qwen_size
 from .picture import MediaError, PictureError, open_picture
 from .preprocess import Preprocessor, bicubic, levels_of
@@ -71,7 +72,7 @@ class PictureProcessor:
         `pictures` are what `open_picture` takes, or each a `Sound`. `encode` returns the ids of a text. Raises
         PictureError or SoundError if the numbers differ, or for one that is invalid.
         """
-        parts = text.split(self.placeholder)
+        parts = text.replace(SOUND if self.takes_sounds else PICTURE, self.placeholder).split(self.placeholder)
         if len(parts) != len(pictures) + 1:
             raise self._error(
                 f"got {len(pictures)} {self._error.things} for a prompt with {len(parts) - 1} of {self.placeholder}"
