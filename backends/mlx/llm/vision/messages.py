@@ -87,6 +87,15 @@ def as_parts(message: Mapping[str, Any], always: bool = False) -> Mapping[str, A
     return {**message, "content": parts}
 
 
+def as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message for a chat template that takes only texts, with one of the MARKS for each picture and sound."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(_kind(part) for part in content):
+        return message
+    marks = dict(zip(_MARKED.values(), MARKS))
+    return {**message, "content": "".join(marks.get(_kind(part)) or part.get("text", "") for part in content)}
+
+
 def _count(message: Mapping[str, Any]) -> int:
     content = message.get("content")
     return sum(_kind(part) is not None for part in content) if isinstance(content, (list, tuple)) else 0

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .messages import PICTURE, SOUND
 from .patches import gemma4_size, patches_of, pixtral_size, qwen_size
 from .picture import MediaError, PictureError, open_picture
-from .preprocess import Preprocessor, levels_of
+from .preprocess import Preprocessor, bicubic, levels_of
 from .sound import Sound, SoundError, open_sound, whisper_tokens
-from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
+from .tiles import idefics3_tiles, internvl_tiles, llama4_tiles, llava_next_tiles, phi4_tiles, without_border
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,7 +72,7 @@ class PictureProcessor:
         `pictures` are what `open_picture` takes, or each a `Sound`. `encode` returns the ids of a text. Raises
         PictureError or SoundError if the numbers differ, or for one that is invalid.
         """
-        parts = text.split(self.placeholder)
+        parts = text.replace(SOUND if self.takes_sounds else PICTURE, self.placeholder).split(self.placeholder)
         if len(parts) != len(pictures) + 1:
             raise self._error(
                 f"got {len(pictures)} {self._error.things} for a prompt with {len(parts) - 1} of {self.placeholder}"
@@ -116,7 +117,7 @@ def _check(settings: Mapping[str, Any]) -> None:
         "hop": 1 << 16,
         "windows": MAX_SAMPLES // (samples if isinstance(samples, int) and samples > 0 else 1),
     }
-    limits |= {"most": 256} if settings["kind"] == "internvl" else {"most": 1 << 26}
+    limits |= {"most": 256} if settings["kind"] in ("internvl", "phi4") else {"most": 1 << 26}
     for name, limit in limits.items():
         value = settings.get(name)
         if value is not None and not (isinstance(value, int) and 1 <= value <= limit):
@@ -179,6 +180,15 @@ def _idefics3(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor)
     return text, _tiles(settings, pixels, [levels_of(tile) for tile in tiles])
 
 
+def _llama4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles, columns, rows = llama4_tiles(picture, settings)
+    tokens = settings["token"] * settings["count"]
+    line = "<|tile_x_separator|>".join([tokens] * columns) + "<|tile_y_separator|>"
+    split = line * rows if len(tiles) > 1 else ""
+    text = f"<|image_start|>{split}{settings['placeholder']}{tokens}<|image_end|>"
+    return text, _tiles(settings, pixels, tiles)
+
+
 def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
     edge, merge = settings["patch"], settings["merge"]
     width, height = qwen_size(picture.size, edge * merge, settings["least"], settings["most"])
@@ -230,11 +240,52 @@ def _llava_next(picture: Image, settings: Mapping[str, Any], pixels: Preprocesso
     return settings["token"] * len(found), [Encoding((np.ascontiguousarray(inputs),), found)]
 
 
+def _phi4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, patch = settings["image"]["output"][0], settings["patch"]
+    levels, (columns, rows), (width, height) = phi4_tiles(picture, settings)
+    whole = pixels.normalized(levels)
+    tiles = whole.reshape(3, rows, edge, columns, edge).transpose(1, 3, 0, 2, 4).reshape(-1, 3, edge, edge)
+    side = edge // patch
+    held = np.ones((rows * side, columns * side), bool)  # patches that are not in the border
+    held[:, held.shape[1] - width // patch :] = False
+    held[held.shape[0] - height // patch :] = False
+    masks = held.reshape(rows, side, columns, side).swapaxes(1, 2).reshape(-1, side, side)
+    masks = np.concatenate([np.ones((1, side, side), bool), masks])
+    inputs = np.concatenate([bicubic(whole, edge, edge)[None], tiles]), _phi4_places(masks)
+    # Two patches in a row, and two rows, become one embedding. Behind those of all tiles are two of separators.
+    side = -(-side // 2)
+    count = side * side
+    end, separator = len(masks) * count, len(masks) * count + 1
+    index = np.arange(count, end).reshape(rows, columns, side, side).transpose(0, 2, 1, 3)
+    held = masks[1:, ::2, ::2].reshape(rows, columns, side, side).transpose(0, 2, 1, 3).reshape(rows * side, -1)
+    index = index.reshape(held.shape)[: held[:, 0].sum(), : held[0].sum()]
+    lines = [
+        np.pad(part, ((0, 0), (0, 1)), constant_values=end) for part in (index, np.arange(count).reshape(side, side))
+    ]
+    found = [*lines[0].reshape(-1).tolist(), separator, *lines[1].reshape(-1).tolist()]
+    return settings["token"] * len(found), [Encoding(tuple(map(np.ascontiguousarray, inputs)), found)]
+
+
+def _phi4_places(masks: np.ndarray) -> np.ndarray:
+    """Return the index of the position of each patch, int64 [N, P], or -1 where `masks` [N, side, side] is False.
+
+    The positions of a smaller picture are spread over those of a whole one.
+    """
+    side = masks.shape[1]
+    bounds = np.arange(1 / side, 1.0, 1 / side).astype(np.float32)
+    steps = [np.float32(1) / axis.sum(1).astype(np.float32) for axis in (masks[:, :, 0], masks[:, 0])]
+    spread = [np.minimum(np.arange(side, dtype=np.float32) * step[:, None], np.float32(1 - 1e-6)) for step in steps]
+    row, column = (np.searchsorted(bounds, places, side="right") for places in spread)
+    return np.where(masks, row[:, :, None] * side + column[:, None], -1).reshape(len(masks), -1)
+
+
 _KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] = {
     "gemma4": _gemma4,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "llama4": _llama4,
     "llava_next": _llava_next,
+    "phi4": _phi4,
     "pixtral": _pixtral,
     "qwen": _qwen,
     "single": _single,
