@@ -390,6 +390,12 @@ std::unique_ptr<KernelReplay> KernelReplay::make(const std::vector<KernelRun>&, 
 
 void keep_until_done(const std::vector<mx::array>&, mx::Stream) {}
 
+std::unique_ptr<WorkReplay> WorkReplay::evaluate(const std::vector<mx::array>&, mx::Stream) { return nullptr; }
+
+void copy_on_gpu(const mx::array&, const mx::array&, mx::Stream) {}
+
+size_t memory_of_gpu(mx::Stream) { return 0; }
+
 } // namespace executorch_mlx::gpu
 
 namespace {
