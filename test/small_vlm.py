@@ -41,19 +41,20 @@ TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.content is string -%}{{ message.content }}{%- else -%}
 {%- for part in message.content -%}
-{%- if part.type in ("image", "audio") -%}PLACEHOLDER{%- else -%}{{ part.text }}{%- endif -%}
+{%- if part.type in ("image", "audio") -%}PLACEHOLDER{%- elif part.type == "video" -%}VIDEO
+{%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- endif -%}{{ "\n" }}
 {%- endfor -%}"""
 
 
-def tokenizer(tokens: list[str], placeholder: str):
+def tokenizer(tokens: list[str], placeholder: str, video: str = ""):
     """Return the tokenizer of the demo model with more special tokens."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(DEMO)
     loaded.add_special_tokens({"additional_special_tokens": tokens})
-    loaded.chat_template = TEMPLATE.replace("PLACEHOLDER", placeholder)
+    loaded.chat_template = TEMPLATE.replace("PLACEHOLDER", placeholder).replace("VIDEO", video)
     return loaded
 
 
@@ -120,7 +121,7 @@ def _smolvlm():
 def _internvl():
     from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
 
-    words = tokenizer(["<IMG_CONTEXT>", "<img>", "</img>"], "<IMG_CONTEXT>")
+    words = tokenizer(["<IMG_CONTEXT>", "<img>", "</img>"], "<IMG_CONTEXT>", "<video>")
     config = InternVLConfig(
         vision_config={**VISION, "image_size": [16, 16], "patch_size": [4, 4]},
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(words)},
@@ -188,7 +189,8 @@ DELTA = {
 def _qwen(kind: str):
     import transformers
 
-    words = tokenizer(["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"], "<|image_pad|>")
+    tokens = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+    words = tokenizer(tokens, "<|image_pad|>", "<|vision_start|><|video_pad|><|vision_end|>")
     token = words.convert_tokens_to_ids("<|image_pad|>")
     vision = {"depth": 2, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
     if kind == "Qwen2":

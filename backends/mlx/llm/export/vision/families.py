@@ -85,12 +85,14 @@ class Source:
     - `processor`: the settings of the image processor in transformers, with its defaults.
     - `options`: the settings of the processor of pictures and text, as far as the checkpoint has them.
     - `tokenizer`: the tokenizer of transformers.
+    - `video`: the settings of the processor of videos, as far as the checkpoint has them.
     """
 
     config: Any
     processor: dict[str, Any]
     options: dict[str, Any]
     tokenizer: Any
+    video: dict[str, Any] | None
 
     @property
     def size(self) -> int:
@@ -129,7 +131,7 @@ def picture_settings(folder: Path, config: Any, tokenizer: Any) -> dict[str, Any
         raise NoPictures(f"pictures: transformers cannot read the processor: {error}") from error
     options = read_json(folder / "processor_config.json") if (folder / "processor_config.json").is_file() else {}
     try:
-        settings = family.settings(Source(config, processor, options, tokenizer))
+        settings = family.settings(Source(config, processor, options, tokenizer, _given_for_videos(folder, options)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NoPictures(f"pictures: {config.model_type}: processor: {error}") from error
     token_id = family.token_id(config)
@@ -142,6 +144,12 @@ def _given(folder: Path) -> dict[str, Any]:
     path = next(path for name in _FILES if (path := folder / name).is_file())
     settings = read_json(path)
     return {name: value for name, value in settings.get("image_processor", settings).items() if value is not None}
+
+
+def _given_for_videos(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    path = folder / "video_preprocessor_config.json"
+    settings = read_json(path) if path.is_file() else options.get("video_processor", {})
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _features(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
@@ -179,7 +187,8 @@ def _internvl(source: Source) -> dict[str, Any]:
     tiles = {"least": settings["min_patches"], "most": settings["max_patches"]}
     if not settings.get("crop_to_patches"):
         tiles = {"least": 1, "most": 1}
-    return _single(source) | {"kind": "internvl", **tiles, **around}
+    video = {"image": _square(settings | source.video, source.size), "placeholder": "<video>"}
+    return _single(source) | {"kind": "internvl", "video": video, **tiles, **around}
 
 
 def _idefics3(source: Source) -> dict[str, Any]:
@@ -225,6 +234,27 @@ def _qwen(source: Source) -> dict[str, Any]:
         "merge": settings["merge_size"],
         "least": settings["size"]["shortest_edge"],
         "most": settings["size"]["longest_edge"],
+        "video": _qwen_video(source),
+    }
+
+
+def _qwen_video(source: Source) -> dict[str, Any]:
+    """The time of a frame is on a rotary axis, or in the text before it, where all frames share a limit of pixels."""
+    vision, token = source.config.vision_config, source.token(source.config.video_token_id)
+    has_axis = source.config.model_type in ("qwen2_vl", "qwen2_5_vl")
+    least, most = (128 * 28 * 28, 28 * 28 * 768) if has_axis else (128 * 32 * 32, 32 * 32 * 768)
+    settings = source.processor | {"size": {"shortest_edge": least, "longest_edge": most}} | source.video
+    rate = getattr(vision, "tokens_per_second", None)
+    return {
+        "image": _square(settings, settings["patch_size"]),
+        "least": settings["size"]["shortest_edge"],
+        "most": settings["size"]["longest_edge"],
+        "token": token,
+        "token_id": source.config.video_token_id,
+        "placeholder": token if has_axis else f"<|vision_start|>{token}<|vision_end|>",
+        "interval": (1 if rate is None else rate) if has_axis else None,
+        "has_rate": rate is not None,
+        "limits_all": not has_axis,
     }
 
 
