@@ -575,9 +575,35 @@ def _hearing(name: str, token: str, mask: str):
     return getattr(transformers, f"{name}ForConditionalGeneration"), config, processor
 
 
+def _voxtral():
+    from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
+
+    words = tokenizer(["[AUDIO]", "[BEGIN_AUDIO]"], "[AUDIO]")
+    audio = {"num_mel_bins": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    audio |= {"hidden_size": 32, "max_source_positions": 50, "initializer_range": 0.3}
+    config = VoxtralConfig(
+        audio_config={**audio, "model_type": "voxtral_encoder"},
+        text_config={**TEXT, "model_type": "llama", "vocab_size": len(words)},
+        audio_token_id=words.convert_tokens_to_ids("[AUDIO]"),
+    )
+    extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    processor = _Joined(extractor, words, None, "[AUDIO]")
+
+    def call(images, text, return_tensors):
+        if images is None:
+            return words(text, return_tensors="pt")
+        found = extractor(images, sampling_rate=16000, padding="max_length", return_tensors="pt")
+        text = text.replace("[AUDIO]", "[BEGIN_AUDIO]" + "[AUDIO]" * 25)
+        return {**found, **processor.tokenizer(text, return_tensors="pt")}
+
+    processor.call = call
+    return VoxtralForConditionalGeneration, config, processor
+
+
 SOUND_FAMILIES = {
     "audioflamingo3": lambda: _hearing("AudioFlamingo3", "<sound>", "input_features_mask"),
     "qwen2_audio": lambda: _hearing("Qwen2Audio", "<|AUDIO|>", "feature_attention_mask"),
+    "voxtral": _voxtral,
 }
 
 

@@ -372,14 +372,18 @@ def _whisper(samples: np.ndarray, settings: Mapping[str, Any], _: None) -> _Prep
     encodings, size = [], settings["samples"]
     for first in range(0, len(samples), size):
         window = samples[first : first + size]
+        padded = np.zeros((1, size), np.float32)
+        padded[0, : len(window)] = window
+        if settings.get("is_padded"):  # the model also hears the silence behind the sound
+            encodings.append(Encoding((padded,), range(settings["count"])))
+            continue
         frames, count = whisper_tokens(settings, len(window))
         if count > 0:  # the end of the sound may be too short for a token
-            padded = np.zeros((1, size), np.float32)
-            padded[0, : len(window)] = window
             encodings.append(Encoding((padded, np.array([frames])), range(count)))
     if not encodings:
         raise SoundError(f"got {len(samples)} samples, expected enough for a token")
-    return settings["token"] * sum(len(encoding.rows) for encoding in encodings), encodings
+    tokens = settings["token"] * sum(len(encoding.rows) for encoding in encodings)
+    return settings.get("before", "") + tokens, encodings
 
 
 _SOUNDS: dict[str, Callable[[Any, Mapping[str, Any], Any], _Prepared]] = {"whisper": _whisper}

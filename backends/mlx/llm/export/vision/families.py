@@ -334,6 +334,11 @@ def _audio_flamingo(source: Source) -> dict[str, Any]:
     return settings | {"windows": seconds * settings["rate"] // settings["samples"]}
 
 
+def _voxtral(source: Source) -> dict[str, Any]:
+    """The features of longer sounds than a window depend on the loudest frame of all windows."""
+    return _whisper(source) | {"is_padded": True, "before": "[BEGIN_AUDIO]"}
+
+
 def _log_mel(settings: dict[str, Any]) -> torch.nn.Module:
     size, length = settings["mel"]
     names = {"sampling_rate": settings["rate"], "hop_length": settings["hop"]}
@@ -342,6 +347,16 @@ def _log_mel(settings: dict[str, Any]) -> torch.nn.Module:
 
 def _samples(settings: dict[str, Any]) -> Examples:
     return (0.1 * _random(1, settings["samples"]), torch.tensor([settings["samples"] // settings["hop"] // 2])), None
+
+
+def _window(settings: dict[str, Any]) -> Examples:
+    return _samples(settings)[0][:1], None
+
+
+def _voxtral_features(model: PreTrainedModel, features: torch.Tensor) -> torch.Tensor:
+    whole = model.model
+    states = whole.audio_tower(features, return_dict=True).last_hidden_state
+    return whole.multi_modal_projector(states.reshape(-1, model.config.audio_config.intermediate_size))
 
 
 def _qwen2_audio_features(model: PreTrainedModel, features: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
@@ -439,4 +454,5 @@ FAMILIES = {
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
     "smolvlm": Family(_idefics3_features, _idefics3),
+    "voxtral": Family(_voxtral_features, _voxtral, examples=_window, features=_log_mel, token_id=_audio_token),
 }
