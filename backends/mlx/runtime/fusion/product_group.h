@@ -11,7 +11,6 @@
 
 #include <mlx/mlx.h>
 
-#include "program/fused_instruction.h"
 #include "fusion/row_product.h"
 #include "program/program.h"
 
