@@ -504,10 +504,8 @@ class LLM:
             except TypeError as error:
                 raise TypeError(f"{argument}: got {reprlib.repr(text)}, expected text or token ids") from error
         if self.tokenizer is None:
-            raise ValueError(
-                f"{argument}: got text, but {self._name} has no tokenizer; pass token ids, or pass a folder with a "
-                "tokenizer to LLM.load"
-            )
+            problem = f"got text, but {self._name} has no tokenizer; pass token ids, or a folder with one to LLM.load"
+            raise FieldError(argument, problem=problem)
         return self.tokenizer.encode(text, special)
 
     def prompt_ids(self, prompt: Prompt, special: bool = True) -> list[int]:

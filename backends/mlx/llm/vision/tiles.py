@@ -88,14 +88,14 @@ def llama4_tiles(picture: Image, settings: Mapping[str, Any]) -> tuple[list[np.n
     """
     edge, resample = settings["image"]["output"][0], settings["image"]["resample"]
     canvas = _best_canvas(picture.size, settings["sizes"], settings["enlarges"])
-    limits = canvas
+    height, width = canvas
     if not settings["enlarges"]:
-        limits = [min(max(length, edge), most) for length, most in zip(picture.size[::-1], canvas)]
-    by_height, by_width = limits[0] / picture.size[1], limits[1] / picture.size[0]
+        height, width = (min(max(length, edge), most) for length, most in zip(picture.size[::-1], canvas))
+    by_height, by_width = height / picture.size[1], width / picture.size[0]
     if by_width < by_height:
-        inner = limits[1], min(math.floor(picture.size[1] * by_width), limits[0])
+        inner = width, min(math.floor(picture.size[1] * by_width), height)
     else:
-        inner = min(math.floor(picture.size[0] * by_height), limits[1]), limits[0]
+        inner = min(math.floor(picture.size[0] * by_height), width), height
     levels = levels_of(picture.resize((max(inner[0], 1), max(inner[1], 1)), resample))
     levels = np.pad(levels, ((0, 0), *((0, whole - part) for whole, part in zip(canvas, levels.shape[1:]))))
     rows, columns = canvas[0] // edge, canvas[1] // edge
