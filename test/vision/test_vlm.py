@@ -128,6 +128,9 @@ def test_a_family_without_rules_is_refused(tmp_path):
         ValueError, match="export_llm: pictures: got a model of kind vipllava, expected one of audioflamingo3, gemma3"
     ):
         export_llm(tmp_path, pictures=True)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gemma3n"}))
+    with pytest.raises(ValueError, match="export_llm: pictures: gemma3n: vision_tower: got a MobileNetV5 of timm"):
+        export_llm(tmp_path, pictures=True)
 
 
 @pytest.mark.parametrize("part", ["whole", "language_model"])

@@ -109,8 +109,14 @@ def has_pictures(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _FILES)
 
 
+# Kinds of models without rules, and the modules for which there are none.
+_REFUSED = {"gemma3n": "vision_tower: got a MobileNetV5 of timm, expected a module of transformers"}
+
+
 def find_family(model_type: str) -> Family:
     """Return the family of a model. Raises NoPictures if it is not known."""
+    if model_type in _REFUSED:
+        raise NoPictures(f"pictures: {model_type}: {_REFUSED[model_type]}")
     if model_type not in FAMILIES:
         raise NoPictures(f"pictures: got a model of kind {model_type}, expected one of {', '.join(sorted(FAMILIES))}")
     return FAMILIES[model_type]
