@@ -169,7 +169,7 @@ def test_broken_fusion_is_found(delegate, family):
     """A fusion with a slightly wrong constant gives wrong answers for some programs of its family."""
     failures = []
 
-    @short(8 if family == "rope" else 2)  # few rope programs match the fusion
+    @short(8 if family in ("rope", "rms_norm") else 2)  # few of their programs match the fusion
     @given(st.lists(FAMILIES[family], min_size=BATCH, max_size=BATCH))
     def generated(batch):
         check(batch, report=failures.append, route=DirectRoute)
