@@ -23,7 +23,8 @@ from fuzz.check import Counts, check
 from fuzz.direct import DirectRoute, PortableRoute
 from fuzz.exported import ExportedRoute
 from fuzz.gradients import GradientRoute, gradient_programs
-from fuzz.near_misses import FAMILIES
+from fuzz.layers import LAYERS
+from fuzz.near_misses import FAMILIES as NEAR_MISSES
 from fuzz.random_graphs import programs
 from fuzz.route import Route
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -31,6 +32,7 @@ from hypothesis import strategies as st
 
 BATCH = 25  # programs per export
 GRADIENTS = "gradients"
+FAMILIES = NEAR_MISSES | LAYERS
 STRATEGIES = {"graphs": programs(), **FAMILIES, GRADIENTS: gradient_programs()}
 
 

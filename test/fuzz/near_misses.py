@@ -19,7 +19,7 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 DTYPES = (F32, F32, F16, BF16)
 
 
-class _Writer:
+class Writer:
     """Writes a program, with random choices. `draw` is the function that Hypothesis passes to a strategy."""
 
     def __init__(self, draw):
@@ -28,6 +28,7 @@ class _Writer:
         self.constants: list[tuple[str, str]] = []
         self.statements: list[Statement] = []
         self.also_returned: list[str] = []
+        self.state: list[tuple[str, str]] = []
 
     def pick(self, usual, *others):
         """Return `usual` in most cases, else one of `others`."""
@@ -37,9 +38,34 @@ class _Writer:
         """Return one of `options`, which are equally likely."""
         return self.draw(st.sampled_from(options))
 
-    def input(self, name: str, *shape, dtype=F32, low=-4, high=5) -> str:
-        self.inputs.append(Input(name, tuple(shape), dtype, low, high))
+    def input(self, name: str, *shape, dtype=F32, low=-4, high=5, special=False) -> str:
+        """Add an input. In one of twelve cases, the program reads a transposed or a cut view of it."""
+        form = self.draw(st.integers(0, 23))
+        if form == 0 and len(shape) > 1:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+            self.statements.append(Statement(name, f"{name}.mT"))
+        elif form == 1 and shape and isinstance(shape[-1], int):
+            shape = (*shape[:-1], shape[-1] + 3)
+            self.statements.append(Statement(name, f"{name}[..., 1:-2]"))
+        self.inputs.append(Input(name, tuple(shape), dtype, low, high, special))
         return name
+
+    def write(self, expression: str) -> None:
+        """Add the expression, which writes a buffer in place."""
+        self.statements.append(Statement("_", expression))
+
+    def runs(self) -> bool:
+        """Whether eager torch runs the statements so far."""
+        try:
+            self.program(self.statements[-1].target).check_eager()
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return False
+        return True
+
+    def drop(self) -> None:
+        """Remove the last statement."""
+        last = self.statements.pop()
+        self.also_returned = [n for n in self.also_returned if n != last.target]
 
     def constant(self, name: str, expression: str) -> str:
         self.constants.append((name, expression))
@@ -61,7 +87,11 @@ class _Writer:
 
     def program(self, *outputs: str) -> Program:
         return Program(
-            tuple(self.inputs), tuple(self.statements), (*outputs, *self.also_returned), tuple(self.constants)
+            tuple(self.inputs),
+            tuple(self.statements),
+            (*outputs, *self.also_returned),
+            tuple(self.constants),
+            tuple(self.state),
         )
 
 
@@ -72,7 +102,7 @@ def _type(dtype: torch.dtype) -> str:
 @st.composite
 def rms_norms(draw) -> Program:
     """x * rsqrt(mean(x², -1) + eps), then a weight."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype, width = s.either(*DTYPES), s.pick(4, 1)
     length = s.either(4, DYNAMIC)
     shape = s.either((length, width), (2, length, width), (4, 4, width), (width,), (1, length, 1, width))
@@ -137,7 +167,7 @@ def rms_norms(draw) -> Program:
 @st.composite
 def layer_norms(draw) -> Program:
     """(x - mean) / sqrt(variance + eps), then a weight and a bias."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(4, DYNAMIC)
     shape = s.either((length, 4), (2, length, 4), (4, 4), (4, 4, 4))
     s.input("x", *shape, dtype=dtype)
@@ -202,7 +232,7 @@ def layer_norms(draw) -> Program:
 @st.composite
 def gelus(draw) -> Program:
     """x/2 · (1 + tanh(√(2/π)(x + 0.044715x³))) and x/2 · (1 + erf(x/√2))."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype = s.either(*DTYPES)
     shape = s.either((2, 4), (DYNAMIC, 4), (4,))
     s.input("x", *shape, dtype=dtype)
@@ -269,7 +299,7 @@ def gelus(draw) -> Program:
 @st.composite
 def ropes(draw) -> Program:
     """x * cos + rotate_half(x) * sin, on all or only the first features, in several layouts of heads and sequence."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype = s.either(*DTYPES)
     length, half = s.either(4, DYNAMIC, DYNAMIC, 1), s.pick(2, 1, 4)
     batch, heads = s.either(1, 2), s.either(2, 4, 1)
@@ -365,7 +395,7 @@ def ropes(draw) -> Program:
 @st.composite
 def attentions(draw) -> Program:
     """Grouped-query attention with repeated keys and values, and masks of many shapes."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(4, DYNAMIC)
     groups, times, width = s.either(1, 2), s.either(1, 2, 3), 4
     keys = s.pick(length, 3)
@@ -409,7 +439,7 @@ def attentions(draw) -> Program:
 @st.composite
 def linears(draw) -> Program:
     """A matrix product between two views, as torch.export writes a linear layer over a tensor of rank 3."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     s.input("x", 2, length, 4, dtype=dtype)
     s.input("w", 4, 4, dtype=dtype)
@@ -441,7 +471,7 @@ def linears(draw) -> Program:
 @st.composite
 def quantized(draw) -> Program:
     """A product or a lookup with a dequantized constant."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     rows, columns = s.pick(8, 6), s.pick(64, 32, 128, 48)
     block = s.pick((1, 32), (1, columns), (1, 64), (2, 32), (rows, columns), (1, 16))
@@ -506,7 +536,7 @@ def quantized(draw) -> Program:
 @st.composite
 def int8_products(draw) -> Program:
     """x @ q.t(), then a multiplication by scales. `q` is a constant int8 matrix that is cast to the dtype of x."""
-    s = _Writer(draw)
+    s = Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     rows, columns = 8, s.pick(64, 32, 48)
     s.constant(

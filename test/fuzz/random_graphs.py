@@ -104,7 +104,7 @@ class Graph:
         return [a - v.ndim if self.boolean() else a for a in axes]
 
     def number(self) -> str:
-        return str(self.choice([0.5, -1.5, 2.0, 0, 1, 3, -2, 1.0, 0.125]))
+        return str(self.choice([0.5, -1.5, 2.0, 0, 1, 3, -2, 1.0, 0.1, 1.001]))
 
     # -- growing -----------------------------------------------------------------
 

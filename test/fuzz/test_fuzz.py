@@ -11,6 +11,7 @@ from fuzz.check import Counts, WrongAnswer, check, compare
 from fuzz.direct import DirectRoute, PortableRoute
 from fuzz.exported import ExportedRoute
 from fuzz.gradients import GradientProgram, GradientRoute, gradient_programs
+from fuzz.layers import LAYERS
 from fuzz.near_misses import FAMILIES
 from fuzz.programs import EXTENTS, Input, Program, Statement
 from fuzz.random_graphs import programs
@@ -38,6 +39,19 @@ def test_programs_near_a_fusion_equal_eager_torch(delegate, family):
         check(batch)
 
     generated()
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_layers_near_a_fusion_of_the_runtime_equal_eager_torch(delegate, family):
+    counts = Counts()
+
+    @short(1)
+    @given(st.lists(LAYERS[family], min_size=12, max_size=12))
+    def generated(batch):
+        check(batch, counts, route=ExportedRoute if any(p.state for p in batch) else DirectRoute)
+
+    generated()
+    assert counts.compared >= 6
 
 
 def test_random_graphs_equal_eager_torch(delegate):
@@ -155,7 +169,7 @@ def test_broken_fusion_is_found(delegate, family):
     """A fusion with a slightly wrong constant gives wrong answers for some programs of its family."""
     failures = []
 
-    @short(8 if family == "rope" else 2)  # few rope programs match the fusion
+    @short(8 if family in ("rope", "rms_norm") else 2)  # few of their programs match the fusion
     @given(st.lists(FAMILIES[family], min_size=BATCH, max_size=BATCH))
     def generated(batch):
         check(batch, report=failures.append, route=DirectRoute)
