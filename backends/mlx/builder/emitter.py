@@ -228,6 +228,12 @@ class Emitter:
         size.symbol = static
         return size
 
+    def with_extent(self, x: TensorSlot, axis: int, extent: int | ValueSlot) -> TensorSlot:
+        """Return `x`, whose size on `axis` is `extent`. No rule can know that a part of a tensor is not cut short."""
+        if x.shape is None:
+            self.types.set_extent(x, axis, extent.symbol if isinstance(extent, ValueSlot) else extent)
+        return x
+
     def item(self, x: TensorSlot) -> ValueSlot:
         """Return a value slot with the integer in `x`, a tensor of one element.
 

@@ -69,6 +69,10 @@ class SlotTypes(Env):
                 out.shape = shape
         return out
 
+    def set_extent(self, slot: TensorSlot, axis: int, extent: int | torch.SymInt) -> None:
+        """Set the only extent of `slot` that has no expression."""
+        slot.shape = tuple(extent if i == axis else self._extent(e) for i, e in enumerate(self.shape(slot)))
+
     def _type(self, op: type[ir.Op], n: SimpleNamespace) -> Type:
         """Return the type of the only result of an instruction. The dtype is known even if the shape is not."""
         rule = rule_of(op)
