@@ -2,9 +2,10 @@
 
     python benchmarks/cuda/replays.py PROGRAM.pte [TOKENS]
 
-Each case runs alone. Then all cases run at once, with requests that begin while others run and end before them. The
-head of the program is that of the commands: export.py --head. Prints the times of the cases alone, in steps per second,
-and fails if a token or a log probability differs.
+Each case runs alone. Then all cases run at once, with requests that begin while others run and end before them. Then
+follow prompts of a few lengths with other tokens each time. The head of the program is that of the commands: export.py
+--head. Prints the times of the cases alone, in steps per second, those of the last prompts, and fails if a token or a
+log probability differs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ CASES = {
     "log probabilities": {"logprobs": 3},
     "sampled with log probabilities and penalties": SAMPLED | PENALTIES | {"logprobs": 20},
 }
+
+
+PROMPTS = (16, 100, 512, 100, 2048)  # lengths; one of them occurs twice
+ROUNDS = 6
 
 
 def answers(program: str, count: int) -> None:
@@ -61,7 +66,14 @@ def answers(program: str, count: int) -> None:
         late.append(start(number + 3, name, count // 4))
         time.sleep(0.02)
     found["together"] = [shown(answer) for answer in together + late]
-    print(json.dumps({"found": found, "speeds": speeds}))
+    found["prompts"], prompts = [], {}
+    for turn in range(ROUNDS):
+        for length in PROMPTS:
+            prompt = [(17 * i + 29 * turn + length) % llm.program.vocab_size for i in range(length)]
+            answer = llm.generate(prompt, max_new_tokens=8, ignore_eos=True, draft=0, logprobs=3)
+            found["prompts"].append(shown(answer))
+            prompts[length] = 1e3 * answer.result().metrics.prompt_seconds
+    print(json.dumps({"found": found, "speeds": speeds, "prompts": prompts}))
 
 
 def main() -> None:
@@ -81,6 +93,8 @@ def main() -> None:
     different = [name for name in on["found"] if on["found"][name] != off["found"][name]]
     for name, speed in on["speeds"].items():
         print(f"{name:48}{speed:9.1f} steps/s, without replays {off['speeds'][name]:9.1f}")
+    for length, milliseconds in on["prompts"].items():
+        print(f"prompt of {length:>5} tokens:{milliseconds:9.2f} ms, without replays {off['prompts'][length]:9.2f}")
     print(f"{len(on['found'])} cases, different: {different}")
     if different:
         raise SystemExit(1)

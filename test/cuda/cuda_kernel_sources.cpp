@@ -88,6 +88,12 @@ std::unique_ptr<KernelReplay> KernelReplay::make(const std::vector<KernelRun>&, 
 
 void keep_until_done(const std::vector<mx::array>&, mx::Stream) {}
 
+std::unique_ptr<WorkReplay> WorkReplay::evaluate(const std::vector<mx::array>&, mx::Stream) { return nullptr; }
+
+void copy_on_gpu(const mx::array&, const mx::array&, mx::Stream) {}
+
+size_t memory_of_gpu(mx::Stream) { return 0; }
+
 } // namespace executorch_mlx::gpu
 
 // In place of the function in libmlx.
@@ -144,7 +150,9 @@ class Kernels {
 
   void dequantize() const {
     for (const int bits : {4, 8}) {
-      expect(gpu::dequantize(quantized(kDepth, kDepth, bits), stream_), "dequantize");
+      const auto matrix = quantized(kDepth, kDepth, bits);
+      expect(gpu::dequantize(matrix, stream_), "dequantize");
+      expect(gpu::dequantized_product(zeros({2, kDepth}), matrix, stream_), "dequantized_product");
     }
   }
 

@@ -89,7 +89,8 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const Conditions
   int64_t longest = 0;
   for (Row& row : rows_) {
     const bool is_free = row.request == nullptr;
-    if (is_free && (oldest == nullptr || row.last_used < oldest->last_used)) {
+    // Without reuse, the first free row is as good, and an NVIDIA GPU then sees the same calls again, which it replays.
+    if (is_free && (oldest == nullptr || (reuse_ && row.last_used < oldest->last_used))) {
       oldest = &row;
     }
     const int64_t length = usable_prefix_length(row, prompt, limit, conditions);

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from .errors import FieldError
-from .vision.messages import as_parts
+from .vision.messages import as_parts, as_text
 
 # The variables that every template gets. It also gets the special tokens and the options of the caller.
 VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -50,7 +50,11 @@ def render(
         if not isinstance(message, dict):
             raise FieldError("messages", repr(message), "a mapping with role and content")
     messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    messages = [as_parts(message, always=_wants_parts(template)) for message in messages]
+    takes_texts, takes_parts = _takes(template)
+    if takes_texts and not takes_parts:
+        messages = [as_text(message) for message in messages]
+    else:
+        messages = [as_parts(message, always=not takes_texts and takes_parts) for message in messages]
     chat = {
         "tools": None,
         "documents": None,
@@ -128,8 +132,11 @@ def check(template: str) -> None:
 
 
 @cache
-def _wants_parts(template: str) -> bool:
-    """Whether a template shows a text only as a part of a content, as those of some models for pictures do."""
+def _takes(template: str) -> tuple[bool, bool]:
+    """Whether a template shows a text that is a content, and one that is a part of a content.
+
+    Those of some models for pictures show only parts, and others show only texts, such as that of Phi-4 multimodal.
+    """
     text = "<0>"
 
     def shows(content: Any) -> bool:
@@ -140,7 +147,7 @@ def _wants_parts(template: str) -> bool:
         except _TEMPLATE_ERRORS:
             return False
 
-    return not shows(text) and shows([{"type": "text", "text": text}])
+    return shows(text), shows([{"type": "text", "text": text}])
 
 
 @cache

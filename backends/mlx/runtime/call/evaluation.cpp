@@ -10,6 +10,7 @@
 #include "memory/limit.h"
 #include "memory/plan.h"
 #include "mlx_internals/cpu_task.h"
+#include "mlx_internals/cuda.h"
 #include "mlx_internals/internals.h"
 
 namespace executorch_mlx {
@@ -125,6 +126,12 @@ void Evaluation::run() {
       mx::eval(std::exchange(stage, {}));
     }
   });
+}
+
+std::unique_ptr<gpu::WorkReplay> Evaluation::record() {
+  std::unique_ptr<gpu::WorkReplay> result;
+  settle_on_error([&] { result = gpu::WorkReplay::evaluate(std::exchange(stages_.front(), {}), stream_); });
+  return result;
 }
 
 void Evaluation::start(const std::function<void()>& before) {

@@ -12,6 +12,10 @@
 
 namespace executorch_mlx {
 
+namespace gpu {
+class WorkReplay;
+}
+
 namespace mx = mlx::core;
 
 // Whose work a stream computes: the methods of a session. MLX reports the error of a kernel only once, possibly to a
@@ -39,6 +43,9 @@ class Evaluation {
   // Computes the arrays. If MLX throws, waits for the work that has been started before it rethrows, because the caller
   // may free the memory that this work uses.
   void run();
+
+  // Like run(), with a recording of the work: see gpu::WorkReplay. There is no memory limit.
+  std::unique_ptr<gpu::WorkReplay> record();
 
   // Like run(), but returns before the arrays of the last stage are computed. Calls before() first, which may submit
   // other work to the stream.

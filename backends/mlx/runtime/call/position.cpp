@@ -91,6 +91,7 @@ class Follower {
       return std::nullopt;
     }
     use_.input = *input;
+    use_.read = {*input};
     slots_[*input] = Slot::position;
     const auto& instructions = program_.chains[program_.graph->main_chain_idx()].instructions;
     size_t arithmetic = 0; // up to use_.end
@@ -229,6 +230,9 @@ class Follower {
 
   bool visit_numbers(const DecodedInstruction& decoded) {
     const bool is_range = decoded.source->op_type() == fb::OpNode::ARangeNode;
+    if (const auto* n = decoded.source->op_as_GatherNode()) {
+      use_.read.push_back(n->indices()->Get(0)->idx());
+    }
     use_.arithmetic.push_back(&decoded);
     for_each_tensor_slot(*decoded.source, [&](const fb::Tid& tid, Access access) {
       if (access == Access::write) {

@@ -20,6 +20,7 @@ struct PositionUse {
   size_t end; // the number of these instructions
   // Those that compute value slots from inputs, in order, and the tensors on the host that these need.
   std::vector<const DecodedInstruction*> arithmetic;
+  std::vector<uint32_t> read; // the slots of the inputs whose elements the host reads
   std::vector<uint32_t> caches; // the slots of the KV caches that they update
 
   // Of each row, and the operands of attention and of the updates of KV caches: their bounds.

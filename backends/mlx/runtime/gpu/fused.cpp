@@ -23,9 +23,6 @@ namespace executorch_mlx::gpu {
 namespace {
 
 constexpr int kMaxHeadDim = 1024;
-// To make numbers of integers, a thread loads several units before it waits for the first one.
-constexpr int kUnit = 8;
-constexpr int kUnitsOfThread = 4;
 constexpr int kMinHeadDimOnMetal = 16; // so that no array but the offset is in the address space `constant`
 
 const CudaKernel& silu_kernel() {
@@ -58,40 +55,6 @@ const CudaKernel& add_rms_norm_kernel() {
     y[row + i] = static_cast<T>(static_cast<float>(weight[i]) * static_cast<float>(x));
   }
 )"));
-  return kernel;
-}
-
-// A unit is eight integers. The units of a thread lie kThreads units apart.
-const CudaKernel& dequantize_kernel() {
-  static const CudaKernel kernel("dequantize", {"scales", "biases", "w"}, {"y"}, {"units"}, R"(
-  constexpr int kWords = kUnit * kBits / 32;  // of a unit
-  const uint32_t first = blockIdx.x * kThreads * kUnitsOfThread + threadIdx.x;
-  uint32_t words[kUnitsOfThread][kWords];
-  float scale[kUnitsOfThread], bias[kUnitsOfThread];
-  #pragma unroll
-  for (int i = 0; i < kUnitsOfThread; ++i) {
-    const uint64_t unit = min(first + i * kThreads, uint32_t(units - 1));
-    #pragma unroll
-    for (int j = 0; j < kWords; ++j) {
-      words[i][j] = w[unit * kWords + j];
-    }
-    scale[i] = static_cast<float>(scales[unit / (kGroupSize / kUnit)]);
-    bias[i] = static_cast<float>(biases[unit / (kGroupSize / kUnit)]);
-  }
-  #pragma unroll
-  for (int i = 0; i < kUnitsOfThread; ++i) {
-    const uint32_t unit = first + i * kThreads;
-    uint4 numbers;
-    #pragma unroll
-    for (int j = 0; j < kUnit; ++j) {
-      const uint32_t integer = words[i][j * kBits / 32] >> j * kBits % 32 & ((1 << kBits) - 1);
-      reinterpret_cast<T*>(&numbers)[j] = static_cast<T>(scale[i] * static_cast<float>(integer) + bias[i]);
-    }
-    if (unit < units) {
-      reinterpret_cast<uint4*>(y)[unit] = numbers;
-    }
-  }
-)");
   return kernel;
 }
 
@@ -212,30 +175,6 @@ std::optional<mx::array> silu_product(const mx::array& gate, const mx::array& up
                            .blocks = blocks_of(gate.size(), kThreads),
                            .threads = kThreads},
       {}, stream)[0];
-}
-
-std::optional<mx::array> dequantize(const Matrix& matrix, mx::Stream stream) {
-  const auto& [w, scales, biases, group_size, bits] = matrix;
-  const auto is_valid = [&](const mx::array& x) {
-    return x.dtype() == scales->dtype() && x.shape() == scales->shape();
-  };
-  constexpr size_t kMaxUnits = size_t{kMaxBlocks} * kThreads;
-  const size_t units = scales->size() * group_size / kUnit;
-  if (!is_used(Kernel::dequantize, stream) || !is_half(scales->dtype()) || !is_valid(*biases) ||
-      w.dtype() != mx::uint32 || units == 0 || units > kMaxUnits || (bits != 4 && bits != 8) ||
-      group_size % kUnit != 0 || w.size() != units * kUnit * bits / 32) {
-    return std::nullopt;
-  }
-  auto shape = w.shape();
-  shape.back() = scales->shape(-1) * group_size;
-  return dequantize_kernel()({.inputs = {*scales, *biases, w},
-                                 .shapes = {shape},
-                                 .numbers = {static_cast<int>(units)},
-                                 .blocks = blocks_of(units, kThreads * kUnitsOfThread),
-                                 .threads = kThreads},
-      {{"kThreads", kThreads}, {"kUnit", kUnit}, {"kUnitsOfThread", kUnitsOfThread}, {"kBits", bits},
-          {"kGroupSize", group_size}},
-      stream)[0];
 }
 
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(

@@ -100,6 +100,10 @@ std::optional<mx::array> gated_products(
 // The numbers of a quantized matrix, of the dtype of its scales, which is one of half precision.
 std::optional<mx::array> dequantize(const Matrix& matrix, mx::Stream stream);
 
+// x @ w.T for many vectors x [..., depth] and a quantized matrix w that is available and row-major. The numbers of w
+// are in memory that all these products of a stream share.
+std::optional<mx::array> dequantized_product(const mx::array& x, const Matrix& matrix, mx::Stream stream);
+
 // x @ w.T + added
 std::optional<mx::array> product_and_sum(
     const Vectors& vectors, const Matrix& w, const mx::array& added, mx::Stream stream);

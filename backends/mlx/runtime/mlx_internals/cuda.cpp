@@ -1,12 +1,15 @@
 #include "mlx_internals/cuda.h"
 
 #include <dlfcn.h>
+#include <mlx/primitives.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <unordered_set>
 #include <utility>
 
 #include "error.h"
@@ -59,7 +62,26 @@ struct Function {
 
 // MLX's backend for CUDA.
 struct Device;
-struct CommandEncoder;
+
+// The beginning of MLX's class of this name. A graph is submitted with all that its operations have added.
+struct CommandEncoder {
+  struct Node {
+    CUgraphNode_st* node;
+    std::string type, id;
+  };
+
+  Device* device;
+  CUstream_st* stream;
+  CUgraph_st* graph; // without dependencies
+  std::shared_ptr<void> worker;
+  int nodes; // of the graph
+  bool is_concurrent;
+  std::vector<CUgraphNode_st*> from, to; // the dependencies
+  std::string key_of_nodes, key_of_dependencies;
+  std::vector<Node> concurrent_nodes;
+  std::vector<std::shared_ptr<mx::array::Data>> temporaries; // memory that is in use until the graph has run
+};
+
 const Function<void(Device*)> make_current("mx::cu::Device::make_current", "_ZN3mlx4core2cu6Device12make_currentEv");
 const Function<void(CommandEncoder*, const mx::array&)> set_input_array(
     "mx::cu::CommandEncoder::set_input_array", "_ZN3mlx4core2cu14CommandEncoder15set_input_arrayERKNS0_5arrayE");
@@ -92,6 +114,12 @@ const Function<int(CUgraphExec_st*)> cuGraphExecDestroy("cuGraphExecDestroy");
 const Function<int(CUgraphExec_st*, CUgraphNode_st*, const KernelNode*)> cuGraphExecKernelNodeSetParams(
     "cuGraphExecKernelNodeSetParams_v2");
 const Function<int(CUgraphExec_st*, CUstream_st*)> cuGraphLaunch("cuGraphLaunch");
+const Function<int(CUgraph_st**, CUgraph_st*)> cuGraphClone("cuGraphClone");
+const Function<int(CUgraphNode_st**, CUgraphNode_st*, CUgraph_st* clone)> cuGraphNodeFindInClone(
+    "cuGraphNodeFindInClone");
+const Function<int(CUgraph_st*, CUgraphNode_st**, size_t* count)> cuGraphGetNodes("cuGraphGetNodes");
+const Function<int(uint64_t to, uint64_t from, size_t bytes, CUstream_st*)> cuMemcpyAsync("cuMemcpyAsync");
+const Function<int(size_t* free, size_t* total)> cuMemGetInfo("cuMemGetInfo_v2");
 
 const Function<int(_nvrtcProgram**, const char* source, const char* name, int headers, const char* const* texts,
     const char* const* names)>
@@ -123,8 +151,9 @@ std::string why_unusable() {
   look_at(make_current, set_input_array, set_output_array, add_graph_node, add_completed_handler, device_of,
       command_encoder, cuCtxGetDevice, cuDeviceGetAttribute, cuModuleLoadData, cuModuleGetFunction, cuGraphCreate,
       cuGraphDestroy, cuGraphAddKernelNode, cuGraphAddDependencies, cuGraphInstantiate, cuGraphExecDestroy,
-      cuGraphExecKernelNodeSetParams, cuGraphLaunch, nvrtcCreateProgram, nvrtcDestroyProgram, nvrtcCompileProgram,
-      nvrtcGetCUBINSize, nvrtcGetCUBIN, nvrtcGetProgramLogSize, nvrtcGetProgramLog);
+      cuGraphExecKernelNodeSetParams, cuGraphLaunch, cuGraphClone, cuGraphNodeFindInClone, cuGraphGetNodes,
+      cuMemcpyAsync, cuMemGetInfo, nvrtcCreateProgram, nvrtcDestroyProgram, nvrtcCompileProgram, nvrtcGetCUBINSize,
+      nvrtcGetCUBIN, nvrtcGetProgramLogSize, nvrtcGetProgramLog);
   return missing == nullptr ? "" : str("MLX ", mx::version(), " lacks the function ", missing);
 }
 
@@ -202,7 +231,7 @@ class CudaGraph : public KernelGraph {
     CommandEncoder* const encoder = command_encoder(stream_);
     // Graphs with the same key have the same structure, so that MLX updates an earlier one instead of making it anew.
     add_graph_node(encoder, graph_.get(), str("(kernels", graph_.nodes().size(), ")"), /*is_updatable=*/true);
-    add_completed_handler(encoder, [memory = std::move(memory_)] {});
+    encoder->temporaries.insert(encoder->temporaries.end(), memory_.begin(), memory_.end());
   }
 
  private:
@@ -210,9 +239,6 @@ class CudaGraph : public KernelGraph {
   Graph graph_;
   std::vector<std::shared_ptr<mx::array::Data>> memory_;
 };
-
-// MLX's stream of CUDA: the second member of a CommandEncoder, after a reference.
-CUstream_st* cuda_stream(mx::Stream stream) { return reinterpret_cast<CUstream_st**>(command_encoder(stream))[1]; }
 
 // The driver copies the arguments of a graph at its launch. Two executables take turns, so that one can be changed
 // while the other one runs.
@@ -249,7 +275,7 @@ class CudaReplay : public KernelReplay {
       });
       last_runs[i] = runs[i];
     }
-    check(cuGraphLaunch(graph, cuda_stream(stream_)), "cuGraphLaunch");
+    check(cuGraphLaunch(graph, command_encoder(stream_)->stream), "cuGraphLaunch");
   }
 
  private:
@@ -263,6 +289,107 @@ class CudaReplay : public KernelReplay {
   std::array<Executable, 2> executables_;
   size_t next_ = 0;
 };
+
+// The lazy arrays that `arrays` depend on, each after its inputs. One array stands for all results of its operation.
+std::vector<mx::array> in_order(const std::vector<mx::array>& arrays) {
+  std::vector<mx::array> result;
+  std::unordered_set<std::uintptr_t> found;
+  std::vector<std::pair<mx::array, size_t>> path; // with the number of inputs that have been visited
+  const auto visit = [&](const mx::array& x) {
+    if (x.status() == mx::array::Status::unscheduled && found.insert(x.id()).second) {
+      for (const auto& sibling : x.siblings()) {
+        found.insert(sibling.id());
+      }
+      path.emplace_back(x, 0);
+    }
+  };
+  for (const auto& x : arrays) {
+    visit(x);
+    while (!path.empty()) {
+      auto& [y, visited] = path.back();
+      if (visited < y.inputs().size()) {
+        const mx::array& input = y.inputs()[visited++];
+        visit(input);
+      } else {
+        result.push_back(std::move(y));
+        path.pop_back();
+      }
+    }
+  }
+  return result;
+}
+
+// Computes a lazy array whose inputs are computed: adds the operation to the graph of its stream, as an evaluation of
+// MLX does, but never submits the graph. Adds the memory that the operation uses and that would be free later.
+void compute(const mx::array& x, std::vector<std::shared_ptr<mx::array::Data>>& memory) {
+  mx::array y = x;
+  auto results = y.outputs();
+  y.primitive().eval_gpu(y.inputs(), results);
+  for (const auto& input : y.inputs()) {
+    if (input.data_shared_ptr() != y.data_shared_ptr()) { // else the result has the memory of the input
+      memory.push_back(input.data_shared_ptr());
+    }
+  }
+  for (const auto& sibling : y.siblings()) {
+    memory.push_back(sibling.data_shared_ptr());
+  }
+  for (const auto& result : results) {
+    result.set_status(mx::array::Status::evaluated);
+  }
+  y.detach();
+}
+
+class RecordedWork : public WorkReplay {
+ public:
+  // The work that the stream has not submitted yet.
+  RecordedWork(mx::Stream stream, std::vector<std::shared_ptr<mx::array::Data>> memory)
+      : stream_(stream), memory_(std::move(memory)) {
+    const CommandEncoder& encoder = *command_encoder(stream);
+    memory_.insert(memory_.end(), encoder.temporaries.begin(), encoder.temporaries.end());
+    CUgraph_st* graph;
+    check(cuGraphClone(&graph, encoder.graph), "cuGraphClone");
+    try {
+      std::vector<CUgraphNode_st*> from(encoder.from.size()), to(encoder.to.size());
+      for (size_t i = 0; i < from.size(); ++i) {
+        check(cuGraphNodeFindInClone(&from[i], encoder.from[i], graph), "cuGraphNodeFindInClone");
+        check(cuGraphNodeFindInClone(&to[i], encoder.to[i], graph), "cuGraphNodeFindInClone");
+      }
+      check(cuGraphAddDependencies(graph, from.data(), to.data(), nullptr, from.size()), "cuGraphAddDependencies");
+      check(cuGraphInstantiate(&executable_, graph, 0), "cuGraphInstantiate");
+    } catch (...) {
+      cuGraphDestroy(graph);
+      throw;
+    }
+    cuGraphDestroy(graph);
+  }
+
+  ~RecordedWork() override {
+    if (executable_ != nullptr) {
+      cuGraphExecDestroy(executable_);
+    }
+  }
+
+  void start() override {
+    make_current(device_of(stream_.device));
+    check(cuGraphLaunch(executable_, command_encoder(stream_)->stream), "cuGraphLaunch");
+  }
+
+  size_t bytes() const override { return bytes_; }
+
+  void set_bytes(size_t bytes) { bytes_ = bytes; }
+
+ private:
+  mx::Stream stream_;
+  std::vector<std::shared_ptr<mx::array::Data>> memory_;
+  CUgraphExec_st* executable_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+size_t count_nodes(CUgraph_st* graph) {
+  size_t count = 0;
+  check(cuGraphGetNodes(graph, nullptr, &count), "cuGraphGetNodes");
+  return count;
+}
 
 } // namespace
 
@@ -329,6 +456,42 @@ std::unique_ptr<KernelGraph> KernelGraph::make(mx::Stream stream) { return std::
 
 std::unique_ptr<KernelReplay> KernelReplay::make(const std::vector<KernelRun>& runs, mx::Stream stream) {
   return std::make_unique<CudaReplay>(runs, stream);
+}
+
+std::unique_ptr<WorkReplay> WorkReplay::evaluate(const std::vector<mx::array>& arrays, mx::Stream stream) {
+  mx::synchronize(stream);
+  make_current(device_of(stream.device));
+  const CommandEncoder& encoder = *command_encoder(stream);
+  const CUgraph_st* const graph = encoder.graph;
+  const size_t bytes = mx::get_active_memory();
+  std::vector<std::shared_ptr<mx::array::Data>> memory;
+  for (auto& x : in_order(arrays)) {
+    compute(std::exchange(x, mx::array(0)), memory);
+  }
+  std::unique_ptr<RecordedWork> result;
+  const bool is_whole = encoder.graph == graph && encoder.nodes > 0 &&
+      count_nodes(encoder.graph) == static_cast<size_t>(encoder.nodes) && encoder.from.size() == encoder.to.size();
+  if (is_whole) {
+    result = std::make_unique<RecordedWork>(stream, std::move(memory));
+    result->set_bytes(mx::get_active_memory() - std::min(bytes, mx::get_active_memory()));
+  }
+  mx::synchronize(stream); // submits the work
+  return result;
+}
+
+void copy_on_gpu(const mx::array& from, const mx::array& to, mx::Stream stream) {
+  make_current(device_of(stream.device));
+  const auto address = [](const mx::array& x) { return reinterpret_cast<uintptr_t>(address_on_gpu(x)); };
+  if (from.nbytes() > 0 && address(from) != address(to)) {
+    check(cuMemcpyAsync(address(to), address(from), from.nbytes(), command_encoder(stream)->stream), "cuMemcpyAsync");
+  }
+}
+
+size_t memory_of_gpu(mx::Stream stream) {
+  make_current(device_of(stream.device));
+  size_t free, total;
+  check(cuMemGetInfo(&free, &total), "cuMemGetInfo");
+  return total;
 }
 
 void keep_until_done(const std::vector<mx::array>& arrays, mx::Stream stream) {

@@ -74,6 +74,30 @@ class KernelReplay {
   virtual void start(const std::vector<KernelRun>& runs) = 0;
 };
 
+// The work of one evaluation of MLX, again and again, on the same memory.
+class WorkReplay {
+ public:
+  // Evaluates arrays and waits for them. All of them are computed on the stream, on which nothing else is under way.
+  // Returns a recording of the work, or null if MLX has submitted a part of it by itself. The recording keeps the
+  // memory of all intermediate results, so that nothing else gets it; the caller keeps that of all other arrays.
+  static std::unique_ptr<WorkReplay> evaluate(const std::vector<mx::array>& arrays, mx::Stream stream);
+
+  virtual ~WorkReplay() = default;
+
+  // Starts the work on the stream, on which MLX has submitted all its work.
+  virtual void start() = 0;
+
+  // The memory of the intermediate results.
+  virtual size_t bytes() const = 0;
+};
+
+// Copies the elements of an array to the memory of another one, on the stream, on which MLX has submitted all its work.
+// Both are row-major, and have as many elements.
+void copy_on_gpu(const mx::array& from, const mx::array& to, mx::Stream stream);
+
+// The bytes of memory that the GPU of the stream has.
+size_t memory_of_gpu(mx::Stream stream);
+
 // Keeps the memory of arrays until the work that is now on the stream, or is submitted with the next evaluation, has
 // ended.
 void keep_until_done(const std::vector<mx::array>& arrays, mx::Stream stream);

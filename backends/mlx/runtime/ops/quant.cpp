@@ -61,13 +61,17 @@ std::optional<mx::array> dequantized_matmul(
       rows_of(x) < kMinRowsToDequantize) {
     return std::nullopt;
   }
-  std::optional<mx::array> numbers;
   if (q.biases && q.scales.dtype() == x.dtype() && n.mode()->string_view() == "affine") {
-    numbers = gpu::dequantize({q.w, q.scales, *q.biases, n.group_size(), n.bits()}, c.stream);
+    const gpu::Matrix matrix{q.w, q.scales, *q.biases, n.group_size(), n.bits()};
+    if (auto y = gpu::dequantized_product(x, matrix, c.stream)) {
+      return y;
+    }
+    if (const auto numbers = gpu::dequantize(matrix, c.stream)) {
+      return mx::matmul(x, mx::transpose(*numbers, c.stream), c.stream);
+    }
   }
-  const auto w = numbers ? *numbers
-                         : mx::dequantize(q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(),
-                               /*global_scale=*/std::nullopt, x.dtype(), c.stream);
+  const auto w = mx::dequantize(q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(),
+      /*global_scale=*/std::nullopt, x.dtype(), c.stream);
   return mx::matmul(x, mx::transpose(w, c.stream), c.stream);
 }
 

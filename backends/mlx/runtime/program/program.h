@@ -96,7 +96,7 @@ struct DecodedInstruction {
   std::unique_ptr<const HeldOperands> operands = nullptr;
   uint32_t early = kNone; // State::held[early] is the result, if it was computed together with that of an earlier one
   uint32_t kept = kNone; // State::kept[kept] is the result of an earlier call, if the instruction reads only constants
-  std::vector<uint32_t> released; // temporary slots to be emptied when it has run: no later instruction reads them
+  std::vector<uint32_t> released = {}; // temporary slots to be emptied when it has run: no later one reads them
 
   // What pack_weights() adds after the constants have been loaded.
   std::shared_ptr<const PackedWeights> packed_weights = nullptr; // of a product; may be null
