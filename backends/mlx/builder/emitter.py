@@ -14,8 +14,7 @@ from ..serialization import ir
 from . import dtypes
 from .peephole import can_represent, simplify, source_of_elements
 from .registry import Unsupported
-from .slot_types import SlotTypes
-from .slots import Slot, Space, TensorSlot, ValueSlot
+from .slots import Slot, SlotTypes, Space, TensorSlot, ValueSlot
 
 
 @dataclass
