@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from .builder.digests import Digests
-from .builder.interface import stored_tensor
+from .builder.program import stored_tensor
 from .builder.registry import target_name
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, preprocess
-from executorch_mlx.builder import order
+from executorch_mlx.builder import liveness
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.emitter import Emitted, Replacement
 from executorch_mlx.builder.liveness import lifetimes, recycle
@@ -144,7 +144,7 @@ class Interpreter:
 @pytest.mark.parametrize("seed", range(200))
 def test_random_programs_keep_their_results(seed, monkeypatch):
     with monkeypatch.context() as unordered:
-        unordered.setattr(order, "delay_activations", lambda builder: None)
+        unordered.setattr(liveness, "delay_activations", lambda builder: None)
         plain = assemble(RandomProgram(seed), reuse_slots=False).graph
     shared = assemble(RandomProgram(seed)).graph
     assert shared.num_temp_tensors <= plain.num_temp_tensors

@@ -4,7 +4,7 @@ import pytest
 import torch
 from executorch.exir import to_edge, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
-from executorch_mlx.builder import interface
+from executorch_mlx.builder import program as program_module
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.program import ProgramBuilder
 from executorch_mlx.builder.slots import Space
@@ -60,7 +60,7 @@ def test_names_of_constant_slots_are_the_keys_of_their_data():
 
 def test_check_reads_no_constant(monkeypatch):
     edge = to_edge(torch.export.export(TwoEqualWeights(), (torch.randn(2, 8),)))
-    monkeypatch.setattr(interface, "stored_tensor", lambda _, name: pytest.fail(f"{name} was read"))
+    monkeypatch.setattr(program_module, "stored_tensor", lambda _, name: pytest.fail(f"{name} was read"))
     reasons = ProgramBuilder(edge.exported_program()).check()
     assert reasons and set(reasons.values()) == {None}
 

@@ -13,8 +13,7 @@ from ..serialization.listing import without_digest
 from . import dtypes
 from .digests import Digests
 from .emitter import Emitted
-from .liveness import lifetimes, recycle, slots_in
-from .order import arrange
+from .liveness import arrange, lifetimes, recycle, slots_in
 from .portable import has_extensions
 from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot

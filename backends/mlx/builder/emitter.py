@@ -14,8 +14,7 @@ from ..serialization import ir
 from . import dtypes
 from .peephole import can_represent, simplify, source_of_elements
 from .registry import Unsupported
-from .slot_types import SlotTypes
-from .slots import Slot, Space, TensorSlot, ValueSlot
+from .slots import Slot, SlotTypes, Space, TensorSlot, ValueSlot
 
 
 @dataclass
@@ -227,6 +226,12 @@ class Emitter:
         size = self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
         size.symbol = static
         return size
+
+    def with_extent(self, x: TensorSlot, axis: int, extent: int | ValueSlot) -> TensorSlot:
+        """Return `x`, whose size on `axis` is `extent`. No rule can know that a part of a tensor is not cut short."""
+        if x.shape is None:
+            self.types.set_extent(x, axis, extent.symbol if isinstance(extent, ValueSlot) else extent)
+        return x
 
     def item(self, x: TensorSlot) -> ValueSlot:
         """Return a value slot with the integer in `x`, a tensor of one element.

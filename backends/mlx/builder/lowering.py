@@ -11,7 +11,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..extents import expressions, memory_order
@@ -69,8 +69,8 @@ class Lowering(Emitter):
 
     # The walk over the graph -----------------------------------------------------------------
 
-    def _lower_graph(self, module: GraphModule) -> None:
-        nodes = list(module.graph.nodes)
+    def _lower_graph(self, module: GraphModule, graph: Graph | None = None) -> None:
+        nodes = list((graph or module.graph).nodes)
         matches = self._find_matches(nodes)
         self._read_at |= {n: i for i, n in enumerate(nodes)}
         # The nodes of a match are lowered together, at the place of the last one.
@@ -215,6 +215,12 @@ class Lowering(Emitter):
         """Return a new slot of the kind, dtype and shape of the fake value `val`."""
         return slot_for(val)
 
+    def as_extent(self, number: int | ValueSlot) -> int | ValueSlot:
+        """Return `number`, at least 1, with a symbol: functions that are traced can use it as an extent."""
+        if isinstance(number, ValueSlot) and number.symbol is None:
+            number.symbol = self._traces.new_extent()
+        return number
+
     # In-place updates ------------------------------------------------------------------------
 
     def in_place_target(self, x: TensorSlot) -> TensorSlot | None:
@@ -236,16 +242,17 @@ class Lowering(Emitter):
 
     # Graphs within graphs --------------------------------------------------------------------
 
-    def inline(self, module: GraphModule, arguments: Sequence[Any]) -> list[Any]:
+    def inline(self, module: GraphModule, arguments: Sequence[Any], graph: Graph | None = None) -> list[Any]:
         """Lower the graph of `module` into the current chain, with the values `arguments` as the inputs of the graph.
 
-        Returns the values of the graph's outputs.
+        `graph` may be a copy of that graph. Returns the values of the graph's outputs.
         """
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        graph = graph or module.graph
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         for node, argument in zip(placeholders, arguments, strict=True):
             self.set_value(node, argument)
-        self._lower_graph(module)
-        outputs = module.graph.output_node().args[0]
+        self._lower_graph(module, graph)
+        outputs = graph.output_node().args[0]
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         return [self._values[n] if isinstance(n, Node) else n for n in outputs]
 
@@ -254,7 +261,8 @@ class Lowering(Emitter):
 
         Returns the values of the function's results, as a list. See `trace.trace`.
         """
-        return self.inline(*self._traces.trace(function, args, kwargs))
+        module, graph, slots = self._traces.trace(function, args, kwargs)
+        return self.inline(module, slots, graph)
 
 
 def call_handler(P: Lowering, node: Node) -> Any:

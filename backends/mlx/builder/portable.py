@@ -19,8 +19,7 @@ from ..serialization.types import Shape
 from .emitter import Emitted, Replacement
 from .lowering import Lowering
 from .registry import Unsupported
-from .slot_types import SlotTypes, fields_of
-from .slots import Space, TensorSlot, ValueSlot
+from .slots import SlotTypes, Space, TensorSlot, ValueSlot, fields_of
 
 
 def make_portable(builder: Lowering) -> Portability:

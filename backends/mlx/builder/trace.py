@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
 from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..extents import expressions
 from ..workarounds.specialization import Specialized, no_specialization
@@ -77,29 +79,48 @@ def _pad_dynamic(x: torch.Tensor, pad: Sequence[int], value: float = 0) -> torch
 _PLAIN = (bool, int, float, str, torch.dtype, NoneType)
 
 
+def _extents(fake_mode: Any) -> Iterator[torch.SymInt]:
+    """Yield the symbols of extents that depend on data. All walks over a graph get the same ones, and share traces."""
+    known: list[torch.SymInt] = vars(fake_mode).setdefault("_mlx_extents", [])
+    for number in itertools.count():
+        if number == len(known):
+            known.append(fake_mode.shape_env.create_unbacked_symint())
+            fake_mode.shape_env.var_to_range[known[-1].node.expr] = ValueRanges(1, int_oo)
+        yield known[number]
+
+
 class Traces:
     """The traces of one walk over a graph.
 
     The partitioner and the backend walk over the same graph, with the same `fake_mode`. The second walk gets the traces
-    of the first one, which are stored in `fake_mode`. Within a walk, every trace is a graph of its own.
+    of the first one, which are stored in `fake_mode`. Every trace has nodes of its own: it is a copy, because functions
+    are traced only once for equal arguments.
     """
 
     def __init__(self, registry: Registry, fake_mode: Any):
         self._registry, self._fake_mode = registry, fake_mode
         self._known: dict[Any, GraphModule] = vars(fake_mode).setdefault("_mlx_traces", {})
-        self._counts: Counter = Counter()
+        self._extents = _extents(fake_mode)
 
-    def trace(self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[GraphModule, list[Slot]]:
-        """Return what `trace` returns."""
+    def new_extent(self) -> torch.SymInt:
+        """Return the symbol of an extent of at least 1 that depends on data."""
+        return next(self._extents)
+
+    def trace(
+        self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[GraphModule, Graph, list[Slot]]:
+        """Return the module and the slots that `trace` returns, and a copy of the module's graph."""
         leaves, spec = tree_flatten((list(args), kwargs))
+        slots = [leaf for leaf in leaves if isinstance(leaf, Slot)]
         key = self._key(function, leaves, spec)
-        if key is None:
-            return trace(self._registry, self._fake_mode, function, args, kwargs)
-        self._counts[key] += 1
-        numbered = key, self._counts[key]
-        if numbered not in self._known:
-            self._known[numbered], _ = trace(self._registry, self._fake_mode, function, args, kwargs)
-        return self._known[numbered], [leaf for leaf in leaves if isinstance(leaf, Slot)]
+        module = self._known.get(key)
+        if module is None:
+            module, _ = trace(self._registry, self._fake_mode, function, args, kwargs)
+        if key is not None:
+            self._known[key] = module
+        graph = Graph()
+        graph.output(graph.graph_copy(module.graph, {}))
+        return module, graph, slots
 
     def _key(self, function: Callable, leaves: Sequence[Any], spec: Any) -> Any:
         """Return a key of everything that the trace depends on, or None if there is no such key.

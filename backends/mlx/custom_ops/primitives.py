@@ -199,26 +199,58 @@ def _attend(query, keys, values, begin, scale, window, softcap, blocks, sinks, s
     oldest = 0 if window is None else begin - begin % window if blocks else max(0, begin - window + 1)
     _check_capacity("cached_attention", end - oldest, capacity)
     filled = min(end, capacity)
-    queries = torch.arange(begin, end)[:, None]
-    # The position that each entry of the ring buffer holds: the last position that was written to the entry.
-    positions = end - 1 - (end - 1 - torch.arange(filled)) % capacity
-    mask = positions <= queries
-    if window is not None:
-        mask = mask & (positions > (queries - queries % window - 1 if blocks else queries - window))
-    groups = query.shape[1] // keys.shape[1]
-    k, v = (c[:, :, :filled].to(query.dtype).repeat_interleave(groups, dim=1) for c in (keys, values))
-    if slopes is not None:
-        bias = slopes[:, None, None] * (positions - queries).to(slopes.dtype)
-        mask = torch.where(mask, bias, -torch.inf).to(query.dtype)
+    queries = torch.arange(begin, end, dtype=torch.int32)
+    mask = attention_mask(queries, slopes, filled, capacity, window, blocks, query.dtype)
+    k, v = (c[:, :, :filled].to(query.dtype) for c in (keys, values))
     if softcap is None and sinks is None:
-        return torch.nn.functional.scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=scale)
-    scores = query @ k.transpose(2, 3) * scale
-    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, -torch.inf) if slopes is None else scores + mask
+        options = {"scale": scale, "enable_gqa": True}
+        return torch.nn.functional.scaled_dot_product_attention(query, k, v, attn_mask=mask, **options)
+    return composed_attention(query, k, v, mask, sinks, scale, softcap)
+
+
+def attention_mask(queries, slopes, num_held, capacity, window, blocks, dtype):
+    """Return the mask of queries at the positions `queries`, int32 [S], which follow each other.
+
+    Without `slopes`, the mask is bool [S, num_held]: whether a query attends to an index of the row. With slopes, it
+    has the numbers to add to the scores, [H, S, num_held] of `dtype`. The mask covers the first `num_held` indices of
+    the row. With a window, the row is a ring buffer of `capacity` positions.
+    """
+    queries = queries[:, None]
+    keys = torch.arange(num_held, dtype=torch.int32)
+    if window is not None:  # an index of a ring buffer holds the last position that was written to it
+        last = queries[-1]
+        keys = last - (last - keys) % capacity
+    mask = keys <= queries
+    if window is not None:
+        mask = torch.logical_and(mask, keys > (queries - (queries % window + 1) if blocks else queries - window))
+    if slopes is None:
+        return mask
+    bias = slopes.float()[:, None, None] * (keys - queries).float()
+    return torch.where(mask, bias.to(dtype), -torch.inf)
+
+
+def composed_attention(query, k, v, mask, sinks, scale, softcap):
+    """Return the attention of `query` [1, H, S, D] over `k` [1, G, N, D] and `v` [1, G, N, E].
+
+    Unlike torch's, it has a soft cap or sinks. `mask` is one that `attention_mask` returns. Query heads that share a
+    key head are stacked in one matrix, so that the keys need not be repeated.
+    """
+    k, v = k.squeeze(0), v.squeeze(0)
+    _, heads, length, size = query.shape
+    groups, num_held = k.shape[:2]
+    stacked = (groups, heads // groups * length)
+    scores = (query.reshape(*stacked, size) @ k.mT).reshape(1, heads, length, num_held)
+    scores = scores * (scale / (softcap or 1))
+    if softcap is not None:
+        scores = torch.tanh(scores) * softcap
+    scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
-        sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        sink = sinks.to(scores.dtype)[:, None, None].expand(1, heads, length, 1)
         scores = torch.cat([scores, sink], -1)
-    return scores.float().softmax(-1)[..., :filled].to(query.dtype) @ v
+    weights = scores.softmax(-1)
+    if sinks is not None:
+        weights = weights[..., :num_held]
+    return (weights.reshape(*stacked, num_held) @ v).reshape(1, heads, length, v.shape[2])
 
 
 # Causal attention of `query` [1, H, S, D] over the caches `keys` [1, G, rows * L, D] and `values` [1, G, rows * L, E],

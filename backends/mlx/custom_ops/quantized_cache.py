@@ -17,7 +17,7 @@ Importing this module defines the operators in the operator library `mlx`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -25,8 +25,7 @@ from .library import define
 from .primitives import cached_attention_in_torch
 
 
-@dataclass(frozen=True)
-class EntryFormat:
+class EntryFormat(NamedTuple):
     """How numbers are quantized: `bits` is 4 or 8, `group_size` 32, 64 or 128."""
 
     group_size: int
@@ -80,11 +79,10 @@ def dequantize(
 ) -> torch.Tensor:
     """Return `width` numbers of each entry, from group `first` on, as `dtype` [1, G, N, width]."""
     groups, total = format.groups(width), scales.shape[-1] // 2
-    q = entries[..., format.bytes(first) : format.bytes(first + groups)].to(torch.int32)
-    if format.bits == 4:
-        high = q // 16
-        q = torch.stack([q - 16 * high, high], -1).flatten(-2)
-    q = q.unflatten(-1, (groups, format.group_size)).float()
+    q = entries[..., format.bytes(first) : format.bytes(first + groups)]
+    if format.bits == 4:  # of two numbers in a byte, the second one is in the high bits
+        q = torch.stack([(q & 15).float(), (q & 240).float() * (1 / 16)], -1).flatten(-2)
+    q = q.float().unflatten(-1, (groups, format.group_size))
     scale, bias = (scales[..., i : i + groups].float().unsqueeze(-1) for i in (first, total + first))
     x = q * scale + bias
     x = x @ hadamard(format.group_size) if format.rotate else x

@@ -43,7 +43,7 @@ class FloatCache:
     - `length`: the size of axis 2, rows * L. It counts the positions of all rows.
     - `heads`: G.
     - `value_size`: E.
-    - `read`: returns the keys and values at the indices [first, stop) of axis 2.
+    - `read`: returns the keys and values at the indices [first, stop) of axis 2, which are `count` positions.
     - `attend`: returns the attention of `query` over these keys and values, without soft cap and sinks.
     - `attend_rows`: returns the attention of several rows, with a query and `HeldKeys` for each. None if no node
       computes it.
@@ -64,12 +64,14 @@ class FloatCache:
     def value_size(self):
         return self.values.shape[3]
 
-    def read(self, P: Lowering, query, first, stop):
-        return [P.cast(x, query.dtype) for x in self._slices(P, first, stop)]
+    def read(self, P: Lowering, query, first, stop, count):
+        return [P.cast(P.with_extent(x, 2, count), query.dtype) for x in self._slices(P, first, stop)]
 
     def attend(self, P: Lowering, query, first, stop, scale, mask):
         # For float32 queries, the node reads keys and values of half precision as they are.
-        k, v = self._slices(P, first, stop) if query.dtype == torch.float32 else self.read(P, query, first, stop)
+        k, v = self._slices(P, first, stop)
+        if query.dtype != torch.float32:
+            k, v = P.cast(k, query.dtype), P.cast(v, query.dtype)
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
 
     def _slices(self, P: Lowering, first, stop):

@@ -7,17 +7,15 @@ large entries.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from ..builder import dtypes
 from ..builder.lowering import Lowering
 from ..builder.registry import REGISTRY
-from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
+from ..custom_ops.quantized_cache import EntryFormat, dequantize, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
+from .lib.cache_write import subtract
 from .lib.cached_attention import ScoreSettings, attend_rows, mask_fields
 
 _MAX_GROUPS = 1024  # of an entry, in the nodes
@@ -30,7 +28,7 @@ def lower_quantize_entries(P: Lowering, xs, group_size, bits, rotate, dtype):
     if groups > _MAX_GROUPS or not all(x.ndim == 4 and x.dtype.is_floating_point for x in xs):
         return P.trace(quantize, xs, format, dtype)
     outs = [P.fresh(value) for value in P.out]
-    fields = dataclasses.asdict(format) | {"scale_type": dtypes.scalar_type(dtype)}
+    fields = format._asdict() | {"scale_type": dtypes.scalar_type(dtype)}
     P.emit(ir.QuantizeEntriesNode, xs=xs, **fields, out=outs[0], out_scales=outs[1])
     return outs
 
@@ -78,10 +76,12 @@ class _QuantizedCache:
     def heads(self):
         return self.entries.shape[1]
 
-    def read(self, P: Lowering, query, first, stop):
+    def read(self, P: Lowering, query, first, stop, count):
         # The first group of a key and its size, then those of a value.
         parts = ((0, query.shape[3]), (self.value_offset // self.format.group_size, self.value_size))
-        return [self._dequantize(P, first, stop, group, width, query.dtype) for group, width in parts]
+        held = [P.emit(ir.SliceNode, x=x, axis=2, start=first, stop=stop) for x in (self.entries, self.scales)]
+        held = [P.with_extent(x, 2, count) for x in held]
+        return [P.trace(dequantize, *held, *part, self.format, query.dtype)[0] for part in parts]
 
     def attend(self, P: Lowering, query, first, stop, scale, mask):
         if self.scales.shape[3] // 2 > _MAX_GROUPS:
@@ -95,52 +95,19 @@ class _QuantizedCache:
             stop=stop,
             value_offset=self.value_offset,
             value_size=self.value_size,
-            **dataclasses.asdict(self.format),
+            **self.format._asdict(),
             scale=scale,
             **mask_fields(mask),
         )
 
     def attend_floats(self, P: Lowering, query, first, stop, scale, mask):
         """Do what `attend` does with dequantized keys and values."""
-        k, v = self.read(P, query, first, stop)
+        count = P.as_extent(subtract(P, stop, first))
+        k, v = self.read(P, query, first, stop, count)
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
 
     def attend_rows(self, P: Lowering, query, held, scale):
         return None
-
-    def _dequantize(self, P: Lowering, first, stop, group, width, dtype):
-        """Return `width` numbers of each entry in [first, stop), as `dtype` [1, G, stop - first, width].
-
-        The numbers begin at the group with the index `group`.
-        """
-        format, heads = self.format, self.heads
-        groups, total = format.groups(width), self.scales.shape[3] // 2
-
-        def sliced(x, begin, end):
-            x = P.emit(ir.SliceNode, x=x, axis=2, start=first, stop=stop)
-            return P.emit(ir.SliceNode, x=x, axis=3, start=begin, stop=end)
-
-        def reshape(x, *shape):
-            return P.emit(ir.ReshapeNode, x=x, shape=[1, heads, -1, *shape])
-
-        q = sliced(self.entries, format.bytes(group), format.bytes(group + groups))
-        if format.bits == 4:  # of two numbers in a byte, the second one is in the high bits
-            low, high = (P.emit(ir.BitwiseAndNode, a=q, b=P.scalar(bits, torch.uint8)) for bits in (15, 240))
-            high = P.emit(ir.MultiplyNode, a=P.cast(high, torch.float32), b=P.scalar(1 / 16, torch.float32))
-            q = P.emit(ir.StackNode, tensors=[P.cast(low, torch.float32), high], axis=-1)
-        q = P.cast(reshape(q, groups, format.group_size), torch.float32)
-        scale, bias = (
-            P.cast(reshape(sliced(self.scales, i, i + groups), groups, 1), torch.float32)
-            for i in (group, total + group)
-        )
-        x = P.emit(ir.AddNode, a=P.emit(ir.MultiplyNode, a=q, b=scale), b=bias)
-        if format.rotate:
-            matrix = P.constant(f"hadamard_{format.group_size}", hadamard(format.group_size))
-            x = P.emit(ir.AddmmNode, mat1=x, mat2=matrix)
-        x = reshape(x, groups * format.group_size)
-        if width % format.group_size:
-            x = P.emit(ir.SliceNode, x=x, axis=3, start=0, stop=width)
-        return P.cast(x, dtype)
 
 
 @REGISTRY.form(ir.QuantizedSdpaNode)

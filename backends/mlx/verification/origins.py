@@ -14,9 +14,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..builder.emitter import Emitted
-from ..builder.liveness import results
+from ..builder.liveness import arrange, results
 from ..builder.matcher import Match
-from ..builder.order import arrange
 from ..builder.program import ProgramBuilder
 from ..builder.slots import Slot, TensorSlot
 from ..serialization import ir

@@ -12,6 +12,7 @@ import torch
 
 from ...builder import dtypes
 from ...builder.lowering import Lowering
+from ...custom_ops.primitives import attention_mask, composed_attention
 from ...serialization import ir
 from .cache_write import add, part_of_row, subtract
 
@@ -127,7 +128,11 @@ def _held_keys(P: Lowering, length, dtype, begin, row_begin, capacity, settings:
     count = end if settings.window is None else _minimum(P, end, capacity)
     first, stop = (0, count) if row_begin is None else (row_begin, add(P, row_begin, count))
     is_causal = settings.is_fused and settings.window is None and settings.slopes is None
-    mask = None if is_causal else _attention_mask(P, begin, end, count, capacity, settings, dtype)
+    mask = None
+    if not is_causal:
+        queries = P.with_extent(_range(P, begin, end), 0, length)
+        size = P.as_extent(count), capacity
+        (mask,) = P.trace(attention_mask, queries, settings.slopes, *size, settings.window, settings.blocks, dtype)
     return HeldKeys(first, stop, count, mask)
 
 
@@ -135,90 +140,13 @@ def _attention(P: Lowering, query, cache, keys: HeldKeys, settings: ScoreSetting
     """Return the attention of the queries of a row, `query` [1, H, S, D]."""
     if settings.is_fused:
         return cache.attend(P, query, keys.first, keys.stop, settings.scale, keys.mask)
-    k, v = cache.read(P, query, keys.first, keys.stop)
-    return _composed_attention(P, query, k, v, cache, keys.count, keys.mask, settings)
+    k, v = cache.read(P, query, keys.first, keys.stop, keys.count)
+    return P.trace(composed_attention, query, k, v, keys.mask, settings.sinks, settings.scale, settings.softcap)[0]
 
 
 def mask_fields(mask) -> dict[str, Any]:
     """Return the fields of an attention node for `mask`, or for a causal mask if it is None."""
     return {"causal": True} if mask is None else {"mask": mask}
-
-
-def _attention_mask(P: Lowering, begin, end, num_held, capacity, settings: ScoreSettings, dtype):
-    """Return the attention mask of the queries.
-
-    Without slopes, the mask is bool [S, num_held]: whether a query attends to an index of the row. With slopes, it has
-    the numbers to add to the scores, [H, S, num_held]. The queries have the positions [begin, end). The mask covers the
-    first `num_held` indices of the row. With a window, the row is a ring buffer of `capacity` positions.
-    """
-
-    def compare(op, a, b):
-        return P.emit(op, a=a, b=b)
-
-    def number(value):
-        return P.scalar(value, torch.int32)
-
-    window = settings.window
-    query_at = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
-    index = _range(P, 0, num_held)
-    if window is None:
-        key_at = index
-    else:
-        # Index i of a ring buffer holds the largest position p <= last with p % capacity == i.
-        last = number(subtract(P, end, 1))
-        distance = P.emit(ir.SubtractNode, a=last, b=index)
-        age = P.emit(ir.RemainderNode, a=distance, b=number(capacity))
-        key_at = P.emit(ir.SubtractNode, a=last, b=age)
-    mask = compare(ir.LessEqualNode, key_at, query_at)
-    if window is not None:
-        before = P.emit(ir.SubtractNode, a=query_at, b=number(window))
-        if settings.blocks:
-            in_block = P.emit(ir.RemainderNode, a=query_at, b=number(window))
-            before = P.emit(ir.SubtractNode, a=query_at, b=P.emit(ir.AddNode, a=in_block, b=number(1)))
-        mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterNode, key_at, before))
-    if settings.slopes is None:
-        return mask
-    distance = P.cast(P.emit(ir.SubtractNode, a=key_at, b=query_at), torch.float32)
-    slopes = P.emit(ir.ReshapeNode, x=P.cast(settings.slopes, torch.float32), shape=[-1, 1, 1])
-    bias = P.cast(P.emit(ir.MultiplyNode, a=slopes, b=distance), dtype)
-    return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype))
-
-
-def _composed_attention(P: Lowering, query, k, v, cache, num_held, mask, settings: ScoreSettings):
-    """Return the attention as several instructions, because `SdpaNode` supports neither soft-capped scores nor sinks.
-
-    The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
-    """
-    batch, heads, _, size = query.shape
-    length = P.size(query, 2)
-    stacked = [batch, cache.heads, P.emit(ir.MultiplyIntNode, a=length, b=heads // cache.heads)]
-
-    def reshape(x, *extents):
-        return P.emit(ir.ReshapeNode, x=x, shape=list(extents))
-
-    def number(value, dtype=query.dtype):
-        return P.scalar(value, dtype)
-
-    softcap = settings.softcap
-    q = reshape(query, *stacked, size)
-    transposed = P.emit(ir.TransposeNode, x=k, perm=[0, 1, 3, 2])
-    scores = reshape(P.emit(ir.AddmmNode, mat1=q, mat2=transposed), batch, heads, length, num_held)
-    scores = P.emit(ir.MultiplyNode, a=scores, b=number(settings.scale / (softcap or 1)))
-    if softcap is not None:
-        scores = P.emit(ir.MultiplyNode, a=P.emit(ir.TanhNode, x=scores), b=number(softcap))
-    if settings.slopes is None:
-        scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf))
-    else:
-        scores = P.emit(ir.AddNode, a=scores, b=mask)
-    if settings.sinks is not None:
-        sinks = reshape(P.cast(settings.sinks, query.dtype), 1, heads, 1, 1)
-        sinks = P.emit(ir.BroadcastToNode, x=sinks, shape=[batch, heads, length, 1])
-        scores = P.emit(ir.ConcatenateNode, tensors=[scores, sinks], axis=3)
-    weights = P.emit(ir.SoftmaxNode, x=scores, axis=-1, precise=True)
-    if settings.sinks is not None:
-        weights = P.emit(ir.SliceNode, x=weights, axis=3, start=0, stop=num_held)
-    out = P.emit(ir.AddmmNode, mat1=reshape(weights, *stacked, num_held), mat2=v)
-    return reshape(out, batch, heads, length, cache.value_size)
 
 
 # -- integers on the host -----------------------------------------------------
