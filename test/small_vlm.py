@@ -1,9 +1,12 @@
 """Small models for pictures or sounds and text, with random weights, and what transformers computes with them."""
 
+import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+from PIL import Image
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
 CONTEXT = 1024
@@ -31,25 +34,27 @@ VISION = {
 MEAN = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.25, 0.2]}
 # Tensors that begin as constants of transformers, and about which values they lie here.
 INITIAL = {"position_embedding_table": 0.0, "std_bias": 0.0, "std_scale": 1.0}
+INITIAL |= {"sub_img_feature_extensor": 0.0, "global_img_feature_extensor": 0.0}
 INITIAL |= {"input_min": -1.0, "input_max": 1.0, "output_min": -1.5, "output_max": 1.5}
 # Each message is a line. Pictures are where their parts are.
 TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.content is string -%}{{ message.content }}{%- else -%}
 {%- for part in message.content -%}
-{%- if part.type in ("image", "audio") -%}PLACEHOLDER{%- else -%}{{ part.text }}{%- endif -%}
+{%- if part.type in ("image", "audio") -%}PLACEHOLDER{%- elif part.type == "video" -%}VIDEO
+{%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- endif -%}{{ "\n" }}
 {%- endfor -%}"""
 
 
-def tokenizer(tokens: list[str], placeholder: str):
+def tokenizer(tokens: list[str], placeholder: str, video: str = ""):
     """Return the tokenizer of the demo model with more special tokens."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(DEMO)
     loaded.add_special_tokens({"additional_special_tokens": tokens})
-    loaded.chat_template = TEMPLATE.replace("PLACEHOLDER", placeholder)
+    loaded.chat_template = TEMPLATE.replace("PLACEHOLDER", placeholder).replace("VIDEO", video)
     return loaded
 
 
@@ -116,7 +121,7 @@ def _smolvlm():
 def _internvl():
     from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
 
-    words = tokenizer(["<IMG_CONTEXT>", "<img>", "</img>"], "<IMG_CONTEXT>")
+    words = tokenizer(["<IMG_CONTEXT>", "<img>", "</img>"], "<IMG_CONTEXT>", "<video>")
     config = InternVLConfig(
         vision_config={**VISION, "image_size": [16, 16], "patch_size": [4, 4]},
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(words)},
@@ -184,7 +189,8 @@ DELTA = {
 def _qwen(kind: str):
     import transformers
 
-    words = tokenizer(["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"], "<|image_pad|>")
+    tokens = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+    words = tokenizer(tokens, "<|image_pad|>", "<|vision_start|><|video_pad|><|vision_end|>")
     token = words.convert_tokens_to_ids("<|image_pad|>")
     vision = {"depth": 2, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
     if kind == "Qwen2":
@@ -276,6 +282,176 @@ def _llava_next():
     return LlavaNextForConditionalGeneration, config, processor
 
 
+class _Resizing:
+    """An image processor in place of that of transformers, which needs torchvision, and resizes as torch does.
+
+    With `uses_pil`, it resizes as Pillow does, so that the pixels are those of the program, bit for bit.
+    """
+
+    uses_pil = False
+
+    def _resized(self, levels, size):
+        if not self.uses_pil:
+            return torch.nn.functional.interpolate(levels[None], size, mode="bilinear", antialias=True)[0]
+        picture = Image.fromarray(levels.movedim(0, -1).numpy()).resize(size[::-1], Image.BILINEAR)
+        return torch.from_numpy(np.array(picture)).movedim(-1, 0)
+
+
+class _Canvas(_Resizing):
+    """The image processor of Llama 4."""
+
+    def __init__(self, edge: int, tiles: int):
+        self.edge, self.tiles = edge, tiles
+
+    def save_pretrained(self, folder):
+        size = {"height": self.edge, "width": self.edge}
+        settings = {"image_processor_type": "Llama4ImageProcessor", "size": size, "max_patches": self.tiles}
+        (Path(folder) / "preprocessor_config.json").write_text(json.dumps(settings | MEAN))
+
+    def __call__(self, images, return_tensors):
+        found, grids = [], []
+        for picture in images if isinstance(images, list) else [images]:
+            tiles, grid = self._cut(torch.from_numpy(np.array(picture)).movedim(-1, 0))
+            found += tiles
+            grids.append(grid)
+        pixels = torch.stack(found).to(torch.bfloat16) * (1 / 255)
+        mean, std = (torch.tensor(MEAN[name], dtype=torch.bfloat16)[:, None, None] for name in MEAN)
+        return {"pixel_values": ((pixels - mean) / std).float(), "aspect_ratios": grids}
+
+    def _cut(self, levels):
+        edge, (height, width) = self.edge, levels.shape[1:]
+        grids = [(r, c) for r in range(1, self.tiles + 1) for c in range(1, self.tiles + 1) if r * c <= self.tiles]
+        scales = torch.tensor([[r * edge / height, c * edge / width] for r, c in grids], dtype=torch.float32).amin(1)
+        best = scales[scales >= 1].min() if (scales >= 1).any() else scales.max()
+        rows, columns = min((grid for grid, scale in zip(grids, scales) if scale == best), key=np.prod)
+        limits = min(max(height, edge), rows * edge), min(max(width, edge), columns * edge)
+        limit, along = min(zip(limits, (height, width)), key=lambda pair: pair[0] / pair[1])
+        inner = [max(1, length * limit // along) for length in (height, width)]
+        canvas = torch.zeros(3, rows * edge, columns * edge, dtype=torch.uint8)
+        canvas[:, : inner[0], : inner[1]] = self._resized(levels, inner)
+        tiles = [row.split(edge, 2) for row in canvas.split(edge, 1)]
+        whole = [self._resized(levels, (edge, edge))] if rows * columns > 1 else []
+        return [tile for row in tiles for tile in row] + whole, (rows, columns)
+
+
+class _Crops(_Resizing):
+    """The image processor of Phi-4 multimodal, for pictures of up to `tiles` tiles."""
+
+    def __init__(self, edge: int, patch: int, tiles: int):
+        self.edge, self.patch, self.tiles = edge, patch, tiles
+
+    def save_pretrained(self, folder):
+        size = {"height": self.edge, "width": self.edge}
+        settings = {"size": size, "patch_size": self.patch, "dynamic_hd": self.tiles, **MEAN}
+        settings["image_processor_type"] = "Phi4MultimodalImageProcessor"
+        (Path(folder) / "preprocessor_config.json").write_text(json.dumps(settings))
+
+    def __call__(self, images, return_tensors):
+        found = [self._cut(picture) for picture in (images if isinstance(images, list) else [images])]
+        most = max(len(tiles) for tiles, _, _ in found)
+        pixels, masks = torch.zeros(len(found), most, 3, self.edge, self.edge), []
+        for index, (tiles, held, _) in enumerate(found):
+            pixels[index, : len(tiles)] = tiles
+            masks.append(torch.cat([held, torch.ones(most - len(held), *held.shape[1:])]))
+        sizes = torch.tensor([size for _, _, size in found])
+        return {"image_pixel_values": pixels, "image_sizes": sizes, "image_attention_mask": torch.stack(masks)}
+
+    def _cut(self, picture):
+        edge, patch, (width, height) = self.edge, self.patch, picture.size
+        columns, rows = -(-width // edge), -(-height // edge)
+        if rows * columns > self.tiles:
+            numbers = range(1, self.tiles + 1)
+            grids = sorted({(i, j) for i in numbers for j in numbers if i * j <= self.tiles}, key=np.prod)
+            gaps = [abs(width / height - i / j) for i, j in grids]
+            ties = [grid for grid, gap in zip(grids, gaps) if gap == min(gaps)]
+            large = [grid for grid in ties[1:] if width * height > 0.5 * edge**2 * np.prod(grid)]
+            columns, rows = [ties[0], *large][-1]
+        ratio = min(columns * edge / width, rows * edge / height)
+        inner = [rows * edge, max(1, int(width * ratio))]
+        if columns * edge / width < rows * edge / height:
+            inner = [max(1, int(height * ratio)), columns * edge]
+        canvas = torch.full((3, rows * edge, columns * edge), 255, dtype=torch.uint8)
+        levels = torch.from_numpy(np.array(picture)).movedim(-1, 0)
+        canvas[:, : inner[0], : inner[1]] = self._resized(levels, inner)
+        mean, std = (torch.tensor(MEAN[name])[:, None, None] for name in MEAN)
+        pixels = (canvas * (1 / 255) - mean) / std
+        held = torch.ones(rows * edge // patch, columns * edge // patch)
+        held[(inner[0] + patch - 1) // patch :] = 0
+        held[:, (inner[1] + patch - 1) // patch :] = 0
+        whole = torch.nn.functional.interpolate(pixels[None], (edge, edge), mode="bicubic")
+        tiles = [tile for row in pixels.split(edge, 1) for tile in row.split(edge, 2)]
+        masks = [mask for row in held.split(edge // patch, 0) for mask in row.split(edge // patch, 1)]
+        masks = torch.stack([torch.ones_like(masks[0]), *masks])
+        return torch.cat([whole, torch.stack(tiles)]), masks, canvas.shape[1:]
+
+
+def _phi4():
+    from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
+
+    words = tokenizer(["<|image|>", "<|audio|>"], "<|image|>")
+    image, audio = map(words.convert_tokens_to_ids, ["<|image|>", "<|audio|>"])
+    text = {name: value for name, value in UNTIED.items() if name != "head_dim"}
+    vision = {**VISION, "num_hidden_layers": 3, "image_size": 20, "crop_size": 20, "patch_size": 4}
+    sound = {"hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2}
+    sound |= {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16}
+    config = Phi4MultimodalConfig(
+        **text,
+        vocab_size=len(words),
+        vision_config=vision | {"image_token_id": image},
+        audio_config=sound | {"audio_token_id": audio},
+    )
+
+    def expand(found, index):
+        masks, (height, width) = found["image_attention_mask"][index], found["image_sizes"][index] // 20
+        held = masks[1 : 1 + height * width, ::2, ::2].reshape(height, width, 3, 3).transpose(1, 2)
+        held = held.reshape(height * 3, width * 3)
+        return "<|image|>" * (9 + 1 + int(held.sum()) + int(held[:, 0].sum()) + 3)
+
+    processor = _Joined(_Crops(20, 4, 6), words, expand, "<|image|>")
+
+    def call(images, text, return_tensors, plain=processor):
+        plain.image_processor.uses_pil = True
+        return _Joined.__call__(plain, images, text, return_tensors)
+
+    processor.call = call
+    return Phi4MultimodalForCausalLM, config, processor
+
+
+def _llama4():
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    names = ["image_start", "image_end", "patch", "image", "tile_x_separator", "tile_y_separator"]
+    begin, end, token, place, x, y = names = [f"<|{name}|>" for name in names]
+    words = tokenizer(names, place)
+    text = {**TEXT, "no_rope_layers": [1, 0], "attention_chunk_size": 64}
+    text |= {"intermediate_size_mlp": 64, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    vision = {**VISION, "image_size": 16, "patch_size": 4, "intermediate_size": 128, "projector_input_dim": 32}
+    vision |= {"projector_output_dim": 32, "vision_output_dim": 32}
+    config = Llama4Config(
+        vision_config=vision,
+        text_config={**text, "vocab_size": len(words)},
+        image_token_index=words.convert_tokens_to_ids(token),
+        boi_token_index=words.convert_tokens_to_ids(begin),
+        eoi_token_index=words.convert_tokens_to_ids(end),
+    )
+
+    def expand(found, index):
+        rows, columns = found["aspect_ratios"][index]
+        line = x.join([token * 4] * columns) + y
+        return begin + (line * rows if rows * columns > 1 else "") + place + token * 4 + end
+
+    processor = _Joined(_Canvas(16, 6), words, expand, place)
+
+    def call(images, text, return_tensors, plain=processor):
+        plain.image_processor.uses_pil = True
+        inputs = _Joined.__call__(plain, images, text, return_tensors)
+        inputs.pop("aspect_ratios", None)
+        return inputs
+
+    processor.call = call
+    return Llama4ForConditionalGeneration, config, processor
+
+
 def _gemma3():
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
 
@@ -347,8 +523,10 @@ FAMILIES = {
     "gemma3": _gemma3,
     "gemma4": lambda: _gemma4(False),
     "gemma4, whole": lambda: _gemma4(True),
+    "llama4": _llama4,
     "llava_next": _llava_next,
     "mistral3": _mistral3,
+    "phi4_multimodal": _phi4,
     "qwen3_5": lambda: _qwen("Qwen3.5"),
     "qwen3_5_moe": lambda: _qwen("Qwen3.5 MoE"),
     "qwen3_vl": lambda: _qwen("Qwen3"),
@@ -397,9 +575,35 @@ def _hearing(name: str, token: str, mask: str):
     return getattr(transformers, f"{name}ForConditionalGeneration"), config, processor
 
 
+def _voxtral():
+    from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
+
+    words = tokenizer(["[AUDIO]", "[BEGIN_AUDIO]"], "[AUDIO]")
+    audio = {"num_mel_bins": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    audio |= {"hidden_size": 32, "max_source_positions": 50, "initializer_range": 0.3}
+    config = VoxtralConfig(
+        audio_config={**audio, "model_type": "voxtral_encoder"},
+        text_config={**TEXT, "model_type": "llama", "vocab_size": len(words)},
+        audio_token_id=words.convert_tokens_to_ids("[AUDIO]"),
+    )
+    extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    processor = _Joined(extractor, words, None, "[AUDIO]")
+
+    def call(images, text, return_tensors):
+        if images is None:
+            return words(text, return_tensors="pt")
+        found = extractor(images, sampling_rate=16000, padding="max_length", return_tensors="pt")
+        text = text.replace("[AUDIO]", "[BEGIN_AUDIO]" + "[AUDIO]" * 25)
+        return {**found, **processor.tokenizer(text, return_tensors="pt")}
+
+    processor.call = call
+    return VoxtralForConditionalGeneration, config, processor
+
+
 SOUND_FAMILIES = {
     "audioflamingo3": lambda: _hearing("AudioFlamingo3", "<sound>", "input_features_mask"),
     "qwen2_audio": lambda: _hearing("Qwen2Audio", "<|AUDIO|>", "feature_attention_mask"),
+    "voxtral": _voxtral,
 }
 
 
@@ -440,8 +644,6 @@ def save(family: str, folder: Path, weights: bool = True):
 
 def pictures(count: int, seed: int = 0, size: tuple[int, int] | None = None) -> list:
     """Return pictures of PIL of odd sizes, or of `size`."""
-    from PIL import Image
-
     generator = np.random.default_rng(seed)
     sizes = [(37, 23), (19, 61), (50, 50), (7, 90)]
     found = []
@@ -454,9 +656,13 @@ def pictures(count: int, seed: int = 0, size: tuple[int, int] | None = None) -> 
 
 def reference(model, processor, messages, images, tokens: int) -> tuple[list[int], list[int]]:
     """Return the token ids of the prompt, and the greedy tokens of transformers after it."""
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
     text = processor.tokenizer.apply_chat_template(messages, tokenize=False)
     inputs = getattr(processor, "call", processor)(images=images or None, text=text, return_tensors="pt")
     length = inputs["input_ids"].shape[1]
-    with torch.no_grad():
+    # Llama 4 of transformers reads this attribute, which the result of its language model lacks.
+    missing = mock.patch.object(MoeCausalLMOutputWithPast, "image_outputs", None, create=True)
+    with torch.no_grad(), missing:
         out = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=None)
     return out[0, :length].tolist(), out[0, length:].tolist()

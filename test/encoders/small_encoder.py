@@ -7,6 +7,7 @@ import torch
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(97, 123)), "the", "cat", "sat", "on", "mat", ":"]
 WORDS += [f"##{chr(code)}" for code in range(97, 123)]
+WORDS += ["yes", "no"]
 PAD, CLS, SEP = 0, 2, 3
 LONGEST = 40  # tokens of a text
 TEXTS = ["the cat sat on the mat", "a", "dog " * 60, "", "query: what is a cat", "x y z " * 7]

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import small_encoder
 import torch
+from executorch_mlx.cli.main import main
 from executorch_mlx.encoders import Encoder, NotAnEncoder, encode
 from executorch_mlx.encoders.batches import batches
 from executorch_mlx.encoders.export import export_encoder, find_encoder
+from executorch_mlx.encoders.export.judges import _AFTER, _BEFORE, _BETWEEN
 from executorch_mlx.llm.errors import FieldError
 from small_encoder import LONGEST, PROMPT, TEXTS
 
@@ -150,6 +152,59 @@ def test_reranker_and_classifier(tmp_path):
                 expected = logits("the cat").softmax(-1)
                 assert [*found.values()] == sorted(found.values(), reverse=True)
                 assert all(abs(found[f"LABEL_{i}"] - float(expected[i])) < 1e-6 for i in range(3))
+
+
+PAIR_TEMPLATE = """\
+{% for m in messages if m.role in ('query', 'document') %}{{ '[CLS]' + m.role + ': ' + m.content }}{% endfor %}[SEP]"""
+
+
+@pytest.mark.parametrize("form", ["yes and no", "a token", "a head"])
+def test_language_models_rerank(form, tmp_path):
+    """Qwen3-Reranker itself, and forms of sentence-transformers with a chat template for pairs."""
+    import transformers
+
+    torch.manual_seed(0)
+    settings = small_encoder.config("qwen3")
+    settings.num_labels, settings.max_position_embeddings = 1, 1024
+    kinds = {"a head": transformers.AutoModelForSequenceClassification}
+    kinds.get(form, transformers.AutoModelForCausalLM).from_config(settings).save_pretrained(tmp_path)
+    small_encoder.save_tokenizer(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    yes, no = map(tokenizer.convert_tokens_to_ids, ["yes", "no"])
+    if form != "yes and no":
+        (tmp_path / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+        parts = [("", "Transformer"), *[("1_LogitScore", "LogitScore")] * (form == "a token")]
+        entries = [{"path": path, "type": f"sentence_transformers.base.modules.{kind}"} for path, kind in parts]
+        small_encoder.write(tmp_path / "modules.json", entries)
+        small_encoder.write(tmp_path / "1_LogitScore" / "config.json", {"true_token_id": yes, "false_token_id": None})
+    model = kinds.get(form, transformers.AutoModelForCausalLM).from_pretrained(tmp_path).eval()
+
+    def score(query: str, document: str) -> float:
+        text = f"[CLS]query: {query}[CLS]document: {document}[SEP]"
+        if form == "yes and no":
+            text = f"{_BEFORE}{query}{_BETWEEN}{document}{_AFTER}"
+        with torch.no_grad():
+            logits = model(input_ids=tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids).logits
+        if form == "a head":
+            return float(logits[0, 0])
+        return float(logits[0, -1, yes] - (logits[0, -1, no] if form == "yes and no" else 0))
+
+    if form == "yes and no":
+        with pytest.raises(ValueError, match="expected an encoder"):
+            export_encoder(tmp_path)
+        arguments = ["--rerank", "--max-context-len", "1024", "-o", str(tmp_path / "a.pte")]
+        assert main(["export", str(tmp_path), *arguments]) == 0
+    else:
+        export_encoder(tmp_path, max_context_len=1024).save(tmp_path / "a.pte")
+    pairs = [("cat", "the cat sat on the mat"), ("cat", "dog"), ("a b", "the mat")]
+    with Encoder(tmp_path / "a.pte") as encoder:
+        expected = np.array([score(*pair) for pair in pairs])
+        assert np.abs(encoder.scores(pairs, raw=True) - expected).max() < 1e-4
+        assert np.abs(encoder.scores(pairs) - 1 / (1 + np.exp(-expected))).max() < 1e-4
+        ids, _ = encoder.pair_ids([("cat", "dog " * 600), ("cat", "[SEP]")])
+        assert len(ids[0]) == encoder.config.max_length
+        assert ids[0][-1] == encoder.pair_ids(pairs)[0][0][-1]  # the end of the text stays
+        assert ids[1].count(small_encoder.SEP) == ids[0].count(small_encoder.SEP)
 
 
 def test_kinds_of_checkpoints(tmp_path):

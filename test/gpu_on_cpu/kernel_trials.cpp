@@ -14,6 +14,7 @@
 //   --crash NAME              ends the process in the trial of a kernel
 //   --sources FOLDER          writes the sources of the kernels for Metal to a folder
 //   --choose LIST             as executorch_mlx_choose_kernels()
+//   --count-waits             the trials of net count the milliseconds that they would wait
 #include <dlfcn.h>
 #include <mlx/mlx.h>
 #include <mlx/primitives.h>
@@ -399,13 +400,16 @@ size_t memory_of_gpu(mx::Stream) { return 0; }
 
 namespace {
 
-// Trials that need no kernel. Their times are measured, and differ by so much that noise does not matter.
-std::vector<std::pair<gpu::Kernel, gpu::Trial>> trials_of_net() {
-  const auto sleep = [](int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); };
+using Wait = std::function<void(int milliseconds)>;
+
+void wait_truly(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+// Trials that need no kernel. Their times differ by so much that noise does not matter where they are measured.
+std::vector<std::pair<gpu::Kernel, gpu::Trial>> trials_of_net(const Wait& wait_for) {
   const auto trial = [&](float result, int with_kernel, int without_kernel) {
     const auto wait = [=](int milliseconds) {
       return [=] {
-        sleep(milliseconds);
+        wait_for(milliseconds);
         return std::vector{mx::array(1.0f)};
       };
     };
@@ -441,7 +445,8 @@ int main(int argc, char** argv) {
   folder = arguments.at(1);
   std::string only, crash, choices;
   std::optional<gpu::VerdictFile> file;
-  double time_without = 1e9;
+  double time_without = 1e9, waited = 0;
+  bool counts_waits = false;
   for (size_t i = 2; i < arguments.size(); ++i) {
     const std::string option = arguments[i];
     const auto next = [&] { return arguments.at(++i); };
@@ -460,10 +465,14 @@ int main(int argc, char** argv) {
       sources = next();
     } else if (option == "--choose") {
       choices = next();
+    } else if (option == "--count-waits") {
+      counts_waits = true;
     }
   }
   const auto stream = mx::default_stream(mx::Device::cpu);
-  auto trials = platform == "net" ? trials_of_net() : gpu::trials_of(stream);
+  const Wait count_wait = [&waited](int milliseconds) { waited += milliseconds; };
+  auto trials =
+      platform == "net" ? trials_of_net(counts_waits ? count_wait : Wait(wait_truly)) : gpu::trials_of(stream);
   int held = 0;
   std::optional<double> time; // of the present trial
   for (auto& [kernel, trial] : trials) {
@@ -485,7 +494,17 @@ int main(int argc, char** argv) {
     }
     return has_kernel ? *time : time_without;
   };
-  const auto stopwatch = platform == "net" ? gpu::Stopwatch(gpu::measure) : gpu::Stopwatch(count);
+  const auto waits = [&waited](const std::function<void()>& run, bool) {
+    const auto before = waited;
+    run();
+    return 1e3 * (waited - before);
+  };
+  gpu::Stopwatch stopwatch = gpu::measure;
+  if (platform != "net") {
+    stopwatch = count;
+  } else if (counts_waits) {
+    stopwatch = waits;
+  }
   const auto decisions =
       gpu::decide(trials, gpu::parse_choices(choices, "--choose"), stream, file ? &*file : nullptr, stopwatch);
   print(decisions, held);

@@ -14,7 +14,7 @@ def net(hold, tmp_path):
     """A function that holds the trials of the net with a file in `tmp_path / cache`, and returns how many were held."""
 
     def net(*options):
-        trials = hold("net", "--file", tmp_path / "cache", *options)
+        trials = hold("net", "--count-waits", "--file", tmp_path / "cache", *options)
         if not options:
             verdicts = {name: line.verdict for name, line in trials.kernels.items()}
             assert verdicts == dict.fromkeys(["products", "norm_rope", "silu_product"], "wrong") | RESULT
@@ -101,7 +101,7 @@ def test_only_a_regular_file_that_nobody_else_can_write_is_read(net, file, tmp_p
 
 def test_without_a_folder_trials_are_held(hold, tmp_path):
     (tmp_path / "a file").touch()
-    assert hold("net", "--file", tmp_path / "a file" / "cache").held == 6
+    assert hold("net", "--count-waits", "--file", tmp_path / "a file" / "cache").held == 6
 
 
 def test_processes_write_at_the_same_time(net, tmp_path):
@@ -115,7 +115,7 @@ def test_a_kernel_that_ends_the_process_is_tried_twice(net, hold, tmp_path):
     for _ in range(2):
         with pytest.raises(subprocess.CalledProcessError):
             net("--crash", "products")
-    trials = hold("net", "--file", tmp_path / "cache", "--crash", "products")
+    trials = hold("net", "--count-waits", "--file", tmp_path / "cache", "--crash", "products")
     assert (trials.kernels["products"].verdict, trials.kernels["products"].is_used) == ("crashed", False)
     assert trials.kernels["sample"].is_used
-    assert hold("net", "--file", tmp_path / "cache").kernels["products"].verdict == "crashed"
+    assert hold("net", "--count-waits", "--file", tmp_path / "cache").kernels["products"].verdict == "crashed"

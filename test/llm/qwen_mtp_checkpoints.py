@@ -11,7 +11,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from test_state_families import DELTA, EXPERTS, SMALL
 
-LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+LAYERS = ["linear_attention", "full_attention"]
 QWEN = SMALL | DELTA | dict(hidden_size=64, num_hidden_layers=len(LAYERS), layer_types=LAYERS, initializer_range=0.2)
 MOE = EXPERTS | dict(shared_expert_intermediate_size=32)
 VOCABULARY, HIDDEN = QWEN["vocab_size"], QWEN["hidden_size"]
@@ -39,7 +39,8 @@ def make(name: str, folder: Path, *, layer_scale: float = 1.0) -> Path:
     for key in tensors:
         if key.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
             tensors[key] = tensors[key] * layer_scale
-    last = next(key.partition("layers.3.")[0] + "layers.3." for key in tensors if "layers.3." in key)
+    number = f"layers.{len(LAYERS) - 1}."
+    last = next(key.partition(number)[0] + number for key in tensors if number in key)
     head = {key.replace(last, "mtp.layers.0."): value for key, value in tensors.items() if key.startswith(last)}
     head = {key: value.flip(0) if value.dim() > 1 else value.clone() for key, value in head.items()}
     for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):

@@ -91,7 +91,7 @@ def bytes_of(tensors):
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def program_in_file(folder, tensors, methods):
+def program_in_file(folder, tensors, methods, **options):
     """Load a program from a file. Return it, and a method that has loaded the weights but has no use for them.
 
     ExecuTorch's Python runtime locks the pages of what it loads. They are unlocked here, as in the engine.
@@ -103,7 +103,7 @@ def program_in_file(folder, tensors, methods):
     idle.emit(ir.AddNode(a=x, b=x, out=idle.output((1,))))
     path = folder / "model.pte"
     path.write_bytes(pte({"idle": idle} | methods))
-    program = Runtime.get().load_program(path)
+    program = Runtime.get().load_program(path, **options)
     method = program.load_method("idle")
     ctypes.CDLL(None).munlockall()
     return program, method
@@ -295,9 +295,10 @@ def test_a_matrix_of_floats_is_not_packed_if_it_would_stay_in_memory(reader, tmp
     torch.testing.assert_close(results[0], activations(2) @ w.T, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("profile", [{}, {"enable_etdump": True, "debug_buffer_size": 0}], ids=["plain", "profiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_product_and_its_residual_do_not_read_the_weights_in_the_file(dtype, tmp_path):
-    """Their copy serves, also where one kernel computes both."""
+def test_a_product_and_its_residual_do_not_read_the_weights_in_the_file(dtype, profile, tmp_path):
+    """Their copy serves, also where one kernel computes both, and in a call that times each of the two."""
     w = torch.randn(4096, K, generator=torch.Generator().manual_seed(0)).to(dtype)
     g = Graph()
     x, residual, product = g.input((1, K), dtype), g.input((1, len(w)), dtype), g.new_temp()
@@ -305,7 +306,7 @@ def test_a_product_and_its_residual_do_not_read_the_weights_in_the_file(dtype, t
     g.emit(ir.TransposeNode(x=g.constant(w), out=transposed, perm=[1, 0]))
     g.emit(ir.AddmmNode(mat1=x, mat2=transposed, out=product, alpha=1.0, beta=1.0))
     g.emit(ir.AddNode(a=residual, b=product, out=y))
-    program, idle = program_in_file(tmp_path, {"w": w}, {"forward": g})
+    program, idle = program_in_file(tmp_path, {"w": w}, {"forward": g}, **profile)
     packed, method = in_mlx(program, "forward")
     if dtype == torch.bfloat16 and packed < w.nbytes:
         pytest.skip("the kernels of this processor do not pack bfloat16")

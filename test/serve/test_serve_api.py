@@ -263,7 +263,7 @@ INVALID = [
     ({"logprobs": "yes"}, "logprobs", "valid boolean"),
     ({"top_logprobs": 3}, "top_logprobs", "got a number without logprobs"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "has no use for it, expected null"),
-    ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
+    ({"verbosity": "low"}, "verbosity", 'got a value that this server does not support, expected "medium" or null'),
     (
         {"extra_body": {"min_tokens": 13, "ignore_eos": True}},
         "min_tokens",
@@ -365,7 +365,10 @@ def test_fields_with_a_known_meaning_that_the_server_lacks_are_errors_in_all_api
     for api, fields in requests.items():
         for name, value in {"mirostat": 2, "typical_p": 0.5, "web_search_options": {}}.items():
             response = httpx.post(f"{server.url}/v1/{api}", json={"model": NAME, name: value} | fields)
-            assert response.status_code == 400 and f"{name} is not supported" in response.text
+            assert (
+                response.status_code == 400
+                and f"{name}: got a value that this server does not support" in response.text
+            )
         off = {"mirostat": 0, "typical_p": 1.0, "keep_alive": "5m", "enable_thinking": False}
         assert httpx.post(f"{server.url}/v1/{api}", json={"model": NAME} | fields | off).status_code == 200
 
@@ -400,7 +403,7 @@ def test_names_of_other_servers(client):
         ({"prompt": [5, "a"]}, "prompt.1", "valid integer"),
         ({"prompt": ["a", []]}, "prompt", ""),
         ({"prompt": {"a": 1}}, "prompt", "got an object, expected a valid string or a valid list"),
-        ({"prompt": "a", "suffix": "b"}, "suffix", "suffix is not supported"),
+        ({"prompt": "a", "suffix": "b"}, "suffix", "suffix: got a value that this server does not support"),
         ({"prompt": "a", "best_of": 3}, "best_of", "best_of: got 3, expected n, which is 1"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt", "got 65 prompts with n = 2, expected at most 128 answers"),
         ({"prompt": "a", "logprobs": 50}, "logprobs", "less than or equal to 20"),
@@ -413,7 +416,9 @@ def test_invalid_completion_request_returns_400(client, fields, param, message):
 
 
 def test_unknown_model_returns_404(client):
-    with pytest.raises(openai.NotFoundError, match="the model 'gpt' does not exist; this server has 'small'") as caught:
+    with pytest.raises(
+        openai.NotFoundError, match="model: got 'gpt', which does not exist; this server has 'small'"
+    ) as caught:
         chat(client, model="gpt")
     assert caught.value.code == "model_not_found"
 

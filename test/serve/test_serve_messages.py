@@ -235,7 +235,7 @@ def test_thinking_effort_and_later_system_messages_reach_the_template(chat_progr
         ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format.schema"),
         ({"stop_sequences": [""]}, "stop_sequences.0: got 0 characters"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0.type"),
-        ({"mirostat": 1}, "mirostat is not supported by this server"),
+        ({"mirostat": 1}, "mirostat: got a value that this server does not support, expected "),
         ({"messages": [HELLO | {"content": "x " * 3000}]}, "prompt is too long: messages: got"),
     ],
 )

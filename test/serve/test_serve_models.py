@@ -48,7 +48,7 @@ def test_models_are_loaded_on_demand_within_the_budget(paths):
         texts = [complete(url, name).json()["choices"][0]["text"] for name in ("first", "second", "first")]
         assert texts[0] == texts[1] == texts[2] and [*models.loaded] == ["first"]
         error = complete(url, "third").json()["error"]
-        assert error["message"] == "the model 'third' does not exist; this server has 'first', 'second'"
+        assert error["message"] == "model: got 'third', which does not exist; this server has 'first', 'second'"
         error = httpx.post(f"{url}/tokenize", json={"prompt": "Return"}).json()["error"]
         assert (error["message"], error["param"]) == ("model: got none, expected one of 'first', 'second'", "model")
         # What other models allocated during a load makes a size too large, until the model is loaded alone.

@@ -112,9 +112,9 @@ def test_requests_need_no_content_type_unless_a_web_page_sends_them(server):
 
 def test_errors(server):
     for fields, status, message in (
-        ({"model": "other"}, 404, "the model 'other' does not exist"),
+        ({"model": "other"}, 404, "model: got 'other', which does not exist"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role: got"),
-        ({"messages": HI, "options": {"mirostat": 2}}, 400, "mirostat is not supported"),
+        ({"messages": HI, "options": {"mirostat": 2}}, 400, "mirostat: got a value that this server does not support"),
         ({"messages": [HI[0] | {"images": ["x"]}]}, 400, "messages: the model"),
     ):
         response = post(server, "chat", **{"messages": HI} | fields)

@@ -255,7 +255,7 @@ def test_transcriptions_of_the_server(whisper, tmp_path):
         expected = list(whisper.model.transcribe(path, task="translate"))
         assert post(task="translations").json()["text"] == "".join(part.text for part in expected).strip()
         for fields, message in (
-            ({"sound": b"no sound"}, "read_audio: file"),
+            ({"sound": b"no sound"}, "file: "),
             ({"language": "xx"}, "language: got xx"),
             ({"prompt": "Oslo"}, "prompt: got text, but this model takes none"),
             ({"temperature": "hot"}, "temperature: got 'hot', expected a number from 0 to 2"),

@@ -47,6 +47,20 @@ def wav(samples: np.ndarray, rate: int = 16000, **options) -> bytes:
     return file.getvalue()
 
 
+def test_a_model_hears_the_silence_behind_a_sound(tmp_path):
+    model, processor = small_vlm.save("voxtral", tmp_path)
+    options = {"max_context_len": 256, "chunk": 32, "speculation": False, "verify": False}
+    export_llm(tmp_path, pictures=True, **options).save(tmp_path / "model.pte")
+    with LLM.load(tmp_path / "model.pte") as llm:
+        for count in (0, 1, 3):
+            sounds = small_vlm.sounds(count)
+            expected = small_vlm.reference(model, processor, messages(count), sounds, TOKENS)
+            generation = llm.chat(messages(count), audio=sounds, max_new_tokens=TOKENS, ignore_eos=True)
+            assert (generation.prompt, generation.result().tokens) == expected
+        with pytest.raises(SoundError, match="expected at most 1"):
+            llm.chat(messages(1), audio=[np.zeros(16001, np.float32)])
+
+
 def test_long_sounds_are_read_in_windows(tmp_path):
     model, processor = small_vlm.save("audioflamingo3", tmp_path)
     options = {"max_context_len": 256, "chunk": 32, "speculation": False, "verify": False}

@@ -90,6 +90,21 @@ def test_messages_carry_pictures(idefics3):
         assert llm.chat([{"role": "user", "content": content}], max_new_tokens=8).result().tokens == expected
 
 
+def test_a_template_may_take_only_texts(idefics3):
+    _, _, llm = idefics3
+    template, images = llm.tokenizer.chat_template, small_vlm.pictures(2)
+    options = {"images": images, "max_new_tokens": 8}
+    expected = llm.chat(messages(2), **options)
+    llm.tokenizer.replace_templates("{% for message in messages %}{{ message.content + '\n' }}{% endfor %}")
+    try:
+        found = llm.chat(messages(2), **options)
+        before = llm.chat([{"role": "user", "content": "a"}], images=images[:1], max_new_tokens=2)
+    finally:
+        llm.tokenizer.replace_templates(template)
+    assert (found.prompt, found.result().tokens) == (expected.prompt, expected.result().tokens)
+    assert before.result().tokens
+
+
 def test_errors_are_one_line(idefics3):
     _, _, llm = idefics3
     (picture,) = small_vlm.pictures(1)

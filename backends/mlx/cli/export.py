@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     atexit.register(gc.freeze)  # else Python searches all objects for cycles when it ends, which takes seconds
     progress = _Progress()
     with progress.step("import"):
-        from ..encoders.export import find_encoder
+        from ..encoders.export import find_encoder, judge
         from ..llm.export import VerificationError
         from ..llm.export.checkpoints.open import find_checkpoint
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with progress:
             folder = find_checkpoint(options.model)
-            encoder = find_encoder(folder) if folder.is_dir() else None
+            encoder = (judge if values.get("rerank") else find_encoder)(folder) if folder.is_dir() else None
             exported: Any
             if encoder is not None:
                 _check_kind(values, ENCODER, options)

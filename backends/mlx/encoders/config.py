@@ -33,6 +33,8 @@ class EncoderConfig:
     - `default_prompt`: the name of the prompt that is used if none is named, or None.
     - `labels`: the names of the classes of a classifier.
     - `activation`: what makes probabilities of scores: `sigmoid`, `softmax` or `identity`.
+    - `pair`: of a reranker, the texts before a query, between it and a document, and behind that; or empty, if the
+      tokenizer joins two texts.
     - `images`: the settings of the preprocessing of pictures, as in `llm.vision.preprocess`, or None.
     """
 
@@ -52,6 +54,7 @@ class EncoderConfig:
     default_prompt: str | None = None
     labels: tuple[str, ...] = ()
     activation: str = "identity"
+    pair: tuple[str, ...] = ()
     images: Mapping[str, Any] | None = None
 
     def to_json(self) -> bytes:
@@ -63,6 +66,6 @@ class EncoderConfig:
         try:
             values = json.loads(data)
             known = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
-            return cls(**known | {name: tuple(known.get(name, ())) for name in ("sizes", "labels")})
+            return cls(**known | {name: tuple(known.get(name, ())) for name in ("sizes", "labels", "pair")})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{CONFIG}: {error}") from error

@@ -59,7 +59,7 @@ class Encoder:
             raise NotAnEncoder(f"{path}: got {_described(self.program)}, expected an encoder")
         self.config = EncoderConfig.from_json(config)
         self.tokenizer = _tokenizer_in(self.program)
-        if self.tokenizer is not None:
+        if self.tokenizer is not None and not self.config.pair:
             self.tokenizer.backend.enable_truncation(self.config.max_length)
 
     @property
@@ -218,8 +218,25 @@ class Encoder:
 
     def pair_ids(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
         """Return the token ids of pairs of texts, and the types of the tokens."""
+        if self.config.pair:
+            ids = [self._joined(query, document) for query, document in pairs]
+            return ids, [[0] * len(text) for text in ids]
         encodings = self._encodings(pairs)
         return [encoding.ids for encoding in encodings], [encoding.type_ids for encoding in encodings]
+
+    def _joined(self, query: str, document: str) -> list[int]:
+        """Return the token ids of a query and a document in the text of the model. A long document is cut.
+
+        Special tokens that a text contains are text.
+        """
+        before, between, after = self.config.pair
+        query, document = self.tokenizer.special_text.cut([query, document])
+        text = f"{before}{query}{between}{document}"
+        ids = self.tokenizer.encode_chat(text + after)
+        if len(ids) > self.config.max_length:
+            end = self.tokenizer.encode_chat(after)
+            ids = self.tokenizer.encode_chat(text)[: max(0, self.config.max_length - len(end))] + end
+        return ids[: self.config.max_length]
 
     def run(self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> np.ndarray:
         """Return what the model computes of texts as token ids, float32 [N, size]: embeddings, or raw scores.

@@ -16,7 +16,8 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from .vision.messages import as_parts
+from .errors import FieldError
+from .vision.messages import as_parts, as_text
 
 # The variables that every template gets. It also gets the special tokens and the options of the caller.
 VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -44,12 +45,16 @@ def render(
         # The sandbox cannot know which methods of an arbitrary object are harmless. Templates get JSON values only.
         messages, variables = json.loads(json.dumps([list(messages), dict(variables)]))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"messages: expected JSON values: {error}") from error
+        raise FieldError("messages", problem=f"expected JSON values: {error}") from error
     for message in messages:
         if not isinstance(message, dict):
-            raise ValueError(f"messages: got {message!r}, expected a mapping with role and content")
+            raise FieldError("messages", repr(message), "a mapping with role and content")
     messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    messages = [as_parts(message, always=_wants_parts(template)) for message in messages]
+    takes_texts, takes_parts = _takes(template)
+    if takes_texts and not takes_parts:
+        messages = [as_text(message) for message in messages]
+    else:
+        messages = [as_parts(message, always=not takes_texts and takes_parts) for message in messages]
     chat = {
         "tools": None,
         "documents": None,
@@ -60,7 +65,7 @@ def render(
     try:
         return _compile(template).render(chat)
     except _TEMPLATE_ERRORS as error:
-        raise ValueError(f"messages: the chat template rejected them: {error}") from error
+        raise FieldError("messages", problem=f"the chat template rejected them: {error}") from error
 
 
 def render_unfinished(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -73,7 +78,7 @@ def render_unfinished(template: str, messages: Sequence[Mapping[str, Any]], vari
     last = messages[-1] if messages else {}
     content = last.get("content")
     if not isinstance(content, str) or last.get("tool_calls"):
-        raise ValueError("messages: only a last message with text and without tool_calls can be continued")
+        raise FieldError("messages", problem="only a last message with text and without tool_calls can be continued")
 
     def text(content: str) -> str:
         continued = [*messages[:-1], {**last, "content": content}]
@@ -81,7 +86,7 @@ def render_unfinished(template: str, messages: Sequence[Mapping[str, Any]], vari
 
     own, longer = text(content), text(content + MARK)
     if own == longer:
-        raise ValueError("messages: the chat template leaves out the content of the last message")
+        raise FieldError("messages", problem="the chat template leaves out the content of the last message")
     return os.path.commonprefix([own, longer])
 
 
@@ -127,8 +132,11 @@ def check(template: str) -> None:
 
 
 @cache
-def _wants_parts(template: str) -> bool:
-    """Whether a template shows a text only as a part of a content, as those of some models for pictures do."""
+def _takes(template: str) -> tuple[bool, bool]:
+    """Whether a template shows a text that is a content, and one that is a part of a content.
+
+    Those of some models for pictures show only parts, and others show only texts, such as that of Phi-4 multimodal.
+    """
     text = "<0>"
 
     def shows(content: Any) -> bool:
@@ -139,7 +147,7 @@ def _wants_parts(template: str) -> bool:
         except _TEMPLATE_ERRORS:
             return False
 
-    return not shows(text) and shows([{"type": "text", "text": text}])
+    return shows(text), shows([{"type": "text", "text": text}])
 
 
 @cache

@@ -7,17 +7,17 @@ class FieldError(ValueError):
     """Raised for a value that a field cannot have.
 
     `name` is the name of the field in the Python API. `got` and `expected` say what it got, and what it expects. If
-    there is more to say, `problem` replaces both. The message is the name, and then the `problem`.
+    there is more to say, `problem` replaces both. The message is the name, a colon, and the `problem`.
     """
 
     def __init__(self, name: str, got: object = None, expected: str = "", *, problem: str = ""):
         self.name, self.got, self.expected = name, got, expected
-        self.problem = f": {problem}" if problem else f": got {got}, expected {expected}"
+        self.problem = problem or f"got {got}, expected {expected}"
         super().__init__(self.about(name))
 
     def about(self, name: str) -> str:
         """Return the message for a reader who knows the field as `name`: a flag, or the field of a request."""
-        return f"{name}{self.problem}"
+        return f"{name}: {self.problem}"
 
 
 class SettingError(FieldError):

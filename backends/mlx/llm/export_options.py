@@ -248,6 +248,7 @@ class ExportOptions:
       would compute differently is an error.
     - `pictures`: whether the program takes pictures. By default, it does if the folder of a model for text and pictures
       has the settings of its processor and the family is supported; otherwise, a note says why it does not.
+    - `rerank`: of a causal language model that judges documents with `yes` and `no`, make a reranker: an encoder.
     - `verify`: whether `save` compares the finished file with the eager model, for language and speech models. The
       model stays in memory until then.
 
@@ -423,6 +424,13 @@ class ExportOptions:
         models=(TEXT,),
         flags={"--pictures": True, "--no-pictures": False},
         default_text="if the model is supported",
+    )
+    rerank: bool = _option(
+        False,
+        "MODEL is a causal language model that judges documents with `yes` and `no`, such as Qwen3-Reranker: export a "
+        "reranker",
+        models=(ENCODER,),
+        flags={"--rerank": True},
     )
     verify: bool = _option(
         True, "write the file without comparing it with the eager model", models=_ALL, flags={"--no-verify": False}

@@ -253,6 +253,7 @@ class LLM:
         parse_special: bool = False,
         images: Sequence[Any] = (),
         audio: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
         **options: Any,
     ) -> Generation:
         """Start to answer `messages`. Return an iterator over the tokens of the answer.
@@ -268,6 +269,8 @@ class LLM:
         - `audio`: sounds for a model that hears, in the same ways: paths, bytes of files, data URLs, or samples at
           16 kHz, float32. Their parts are `{"type": "audio", "audio": …}`, or `{"type": "input_audio", "input_audio":
           {"data": …, "format": "wav"}}`.
+        - `videos`: each a `vision.Video`, or a list of frames, two in a second. Their parts are `{"type": "video",
+          "video": […], "fps": …}`.
         - `options`: the arguments of `generate`.
 
         Raises ValueError if there is no chat template or the template rejects the messages, and the
@@ -276,7 +279,7 @@ class LLM:
         _check_list("messages", messages)
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
-        messages, images = with_media(messages, images, audio)
+        messages, images = with_media(messages, images, audio, videos)
         if not parse_special:
             messages, template_options = self.tokenizer.special_text.cut([messages, template_options])
         text = self.tokenizer.chat_text(messages, template_options, continue_final_message=continue_final_message)
@@ -501,10 +504,8 @@ class LLM:
             except TypeError as error:
                 raise TypeError(f"{argument}: got {reprlib.repr(text)}, expected text or token ids") from error
         if self.tokenizer is None:
-            raise ValueError(
-                f"{argument}: got text, but {self._name} has no tokenizer; pass token ids, or pass a folder with a "
-                "tokenizer to LLM.load"
-            )
+            problem = f"got text, but {self._name} has no tokenizer; pass token ids, or a folder with one to LLM.load"
+            raise FieldError(argument, problem=problem)
         return self.tokenizer.encode(text, special)
 
     def prompt_ids(self, prompt: Prompt, special: bool = True) -> list[int]:

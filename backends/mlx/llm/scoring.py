@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import binding
+from .errors import FieldError
 from .generation import Generation, Options, Token
 from .program import LLMProgram
 from .sampling_parameters import TOKENS_PER_MASK_WORD, SamplingParameters, mask_word_count
@@ -193,7 +194,7 @@ class Classifier:
         """Raise ValueError if the context has no room for the prompt and a label."""
         room = self.program.max_context_len - max(map(len, self.labels.values())) + 1
         if not 0 < len(prompt) <= room:
-            raise ValueError(f"prompt: got {len(prompt)} tokens, expected 1 to {room}")
+            raise FieldError("prompt", f"{len(prompt)} tokens", f"1 to {room}")
 
     def classify(self, prompt: Sequence[int]) -> Classification:
         if not self._can_score:

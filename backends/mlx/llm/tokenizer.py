@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .chat_turns import Turns
+from .errors import FieldError
 from .special_text import CUT, SpecialText
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"text: character {error.start} is a lone surrogate, expected Unicode text") from error
+            problem = f"character {error.start} is a lone surrogate, expected Unicode text"
+            raise FieldError("text", problem=problem) from error
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the token ids of `text`. `special` adds the special tokens that the model expects around a text.
@@ -176,9 +178,10 @@ class Tokenizer:
 
         template = self.template_for(bool(options.get("tools"))) if template is None else template
         if not template:
-            raise ValueError("the tokenizer has no chat template; pass the prompt as text")
+            raise FieldError("messages", problem="the tokenizer has no chat template; pass the prompt as text")
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
-            raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
+            problem = f"{reserved[0]} is reserved, expected variables of the template"
+            raise FieldError("template_options", problem=problem)
         variables = {**self.special_tokens, **options}
         if all(isinstance(message, Mapping) and "role" in message for message in messages):
             messages = self._turns(template).fit(messages)

@@ -9,8 +9,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ..llm.chat_template import MARK, Abilities
+from ..llm.errors import FieldError
 from .chat_request import ChatRequest, template_message
-from .errors import ApiError, field_error, request_error
+from .errors import argument_error, field_error, request_error
 from .model import ServedModel
 
 if TYPE_CHECKING:
@@ -94,9 +95,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
     )
     try:
         return ChatPrompt(render(messages), messages, render, media)
-    except ValueError as error:
-        field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
-        raise ApiError(str(error), param=field) from error
+    except FieldError as error:
+        raise argument_error(error, {"template_options": "chat_template_kwargs"}) from error
 
 
 def all_ids(model: ServedModel, prompt: ChatPrompt) -> list[int]:

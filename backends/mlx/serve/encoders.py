@@ -21,7 +21,7 @@ from .encoder_requests import (
     OllamaEmbedRequest,
     RerankRequest,
 )
-from .errors import ApiError, field_error
+from .errors import argument_error, field_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,9 +132,7 @@ def rerank(model: ServedEncoder, body: RerankRequest) -> dict[str, Any]:
     model.check_task(RERANK)
     documents = [part if isinstance(part, str) else part.text for part in body.documents]
     if None in documents:
-        raise ApiError(
-            f"documents.{documents.index(None)}: got an object without text, expected text", param="documents"
-        )
+        raise field_error(f"documents.{documents.index(None)}", "got an object without text, expected text")
     with _renamed():
         ids, types = model.encoder.pair_ids([(body.query, document) for document in documents])
         scores = model.encoder.activated(model.run(ids, types)[:, 0])
@@ -195,7 +193,6 @@ def _renamed():
     try:
         yield
     except FieldError as error:
-        name = _FIELDS.get(error.name, error.name)
-        raise ApiError(error.about(name), param=name) from error
+        raise argument_error(error, _FIELDS) from error
     except ValueError as error:
         raise field_error("input", str(error)) from error

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ..llm import BusyError, PromptLengthError, SettingError
+from ..llm.errors import FieldError
 from ..memory import OutOfMemoryError
 
 log = logging.getLogger("executorch_mlx.serve")
@@ -74,13 +75,14 @@ OLLAMA_ERRORS: Responses = {"default": {"description": "An error", "model": Olla
 class ApiError(HTTPException):
     """An error that a client gets. `response` renders it in the format of the client's API.
 
-    `kind` is OpenAI's type of the error. `param` is the name of the wrong field of the request, or None.
-    `code` identifies the error for programs that read it, or is None.
+    `param` is the name of the wrong field of the request, or None. `problem` says what the field got and what was
+    expected; the message is the name, a colon, and the problem. `kind` is OpenAI's type of the error. `code` identifies
+    the error for programs that read it, or is None.
     """
 
     def __init__(
         self,
-        message: str,
+        problem: str,
         *,
         status: int = 400,
         kind: str = "invalid_request_error",
@@ -88,8 +90,8 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
-        super().__init__(status, message, dict(headers) if headers else None)
-        self.kind, self.param, self.code = kind, param, code
+        super().__init__(status, f"{param}: {problem}" if param else problem, dict(headers) if headers else None)
+        self.problem, self.kind, self.param, self.code = problem, kind, param, code
 
     def response(self, path: str) -> JSONResponse:
         """Return the response to a request for `path`, in the format of the API to which the path belongs."""
@@ -125,7 +127,12 @@ class ApiError(HTTPException):
 
 def field_error(field: str, problem: str, **options: Any) -> ApiError:
     """Return the error for a field of the request, such as `got 2, expected a number from 0 to 1`. As `ApiError`."""
-    return ApiError(f"{field}: {problem}", param=field, **options)
+    return ApiError(problem, param=field, **options)
+
+
+def argument_error(error: FieldError, fields: Mapping[str, str] = {}, **options: Any) -> ApiError:
+    """Return the error for an argument. `fields`: the fields of arguments that a request names otherwise."""
+    return field_error(fields.get(error.name, error.name), error.problem, **options)
 
 
 def server_error(message: str, status: int = 500, code: str | None = None) -> ApiError:
@@ -134,8 +141,8 @@ def server_error(message: str, status: int = 500, code: str | None = None) -> Ap
 
 
 def no_embeddings() -> ApiError:
-    message = "embeddings: no model of this server computes embeddings or scores: serve an encoder, also beside others"
-    return ApiError(message, code="unsupported_endpoint")
+    problem = "embeddings: no model of this server computes embeddings or scores: serve an encoder, also beside others"
+    return ApiError(problem, code="unsupported_endpoint")
 
 
 def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str] = {}) -> ApiError:
@@ -144,21 +151,19 @@ def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str]
     - `prompt_field`: the field with the prompt.
     - `fields`: the fields of other arguments whose names differ from those of the fields.
     """
-    message = str(error)
     if isinstance(error, SettingError):
-        name = {"bias_tokens": "logit_bias", "bias_values": "logit_bias", **fields}.get(error.name, error.name)
-        return ApiError(error.about(name), param=name, code="unsupported_value")
-    if isinstance(error, PromptLengthError):
-        message = error.about(prompt_field)
-        if error.count == 0:
-            return ApiError(message, param=prompt_field)
+        fields = {"bias_tokens": "logit_bias", "bias_values": "logit_bias", **fields}
+        return argument_error(error, fields, code="unsupported_value")
+    if isinstance(error, PromptLengthError) and error.count != 0:
         # Clients recognize this error by its code or by OpenAI's words.
-        message += f". This model's maximum context length is {error.longest} tokens"
-        return ApiError(message, param=prompt_field, code="context_length_exceeded")
+        problem = f"{error.problem}. This model's maximum context length is {error.longest} tokens"
+        return field_error(prompt_field, problem, code="context_length_exceeded")
     if isinstance(error, BusyError):
-        return server_error(message, 503, "overloaded")
+        return server_error(str(error), 503, "overloaded")
+    if isinstance(error, FieldError) and error.name in ("prompt", "text"):
+        return field_error(prompt_field, error.problem)
     if isinstance(error, ValueError):
-        return ApiError(message, param=prompt_field)
+        return field_error(prompt_field, str(error))
     return answer_error(error)
 
 
@@ -179,12 +184,11 @@ def renamed_fields(rename: Callable[[str], str]) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        param = error.param or ""
-        field = rename(param)
-        if field == param:
+        field = rename(error.param or "")
+        if field == (error.param or ""):
             raise
-        message = error.detail.replace(param, field, 1)
-        raise ApiError(message, status=error.status_code, kind=error.kind, param=field, code=error.code) from error
+        renamed = field_error(field, error.problem, status=error.status_code, kind=error.kind, code=error.code)
+        raise renamed from error
 
 
 def _path(error: Mapping[str, Any], body: Any) -> list[str]:
@@ -265,8 +269,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError
     # A value that may have several types has one error per type. The deepest error is that of the type that fits best.
     path, _ = max((entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0]))
     field, same = ".".join(path), [error for other, error in located if other == path]
-    message, code = _message(same), "unknown_parameter" if same[0]["type"] == "extra_forbidden" else None
-    return ApiError(f"{field}: {message}" if field else message, param=field or None, code=code)
+    code = "unknown_parameter" if same[0]["type"] == "extra_forbidden" else None
+    return ApiError(_message(same), param=field or None, code=code)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from ..llm.chat_template import Abilities
 from .chat_request import MAX_TOOLS, Cacheable, ChatRequest, ThinkingOptions, picture_part
-from .errors import ApiError
+from .errors import field_error
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import MAX_STOPS, ExtendedFields, Stop
 
@@ -233,8 +233,8 @@ class CountRequest(ExtendedFields, Cacheable):
         """
         self.check_fields()
         if self.thread is not None:
-            message = "thread is not supported: this server stores no answers; send all messages"
-            raise ApiError(message, param="thread", code="thread_unsupported_request")  # the package then sends them
+            problem = "got a thread, but this server stores no answers; expected all messages"
+            raise field_error("thread", problem, code="thread_unsupported_request")  # the package then sends them
         given = self.extensions() | self.model_dump(exclude_none=True, include={"model", "max_tokens", "stream"})
         if self.tools:
             given["tools"] = [tool.as_chat_tool() for tool in self.tools]

@@ -18,7 +18,7 @@ from ..llm.errors import FieldError
 from ..llm.llm import IsSpeechModel
 from ..llm.speech import SpeechModel
 from .encoders import ServedEncoder
-from .errors import ApiError, field_error, server_error
+from .errors import field_error, server_error
 from .model import ServedModel
 from .speech import ServedSpeech
 
@@ -269,8 +269,8 @@ class Models:
                 raise field_error("model", f"got none, expected one of {known}")
             (name,) = self._entries
         if name not in self._entries:
-            message = f"the model {name[:100]!r} does not exist; this server has {known}"
-            raise ApiError(message, status=404, param="model", code="model_not_found")
+            problem = f"got {name[:100]!r}, which does not exist; this server has {known}"
+            raise field_error("model", problem, status=404, code="model_not_found")
         return self._entries[name], None
 
     def _unused(self) -> list[Entry]:

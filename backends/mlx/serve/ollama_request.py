@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .chat_request import MAX_MEDIA, MAX_TOOLS, ChatRequest, Tool, picture_part
-from .errors import ApiError, field_error
+from .errors import field_error
 from .parts import RequestPart, Several
 from .request import CompletionRequest, ExtendedFields, Stops
 
@@ -119,7 +119,7 @@ class OllamaGenerateRequest(Request):
     def as_request(self, variables: frozenset[str], has_template: bool) -> ChatRequest | CompletionRequest:
         for name in ("suffix", "template"):
             if getattr(self, name):
-                raise ApiError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
+                raise field_error(name, "got a text, expected none", code="unsupported_parameter")
         if self.raw or not has_template:
             if self.images:
                 raise field_error("images", "expected a prompt that is a chat message")

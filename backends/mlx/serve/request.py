@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from ..llm.sampling_parameters import SCALARS
-from .errors import ApiError, field_error
+from .errors import field_error
 from .forms import Form, ResponseFormat, Schema, StructuredOutputs, Texts, forms_of
 from .parts import RequestPart, Several
 
@@ -171,8 +171,8 @@ class ExtendedFields(SamplingFields):  # type: ignore[misc, valid-type]
                 raise field_error(name, f"got {type(value).__name__}, expected a string")
             if name in UNSUPPORTED:
                 accepted = " or ".join(map(json.dumps, (*UNSUPPORTED[name], None)))
-                message = f"{name} is not supported by this server: expected {accepted}"
-                raise ApiError(message, param=name, code="unsupported_parameter")
+                problem = f"got a value that this server does not support, expected {accepted}"
+                raise field_error(name, problem, code="unsupported_parameter")
 
 
 class GenerationRequest(ExtendedFields):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from .chat_request import MAX_TOOLS, Arguments, ChatRequest, Content, Grammar, PlainFormat, ReasoningEffort, WithMedia
-from .errors import ApiError, field_error
+from .errors import field_error
 from .parts import FUNCTION_NAME, Caller, RequestPart, Several
 from .request import SERVICE_TIERS, ExtendedFields, Metadata, Stops, StreamOptions
 from .stored import StoredResponses
@@ -321,8 +321,7 @@ class ResponsesRequest(ExtendedFields, RequestPart):
         if len(self.functions) > MAX_TOOLS:
             raise field_error("tools", f"got {len(self.functions)} functions, expected at most {MAX_TOOLS}")
         if self.background:
-            message = "background is not supported: expected false or null"
-            raise ApiError(message, param="background", code="unsupported_parameter")
+            raise field_error("background", "got true, expected false or null", code="unsupported_parameter")
 
     def with_stored_items(self, stored: StoredResponses) -> ResponsesRequest:
         """Return the request with the items of the response to which it refers before its own. Raises ApiError."""

@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from .answer import Answer
-from .errors import ApiError, log, server_error
+from .errors import ApiError, field_error, log, server_error
 from .health import Health
 from .metrics import Metrics
 from .middleware import annotate
@@ -106,7 +106,7 @@ class Service:
         """Log the names of unknown fields, if there are any. Raises ApiError if the server is strict."""
         names = [name[:MAX_NAME] for name in names[:MAX_NAMES]]
         if names and self.settings.strict:
-            raise ApiError(f"{names[0]}: unknown field", param=names[0], code="unknown_parameter")
+            raise field_error(names[0], "unknown field", code="unknown_parameter")
         if names:
             log.warning("%s: ignored unknown fields: %s", request.scope["path"], json.dumps(names)[1:-1])
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..llm.errors import FieldError
 from ..llm.speech import read_audio
 from ..llm.speech.subtitles import srt, vtt
-from .errors import ApiError, answer_error, field_error
+from .errors import answer_error, argument_error, field_error
 from .streaming import ServerSentEvents
 from .uploads import Form
 
@@ -89,10 +90,8 @@ class SpeechRequest:
                 words=words,
                 temperature=self.temperature,
             )
-        except ValueError as error:
-            name = str(error).partition(":")[0]
-            param = {"words": "timestamp_granularities"}.get(name, name if name in FIELDS else None)
-            raise ApiError(str(error), param=param) from error
+        except FieldError as error:
+            raise argument_error(error, {"words": "timestamp_granularities", "sound": "file"}) from error
         except RuntimeError as error:
             raise answer_error(error) from error
 
@@ -122,7 +121,7 @@ def samples_of(model: ServedSpeech, form: Form) -> numpy.ndarray:
         try:
             return read_audio(sound.name, model.speech.sample_rate)
         except ValueError as error:
-            raise ApiError(str(error).replace(sound.name, "file"), param="file") from error
+            raise field_error("file", str(error).removeprefix(f"read_audio: {sound.name}: ")) from error
 
 
 def transcript(model: ServedSpeech, form: Form, request: SpeechRequest) -> tuple[str | dict[str, Any], str]:

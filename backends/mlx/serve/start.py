@@ -16,7 +16,7 @@ from .answer import Answer, Choice, NoTokens
 from .chat_prompt import chat_ids, chat_prompt
 from .chat_request import ChatRequest
 from .echo import Echo
-from .errors import ApiError, field_error, request_error
+from .errors import argument_error, field_error, request_error
 from .grammar import Constraint, GrammarError
 from .model import ServedModel
 from .prompt_scores import PromptScores
@@ -84,7 +84,7 @@ def _constraint(make: Callable[..., Constraint | None], *arguments: Any) -> Cons
     try:
         return make(*arguments)
     except GrammarError as error:
-        raise ApiError(str(error), param=error.name, code=error.code) from error
+        raise argument_error(error, code=error.code) from error
 
 
 def _prompt_ids(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
@@ -104,7 +104,7 @@ def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
     try:
         return prompt if isinstance(prompt, str) else model.llm.text(prompt)
     except FieldError as error:
-        raise ApiError(error.about(field), param=field) from error
+        raise field_error(field, error.problem) from error
 
 
 def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], scores: PromptScores | None) -> Echo:

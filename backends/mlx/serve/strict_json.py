@@ -81,5 +81,4 @@ def depth(value: Any) -> int:
 
 
 def _error(path: tuple, message: str) -> ApiError:
-    field = ".".join(map(str, path))
-    return ApiError(f"{field}: {message}" if field else message, param=field or None)
+    return ApiError(message, param=".".join(map(str, path)) or None)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..llm.sampling_parameters import TOKENS_PER_MASK_WORD, mask_word_count
-from .errors import ApiError, field_error
+from .errors import field_error
 from .model import ServedModel
 from .request import GenerationRequest
 
@@ -88,5 +88,5 @@ class TokenRules:
         if len(answer) < self._min_tokens:
             bits[[*self._stop_ids]] = 0
         if not bits.any():
-            raise ApiError(f"{self._field}: no token may follow after {len(answer)} tokens", param=self._field)
+            raise field_error(self._field, f"no token may follow after {len(answer)} tokens")
         return numpy.packbits(bits, bitorder="little").view(numpy.int32)

@@ -15,6 +15,7 @@ MODULES = "modules.json"  # the file of sentence-transformers that lists the par
 _TRANSFORMERS = ("Transformer", "CLIPModel")
 # Models of texts and pictures whose towers have `get_text_features` and `get_image_features`.
 TOWERS = ("clip", "siglip", "siglip2", "chinese_clip", "metaclip_2", "altclip")
+LOGIT_SCORE = ("LogitScore", "CausalScoreHead")  # parts of sentence-transformers that score by a language model
 _CLASSIFIER = "ForSequenceClassification"
 # The dtypes of files that an export reads, and the name of what other tasks models have.
 _ENCODERS = ("ForMaskedLM", "ForPreTraining", "Model", "ForTextEncoding")
@@ -55,6 +56,16 @@ class EncoderFolder:
         return str(self.config.get("model_type"))
 
     @property
+    def has_modules(self) -> bool:
+        """Whether the folder is one of sentence-transformers."""
+        return (self.path / MODULES).is_file()
+
+    @property
+    def judges(self) -> bool:
+        """Whether the model is a causal language model that scores documents by the logits of tokens."""
+        return any(part.kind in LOGIT_SCORE for part in self.parts or ())
+
+    @property
     def has_towers(self) -> bool:
         """Whether the model has an encoder of texts and one of pictures."""
         return self.model_type in TOWERS
@@ -70,9 +81,7 @@ def find_encoder(folder: Path) -> EncoderFolder | None:
     if not (folder / "config.json").is_file():
         return None
     config = read_json(folder / "config.json")
-    names = config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else ""
-    kind = str(config.get("model_type"))
+    name, kind = _architecture(config), str(config.get("model_type"))
     if name.endswith(_CLASSIFIER):
         return EncoderFolder(folder, folder, config, RERANK if _is_reranker(config) else CLASSIFY)
     is_tower = kind in TOWERS and name.endswith("Model")
@@ -80,6 +89,25 @@ def find_encoder(folder: Path) -> EncoderFolder | None:
     if is_tower or (name.endswith(_ENCODERS) and not is_causal):
         return EncoderFolder(folder, folder, config, EMBED)
     return None
+
+
+def judge(folder: Path) -> EncoderFolder:
+    """Return the reranker in `folder`, which has a causal language model that judges with `yes` and `no`.
+
+    Raises OSError or ValueError if it has another model.
+    """
+    found = find_encoder(folder)
+    if found is not None and found.task == RERANK:
+        return found
+    config = read_json(folder / "config.json")
+    if _architecture(config) not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise ValueError(f"{folder}: got {_architecture(config) or 'another model'}, expected a causal language model")
+    return EncoderFolder(folder, folder, config, RERANK, [Part(LOGIT_SCORE[0], folder)])
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _is_bidirectional(kind: str) -> bool:
@@ -111,7 +139,12 @@ def _sentence_transformer(folder: Path) -> EncoderFolder:
     text_settings = read_json(names[0]) if names else {}
     general = folder / "config_sentence_transformers.json"
     settings = read_json(general) if general.is_file() else {}
-    return EncoderFolder(folder, transformer, config, EMBED, parts, text_settings, settings)
+    task = EMBED
+    if any(part.kind in LOGIT_SCORE for part in parts):
+        task = RERANK
+    elif not parts and _architecture(config).endswith(_CLASSIFIER):
+        task = RERANK if _is_reranker(config) else CLASSIFY
+    return EncoderFolder(folder, transformer, config, task, parts, text_settings, settings)
 
 
 def _read_list(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTextEncoding, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
 from ...llm.export.checkpoints.checks import CHECKPOINT_ERRORS, check_loaded, shortened
@@ -24,8 +30,9 @@ from ...llm.export_options import ENCODER, ExportOptions
 from ...workarounds.program_caches import forget_programs
 from ..config import CLASSIFY, CONFIG, EMBED, IMAGE_METHOD, RERANK, EncoderConfig
 from .check import check_program
-from .checkpoint import EncoderFolder, find_encoder
+from .checkpoint import EncoderFolder, find_encoder, judge
 from .images import image_settings
+from .judges import Judgement, decoder_of, pair_text
 from .methods import SHORTEST, Method, text_method
 from .modules import Scores, TextEmbedding, TowerImage, TowerText
 from .parts import pooling_modes, stages
@@ -70,10 +77,12 @@ def export_encoder(
     Raises ValueError, with the name of the argument in the message.
     """
     settings = ExportOptions.of("export_encoder", ENCODER, options)
-    encoder = model if isinstance(model, EncoderFolder) else _find(model)
+    encoder = model if isinstance(model, EncoderFolder) else _find(model, settings.rerank)
     progress("load")
     loaded = _load(encoder)
     tokenizer = _tokenizer(encoder)
+    if encoder.judges:
+        loaded = decoder_of(encoder, loaded, tokenizer)
     dtype = settings.torch_dtype or torch.float32
     conversion = convert_weights(
         loaded, settings.quantize, settings.group_size, dtype, tokenizer=None, calibrate=None, progress=progress
@@ -109,7 +118,7 @@ def _methods(
     encoder: EncoderFolder, model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, longest: int | None
 ) -> tuple[list[Method], EncoderConfig]:
     fields: dict[str, Any] = {"task": encoder.task, "model_type": encoder.model_type, "pad": _pad(model, tokenizer)}
-    methods, module = [], _text_module(encoder, model, dtype, fields)
+    methods, module = [], _text_module(encoder, model, tokenizer, dtype, fields)
     if module is not None:
         length = _max_length(encoder, model, tokenizer, longest)
         rows = max(1, min(_MOST_ROWS, _INPUT_VALUES // length))
@@ -130,7 +139,7 @@ def _methods(
 
 
 def _text_module(
-    encoder: EncoderFolder, model: PreTrainedModel, dtype: torch.dtype, fields: dict[str, Any]
+    encoder: EncoderFolder, model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, fields: dict[str, Any]
 ) -> torch.nn.Module | None:
     """Return the module that encodes texts, and add to `fields` what it does."""
     if encoder.has_towers:
@@ -149,6 +158,11 @@ def _text_module(
             "default_prompt": default if default in prompts else None,
         }
         return TextEmbedding(model, modes, after).eval()
+    if encoder.task == RERANK:
+        fields["pair"] = pair_text(encoder, tokenizer)
+    if encoder.judges:
+        fields["activation"] = _activation(encoder, "sigmoid")
+        return Judgement(model).eval()
     types = getattr(model.config, "type_vocab_size", 0) > 1
     fields["types"] = types
     fields["activation"] = "sigmoid" if encoder.task == RERANK else "softmax"
@@ -165,10 +179,10 @@ def _text_module(
 # Checkpoints ---------------------------------------------------------------------------
 
 
-def _find(model: str | Path) -> EncoderFolder:
+def _find(model: str | Path, reranks: bool) -> EncoderFolder:
     try:
         path = find_checkpoint(model)
-        encoder = find_encoder(path)
+        encoder = judge(path) if reranks else find_encoder(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"export_encoder: model: {error}") from error
     if encoder is None:
@@ -183,6 +197,8 @@ def _load(encoder: EncoderFolder) -> PreTrainedModel:
     if encoder.task == EMBED:
         is_part = encoder.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES  # of a model with a decoder, such as T5
         kind = AutoModelForTextEncoding if is_part else AutoModel
+    elif encoder.judges:
+        kind = AutoModelForCausalLM
     try:
         model, info = kind.from_pretrained(
             encoder.transformer,
@@ -249,7 +265,7 @@ def _activation(encoder: EncoderFolder, default: str) -> str:
     """Return what a reranker of sentence-transformers applies to its score."""
     settings = encoder.config.get("sentence_transformers")
     given = settings.get("activation_fn") if isinstance(settings, dict) else None
-    given = given or encoder.config.get("sbert_ce_default_activation_function")
+    given = given or encoder.settings.get("activation_fn") or encoder.config.get("sbert_ce_default_activation_function")
     names = {"Sigmoid": "sigmoid", "Identity": "identity"}
     return names.get(str(given).rpartition(".")[2], default) if given else default
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError
+from ..errors import FieldError, SettingError
 from ..generation import Generation, Options, Token
 from ..program import LLMProgram
 from ..sampling_parameters import PARAMETERS, SamplingParameters
@@ -116,7 +116,7 @@ class SpeechModel:
         self.prompt(language, task, timestamps)  # raises the errors of its arguments
         before = [] if prompt is None else self._earlier_text(prompt)
         if words and not self._config.get("align"):
-            raise ValueError("words: expected a Whisper that was exported with its alignment heads")
+            raise FieldError("words", problem="expected a Whisper that was exported with its alignment heads")
         for seek, stop in voiced_spans(samples) if voice_activity else [(0, len(samples))]:
             while seek < stop:  # `seek` is the first sample of the window
                 rest = samples[seek:stop]
@@ -195,9 +195,9 @@ class SpeechModel:
         Raises ValueError if the model takes no such text.
         """
         if self._config.get("previous") is None:
-            raise ValueError("prompt: got text, but this model takes none")
+            raise FieldError("prompt", problem="got text, but this model takes none")
         if self._tokenizer is None:
-            raise ValueError(f"prompt: got text, but {self.program.path.name} has no tokenizer")
+            raise FieldError("prompt", problem=f"got text, but {self.program.path.name} has no tokenizer")
         self._tokenizer.backend.encode_special_tokens = True  # a special token in the text is text
         tokens = self._tokenizer.encode(f" {text.strip()}", special=False)
         return [self._config["previous"], *tokens[-(self.program.max_context_len // 2 - 1) :]]
@@ -215,7 +215,7 @@ class SpeechModel:
         code = self._config["names"].get(name, name)
         if code not in self.languages:
             known = ", ".join(self.languages) if self.languages else "none: the model has one language only"
-            raise ValueError(f"language: got {language}, expected {known}")
+            raise FieldError("language", language, known)
         return code
 
     def prompt(self, language: str | None, task: str, timestamps: bool) -> list[int]:
@@ -226,7 +226,7 @@ class SpeechModel:
         """
         language = self.language_code(language)
         if task not in (self.tasks or TASKS[:1]):
-            raise ValueError(f"task: got {task}, expected {' or '.join(self.tasks or TASKS[:1])} with this model")
+            raise FieldError("task", task, f"{' or '.join(self.tasks or TASKS[:1])} with this model")
         tokens = [self._config["start"], *self._config["forced"]]
         if language is not None:
             tokens.append(self._config["languages"][language])
@@ -243,10 +243,10 @@ class SpeechModel:
             return read_audio(sound, self.sample_rate)
         samples = numpy.asarray(sound)
         if not numpy.issubdtype(samples.dtype, numpy.floating):
-            raise ValueError(f"sound: got samples of {samples.dtype}, expected floating-point numbers from -1 to 1")
+            raise FieldError("sound", f"samples of {samples.dtype}", "floating-point numbers from -1 to 1")
         samples = numpy.ascontiguousarray(samples, dtype=numpy.float32)
         if samples.ndim != 1:
-            raise ValueError(f"sound: got shape {list(samples.shape)}, expected samples [N]")
+            raise FieldError("sound", f"shape {list(samples.shape)}", "samples [N]")
         return samples
 
     def _generate(self, samples, prompt: list[int], timestamps: bool, settings: dict[str, Any]) -> Generation:

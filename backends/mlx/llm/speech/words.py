@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import FieldError
+
 if TYPE_CHECKING:
     import numpy
 
@@ -36,7 +38,7 @@ class Aligner:
 
             program = import_runtime().get().load_program(path)
         except ModuleNotFoundError as error:
-            raise ValueError(f"words: expected the package {error.name}, which is not installed") from error
+            raise FieldError("words", problem=f"expected the package {error.name}, which is not installed") from error
         self._encode, self._align = program.load_method("encode"), program.load_method("align")
 
     def token_states(self, samples: numpy.ndarray, tokens: Sequence[int], first: int, states: int) -> list[int]:

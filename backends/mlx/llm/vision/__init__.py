@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .picture import PictureError, open_picture
+from .video import Video
 
 if TYPE_CHECKING:
     from .preprocess import Preprocessor, preprocessor_settings
 
-__all__ = ["PictureError", "Preprocessor", "open_picture", "preprocessor_settings"]
+__all__ = ["PictureError", "Preprocessor", "Video", "open_picture", "preprocessor_settings"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,35 +1,42 @@
-"""Pictures and sounds in the messages of a chat."""
+"""Pictures, videos and sounds in the messages of a chat."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from .picture import MediaError, PictureError
 from .sound import Sound, SoundError
+from .video import Video, VideoError
 
 # The type of a part → that of the part for a chat template.
 _TYPES = {"image": "image", "image_url": "image", "input_image": "image"}
-_TYPES |= {"audio": "audio", "audio_url": "audio", "input_audio": "audio"}
-_ERRORS: dict[str, type[MediaError]] = {"image": PictureError, "audio": SoundError}
-# These stand for a picture and a sound in a text. Unicode reserves the code points: no text has them as characters.
-PICTURE, SOUND = MARKS = "\ufdd1", "\ufdd2"
-_MARKED = dict(zip(MARKS, ("image", "audio")))
+_TYPES |= {"audio": "audio", "audio_url": "audio", "input_audio": "audio", "video": "video"}
+_ERRORS: dict[str, type[MediaError]] = {"image": PictureError, "audio": SoundError, "video": VideoError}
+# These stand for a picture, a sound and a video in a text. Unicode reserves the code points: no text has them as
+# characters.
+PICTURE, SOUND, VIDEO = MARKS = "\ufdd1", "\ufdd2", "\ufdd3"
+_MARKED = dict(zip(MARKS, ("image", "audio", "video")))
 
 
 def with_media(
-    messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any] = (), sounds: Sequence[Any] = ()
+    messages: Sequence[Mapping[str, Any]],
+    pictures: Sequence[Any] = (),
+    sounds: Sequence[Any] = (),
+    videos: Sequence[Any] = (),
 ) -> tuple[Sequence[Mapping[str, Any]], list[Any]]:
-    """Return the messages for a chat template, and the pictures and sounds in their order. A sound is a `Sound`.
+    """Return the messages for a chat template, and the media in their order. A sound is a `Sound`, a video a `Video`.
 
-    A part `{"type": "image"}` or `{"type": "audio"}` stands for each of them. Parts without content get that of
-    `pictures` and `sounds`. If there are no such parts, these precede the content of the last message of the user.
-    Raises PictureError or SoundError if the numbers differ.
+    A part `{"type": "image"}`, `{"type": "audio"}` or `{"type": "video"}` stands for each of them. Parts without
+    content get that of `pictures`, `sounds` and `videos`. If there are no such parts, these precede the content of the
+    last message of the user. Raises PictureError, SoundError or VideoError if the numbers differ.
     """
     given = {
         "image": list(pictures),
-        "audio": [sound if isinstance(sound, Sound) else Sound(sound) for sound in sounds],
+        "audio": [_medium("audio", sound) for sound in sounds],
+        "video": [_medium("video", video) for video in videos],
     }
     found, placed = [], set()
     changed: list[Mapping[str, Any]] = []
@@ -49,7 +56,7 @@ def with_media(
                 if not given[kind]:
                     raise _ERRORS[kind](f"got fewer {_ERRORS[kind].things} than parts of messages for them")
                 source = given[kind].pop(0)
-            found.append(Sound(source) if kind == "audio" and not isinstance(source, Sound) else source)
+            found.append(_medium(kind, source, part))
             parts.append({"type": kind})
         changed.append({**message, "content": parts})
     for kind in placed:
@@ -87,6 +94,15 @@ def as_parts(message: Mapping[str, Any], always: bool = False) -> Mapping[str, A
     return {**message, "content": parts}
 
 
+def as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message for a chat template that takes only texts, with one of the MARKS for each picture and sound."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(_kind(part) for part in content):
+        return message
+    marks = dict(zip(_MARKED.values(), MARKS))
+    return {**message, "content": "".join(marks.get(_kind(part)) or part.get("text", "") for part in content)}
+
+
 def _count(message: Mapping[str, Any]) -> int:
     content = message.get("content")
     return sum(_kind(part) is not None for part in content) if isinstance(content, (list, tuple)) else 0
@@ -97,11 +113,18 @@ def _kind(part: Any) -> str | None:
     return _TYPES.get(part.get("type")) if isinstance(part, Mapping) and isinstance(part.get("type"), str) else None
 
 
+def _medium(kind: str, source: Any, part: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Return what stands for `source`, which is in a part of a message or was given for it."""
+    if kind == "image" or isinstance(source, (Sound, Video)):
+        return source
+    return Sound(source) if kind == "audio" else Video(source, part.get("fps", Video.fps))
+
+
 def _source(part: Mapping[str, Any]) -> Any:
     """Return what a part has, or None if it is only a place."""
     if isinstance(data := part.get("input_audio"), Mapping):
         return audio_url(data)
-    names = ("image", "image_url", "audio", "audio_url", "url")
+    names = ("image", "image_url", "audio", "audio_url", "video", "url")
     source = next((part[name] for name in names if part.get(name) is not None), None)
     return source.get("url") if isinstance(source, Mapping) else source
 

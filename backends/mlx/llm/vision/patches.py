@@ -7,20 +7,33 @@ import math
 import numpy as np
 
 
-def qwen_size(size: tuple[int, int], multiple: int, least: int, most: int) -> tuple[int, int]:
+def qwen_size(
+    size: tuple[int, int], multiple: int, least: int, most: int, frames: int = 1, counted: int = 1
+) -> tuple[int, int]:
     """Return the width and height to which a picture is resized: multiples of `multiple`, about in its aspect ratio.
 
-    The number of pixels is `least` to `most`, if the aspect ratio permits it.
+    The number of pixels is `least` to `most`, if the aspect ratio permits it. For a video, this is the number of pixels
+    of all `frames`, which are taken as `counted` to decide whether it is in these limits.
     """
     edges = [round(edge / multiple) * multiple for edge in size]
-    area = math.prod(size)
-    if math.prod(edges) > most:
+    area = math.prod(size) * frames
+    if math.prod(edges) * counted > most:
         factor = math.sqrt(area / most)
         edges = [max(multiple, math.floor(edge / factor / multiple) * multiple) for edge in size]
-    elif math.prod(edges) < least:
+    elif math.prod(edges) * counted < least:
         factor = math.sqrt(least / area)
         edges = [math.ceil(edge * factor / multiple) * multiple for edge in size]
     return edges[0], edges[1]
+
+
+def qwen_video_size(
+    size: tuple[int, int], multiple: int, least: int, most: int, frames: int, step: int
+) -> tuple[int, int]:
+    """Return the width and height of the `frames` of a video, of which `step` are in a patch, as `qwen_size` does."""
+    if min(size) < multiple:
+        factor = max(multiple / edge for edge in size)
+        size = int(size[0] * factor), int(size[1] * factor)
+    return qwen_size(size, multiple, least, most, frames, round(frames / step) * step)
 
 
 def gemma4_size(size: tuple[int, int], multiple: int, most: int) -> tuple[int, int]:

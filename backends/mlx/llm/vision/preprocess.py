@@ -48,8 +48,8 @@ class Preprocessor:
 
     `settings`: `resize`, with `height` and `width`, or with `shortest_edge` for one that keeps the aspect ratio, or
     None; `resample`, PIL's number of the filter; `crop`, the height and the width of the centre, or None; `scale`,
-    `mean` and `std`, with which a value v of 0 to 255 becomes (v · scale − mean) / std; and `output`, the height and
-    the width of the result.
+    `mean` and `std`, with which a value v of 0 to 255 becomes (v · scale − mean) / std; `output`, the height and the
+    width of the result; and `rounds`, whether each step of this computation is rounded to bfloat16.
     """
 
     def __init__(self, settings: Mapping[str, Any]):
@@ -68,7 +68,34 @@ class Preprocessor:
 
     def normalized(self, levels: np.ndarray) -> np.ndarray:
         """Return the pixels for levels [3, H, W] of 0 to 255."""
-        return (levels * np.float32(self._settings["scale"]) - self._mean) / self._std
+        rounded = _bfloat16 if self._settings.get("rounds") else np.asarray
+        scaled = rounded(levels * np.float32(self._settings["scale"]))
+        return rounded(rounded(scaled - rounded(self._mean)) / rounded(self._std))
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return finite values of float32, rounded to bfloat16."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def bicubic(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return `pixels`, float32 [C, H, W], resized as torch does without antialiasing: [C, height, width]."""
+    rows, columns = (_cubic_weights(*sizes) for sizes in ((pixels.shape[1], height), (pixels.shape[2], width)))
+    return np.einsum("yh,chw,xw->cyx", rows, pixels, columns, optimize=True).astype(np.float32)
+
+
+def _cubic_weights(old: int, new: int) -> np.ndarray:
+    """Return the weights [new, old] of the pixels of a line, by the cubic convolution with a = -0.75."""
+    place = (np.arange(new) + 0.5) * (old / new) - 0.5
+    first = np.floor(place).astype(np.int64)
+    weights = np.zeros((new, old))
+    for tap in range(-1, 3):
+        x = np.abs(place - first - tap)
+        near = 1.25 * x**3 - 2.25 * x**2 + 1
+        far = -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
+        np.add.at(weights, (np.arange(new), (first + tap).clip(0, old - 1)), np.where(x <= 1, near, far))
+    return weights
 
 
 def levels_of(picture: Image) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""`PictureProcessor`: what a program needs of a picture or sound, and the text that takes its place in a prompt."""
+"""`PictureProcessor`: what a program needs of a picture, video or sound, and the text for it in a prompt."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .patches import gemma4_size, patches_of, pixtral_size, qwen_size
+from .messages import PICTURE, SOUND, VIDEO
+from .patches import gemma4_size, patches_of, pixtral_size, qwen_size, qwen_video_size
 from .picture import MediaError, PictureError, open_picture
-from .preprocess import Preprocessor, levels_of
+from .preprocess import Preprocessor, bicubic, levels_of
 from .sound import Sound, SoundError, open_sound, whisper_tokens
-from .tiles import idefics3_tiles, internvl_tiles, llava_next_tiles, without_border
+from .tiles import idefics3_tiles, internvl_tiles, llama4_tiles, llava_next_tiles, phi4_tiles, without_border
+from .video import Video, VideoError, open_video
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,11 +44,13 @@ class Encoding:
 
     @cached_property
     def hash(self) -> int:
-        """64 bits of a hash of the inputs and rows."""
+        """64 bits of a hash of the inputs, rows and rotary positions."""
         digest = hashlib.sha256(repr([(array.shape, array.dtype.str) for array in self.inputs]).encode())
         for array in self.inputs:
             digest.update(array.data)
         digest.update(np.asarray(self.rows, np.int64).tobytes())
+        if self.rope_positions is not None:
+            digest.update(np.append(self.rope_positions, self.rope_length).tobytes())
         return int.from_bytes(digest.digest()[:8], "little")
 
 
@@ -56,50 +61,74 @@ class PictureProcessor:
     """
 
     def __init__(self, settings: Mapping[str, Any]):
-        _check(settings)
+        _check(settings, _KINDS | _SOUNDS)
         self._settings = settings
         self.token_id, self.placeholder = settings["token_id"], settings["placeholder"]
         self.takes_sounds = settings["kind"] in _SOUNDS
         self._prepare = (_SOUNDS if self.takes_sounds else _KINDS)[settings["kind"]]
         self._pixels = None if self.takes_sounds else Preprocessor(settings["image"])
+        self._token_ids = [self.token_id]
+        self._video = settings.get("video")
+        if self._video is not None:
+            _check({**settings, **self._video}, _VIDEOS)
+            self._token_ids.append(self._video.get("token_id", self.token_id))
 
     def insert(
         self, text: str, pictures: Sequence[Any], encode: Callable[[str], list[int]]
     ) -> tuple[list[int], list[Encoding]]:
         """Return the token ids of `text`, in which each placeholder stands for one of `pictures`, and the pictures.
 
-        `pictures` are what `open_picture` takes, or each a `Sound`. `encode` returns the ids of a text. Raises
-        PictureError or SoundError if the numbers differ, or for one that is invalid.
+        `pictures` are what `open_picture` takes, or each a `Sound` or `Video`. `encode` returns the ids of a text.
+        Raises PictureError, SoundError or VideoError if the numbers differ, or for one that is invalid.
         """
-        parts = text.split(self.placeholder)
-        if len(parts) != len(pictures) + 1:
+        marks = {SOUND if self.takes_sounds else PICTURE: self.placeholder}
+        places: dict[str, type] = {self.placeholder: Sound if self.takes_sounds else object}
+        if self._video is not None:
+            marks[VIDEO] = self._video["placeholder"]
+            places[self._video["placeholder"]] = Video
+        for mark, placeholder in marks.items():
+            text = text.replace(mark, placeholder)
+        for source in pictures:
+            if (kind := _class(source)) not in places.values():
+                taken = " and ".join(_ERRORS[kind].things for kind in places.values())
+                raise _ERRORS[kind](f"the model takes {taken} only")
+        parts = re.split("({})".format("|".join(map(re.escape, sorted(places, key=len, reverse=True)))), text)
+        if [places[place] for place in parts[1::2]] != [_class(source) for source in pictures]:
             raise self._error(
-                f"got {len(pictures)} {self._error.things} for a prompt with {len(parts) - 1} of {self.placeholder}"
+                f"got {len(pictures)} {self._error.things} for a prompt with {len(parts) // 2} of {', '.join(places)}"
             )
         texts, encodings = [parts[0]], []
-        for source, part in zip(pictures, parts[1:]):
-            if isinstance(source, Sound) != self.takes_sounds:
-                error = SoundError if isinstance(source, Sound) else PictureError
-                raise error(f"the model takes {self._error.things} only")
-            shown, calls = self._prepare(self._open(source), self._settings, self._pixels)
+        for source, part in zip(pictures, parts[2::2]):
+            shown, calls = self._prepared(source)
             texts += [shown, part]
             encodings += calls
         ids = encode("".join(texts))
-        return ids, _placed(encodings, ids, self.token_id)
+        return ids, _placed(encodings, ids, self._token_ids)
+
+    def _prepared(self, source: Any) -> _Prepared:
+        """Return the text for a picture, sound or video, and its calls."""
+        if isinstance(source, Sound):
+            most = self._settings["samples"] * self._settings["windows"]
+            return self._prepare(open_sound(source, self._settings["rate"], most), self._settings, None)
+        if isinstance(source, Video):
+            settings = {**self._settings, **self._video}
+            return _VIDEOS[settings["kind"]](source, settings, Preprocessor(settings["image"]))
+        return self._prepare(open_picture(source), self._settings, self._pixels)
 
     @property
     def _error(self) -> type[MediaError]:
         return SoundError if self.takes_sounds else PictureError
 
-    def _open(self, source: Any) -> Any:
-        if self.takes_sounds:
-            return open_sound(source, self._settings["rate"], self._settings["samples"] * self._settings["windows"])
-        return open_picture(source)
+
+_ERRORS: dict[type, type[MediaError]] = {object: PictureError, Sound: SoundError, Video: VideoError}
 
 
-def _check(settings: Mapping[str, Any]) -> None:
+def _class(source: Any) -> type:
+    return type(source) if isinstance(source, (Sound, Video)) else object
+
+
+def _check(settings: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Raise ValueError unless `settings` cost bounded memory: they may come from a file that is not trusted."""
-    kinds = _KINDS | _SOUNDS
     if settings.get("kind") not in kinds:
         raise ValueError(f"picture_settings: kind: got {settings.get('kind')}, expected one of {', '.join(kinds)}")
     samples = settings.get("samples")
@@ -116,7 +145,7 @@ def _check(settings: Mapping[str, Any]) -> None:
         "hop": 1 << 16,
         "windows": MAX_SAMPLES // (samples if isinstance(samples, int) and samples > 0 else 1),
     }
-    limits |= {"most": 256} if settings["kind"] == "internvl" else {"most": 1 << 26}
+    limits |= {"most": 256} if settings["kind"] in ("internvl", "phi4") else {"most": 1 << 26}
     for name, limit in limits.items():
         value = settings.get(name)
         if value is not None and not (isinstance(value, int) and 1 <= value <= limit):
@@ -129,9 +158,9 @@ def _check(settings: Mapping[str, Any]) -> None:
         raise ValueError(f"picture_settings: got sizes {edges}, expected edges of 1 to {1 << 13}")
 
 
-def _placed(encodings: list[Encoding], ids: list[int], token_id: int) -> list[Encoding]:
-    """Return the encodings with their positions: those of the tokens `token_id`, one after the other."""
-    is_token = np.asarray(ids) == token_id
+def _placed(encodings: list[Encoding], ids: list[int], token_ids: list[int]) -> list[Encoding]:
+    """Return the encodings with their positions: those of the tokens `token_ids`, one after the other."""
+    is_token = np.isin(ids, token_ids)
     placed, end = [], 0
     for encoding in encodings:
         has_row = np.asarray(encoding.rows) >= 0
@@ -179,6 +208,15 @@ def _idefics3(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor)
     return text, _tiles(settings, pixels, [levels_of(tile) for tile in tiles])
 
 
+def _llama4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles, columns, rows = llama4_tiles(picture, settings)
+    tokens = settings["token"] * settings["count"]
+    line = "<|tile_x_separator|>".join([tokens] * columns) + "<|tile_y_separator|>"
+    split = line * rows if len(tiles) > 1 else ""
+    text = f"<|image_start|>{split}{settings['placeholder']}{tokens}<|image_end|>"
+    return text, _tiles(settings, pixels, tiles)
+
+
 def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
     edge, merge = settings["patch"], settings["merge"]
     width, height = qwen_size(picture.size, edge * merge, settings["least"], settings["most"])
@@ -191,6 +229,48 @@ def _qwen(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> 
     positions = np.stack([np.zeros(count, np.int64), row, column])
     encoding = Encoding((patches, places), range(count), rope_positions=positions, rope_length=max(rows, columns))
     return settings["token"] * count, [encoding]
+
+
+def _qwen_video(video: Video, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    """Frames of a patch are encoded together. Their tokens have the time on the first rotary axis, or before them."""
+    edge, merge, step = settings["patch"], settings["merge"], settings["frames"]
+    count, resized = len(video.frames), []
+    for frame in open_video(video):
+        if settings["limits_all"]:
+            size = qwen_video_size(
+                frame.size, edge * merge, settings["least"], settings["most"], max(count, step), step
+            )
+        else:
+            size = qwen_size(frame.size, edge * merge, settings["least"], settings["most"])
+        levels = levels_of(frame.resize(size, settings["image"]["resample"]))
+        patches, places = patches_of(pixels.normalized(levels), edge, merge)
+        resized.append(patches)
+    resized += [resized[-1]] * (-count % step)
+    columns, rows = (length // (edge * merge) for length in size)
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    tokens = settings["token"] * (rows * columns)
+    times = range(0, len(resized), step)
+    texts, encodings, end = [], [], max(rows, columns)
+    for index, first in enumerate(times):
+        patches = np.stack(resized[first : first + step], 2).reshape(len(places), -1)
+        time, length = 0, end
+        if settings["interval"] is None:
+            seconds = [min(first + i, count - 1) / video.fps for i in (0, step - 1)]
+            texts.append(f"<{sum(seconds) / 2:.1f} seconds><|vision_start|>{tokens}<|vision_end|>")
+        else:
+            interval = settings["interval"] * step / video.fps if settings["has_rate"] else settings["interval"]
+            texts.append(tokens)
+            time = int(np.float32(index) * np.float32(interval))
+            length = max(end, time + 1) if first == times[-1] else 0  # what follows is behind the whole video
+        positions = np.stack([np.full(len(row), time), row, column])
+        encodings.append(Encoding((patches, places), range(len(row)), rope_positions=positions, rope_length=length))
+    return "".join(texts), encodings
+
+
+def _internvl_video(video: Video, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    tiles = [pixels.levels(frame) for frame in open_video(video)]
+    texts = [f"Frame{index + 1}: {_around(settings, 1)}" for index in range(len(tiles))]
+    return "\n".join(texts), _tiles(settings, pixels, tiles)
 
 
 def _gemma4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
@@ -230,14 +310,61 @@ def _llava_next(picture: Image, settings: Mapping[str, Any], pixels: Preprocesso
     return settings["token"] * len(found), [Encoding((np.ascontiguousarray(inputs),), found)]
 
 
+def _phi4(picture: Image, settings: Mapping[str, Any], pixels: Preprocessor) -> _Prepared:
+    edge, patch = settings["image"]["output"][0], settings["patch"]
+    levels, (columns, rows), (width, height) = phi4_tiles(picture, settings)
+    whole = pixels.normalized(levels)
+    tiles = whole.reshape(3, rows, edge, columns, edge).transpose(1, 3, 0, 2, 4).reshape(-1, 3, edge, edge)
+    side = edge // patch
+    held = np.ones((rows * side, columns * side), bool)  # patches that are not in the border
+    held[:, held.shape[1] - width // patch :] = False
+    held[held.shape[0] - height // patch :] = False
+    masks = held.reshape(rows, side, columns, side).swapaxes(1, 2).reshape(-1, side, side)
+    masks = np.concatenate([np.ones((1, side, side), bool), masks])
+    inputs = np.concatenate([bicubic(whole, edge, edge)[None], tiles]), _phi4_places(masks)
+    # Two patches in a row, and two rows, become one embedding. Behind those of all tiles are two of separators.
+    side = -(-side // 2)
+    count = side * side
+    end, separator = len(masks) * count, len(masks) * count + 1
+    index = np.arange(count, end).reshape(rows, columns, side, side).transpose(0, 2, 1, 3)
+    held = masks[1:, ::2, ::2].reshape(rows, columns, side, side).transpose(0, 2, 1, 3).reshape(rows * side, -1)
+    index = index.reshape(held.shape)[: held[:, 0].sum(), : held[0].sum()]
+    lines = [
+        np.pad(part, ((0, 0), (0, 1)), constant_values=end) for part in (index, np.arange(count).reshape(side, side))
+    ]
+    found = [*lines[0].reshape(-1).tolist(), separator, *lines[1].reshape(-1).tolist()]
+    return settings["token"] * len(found), [Encoding(tuple(map(np.ascontiguousarray, inputs)), found)]
+
+
+def _phi4_places(masks: np.ndarray) -> np.ndarray:
+    """Return the index of the position of each patch, int64 [N, P], or -1 where `masks` [N, side, side] is False.
+
+    The positions of a smaller picture are spread over those of a whole one.
+    """
+    side = masks.shape[1]
+    bounds = np.arange(1 / side, 1.0, 1 / side).astype(np.float32)
+    steps = [np.float32(1) / axis.sum(1).astype(np.float32) for axis in (masks[:, :, 0], masks[:, 0])]
+    spread = [np.minimum(np.arange(side, dtype=np.float32) * step[:, None], np.float32(1 - 1e-6)) for step in steps]
+    row, column = (np.searchsorted(bounds, places, side="right") for places in spread)
+    return np.where(masks, row[:, :, None] * side + column[:, None], -1).reshape(len(masks), -1)
+
+
 _KINDS: dict[str, Callable[[Any, Mapping[str, Any], Preprocessor], _Prepared]] = {
     "gemma4": _gemma4,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "llama4": _llama4,
     "llava_next": _llava_next,
+    "phi4": _phi4,
     "pixtral": _pixtral,
     "qwen": _qwen,
     "single": _single,
+}
+
+
+_VIDEOS: dict[str, Callable[[Video, Mapping[str, Any], Preprocessor], _Prepared]] = {
+    "internvl": _internvl_video,
+    "qwen": _qwen_video,
 }
 
 
@@ -245,14 +372,18 @@ def _whisper(samples: np.ndarray, settings: Mapping[str, Any], _: None) -> _Prep
     encodings, size = [], settings["samples"]
     for first in range(0, len(samples), size):
         window = samples[first : first + size]
+        padded = np.zeros((1, size), np.float32)
+        padded[0, : len(window)] = window
+        if settings.get("is_padded"):  # the model also hears the silence behind the sound
+            encodings.append(Encoding((padded,), range(settings["count"])))
+            continue
         frames, count = whisper_tokens(settings, len(window))
         if count > 0:  # the end of the sound may be too short for a token
-            padded = np.zeros((1, size), np.float32)
-            padded[0, : len(window)] = window
             encodings.append(Encoding((padded, np.array([frames])), range(count)))
     if not encodings:
         raise SoundError(f"got {len(samples)} samples, expected enough for a token")
-    return settings["token"] * sum(len(encoding.rows) for encoding in encodings), encodings
+    tokens = settings["token"] * sum(len(encoding.rows) for encoding in encodings)
+    return settings.get("before", "") + tokens, encodings
 
 
 _SOUNDS: dict[str, Callable[[Any, Mapping[str, Any], Any], _Prepared]] = {"whisper": _whisper}

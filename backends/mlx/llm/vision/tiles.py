@@ -13,6 +13,7 @@ from .preprocess import levels_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_BILINEAR = 2  # of PIL's filters
 _MOST = 4096  # pixels of an edge in Idefics3
 
 
@@ -77,6 +78,65 @@ def _best_size(size: tuple[int, int], sizes: Sequence[tuple[int, int]]) -> tuple
         return kept, kept - height * width
 
     return max(sizes, key=key)
+
+
+def llama4_tiles(picture: Image, settings: Mapping[str, Any]) -> tuple[list[np.ndarray], int, int]:
+    """Return the tiles of a picture, row by row, uint8 [3, H, W], and the numbers of columns and rows.
+
+    Behind several tiles is the whole picture. The picture lies at the top left of one of the sizes `settings["sizes"]`,
+    which are heights and widths. It is not made larger than this needs, unless `settings["enlarges"]`.
+    """
+    edge, resample = settings["image"]["output"][0], settings["image"]["resample"]
+    canvas = _best_canvas(picture.size, settings["sizes"], settings["enlarges"])
+    height, width = canvas
+    if not settings["enlarges"]:
+        height, width = (min(max(length, edge), most) for length, most in zip(picture.size[::-1], canvas))
+    by_height, by_width = height / picture.size[1], width / picture.size[0]
+    if by_width < by_height:
+        inner = width, min(math.floor(picture.size[1] * by_width), height)
+    else:
+        inner = min(math.floor(picture.size[0] * by_height), width), height
+    levels = levels_of(picture.resize((max(inner[0], 1), max(inner[1], 1)), resample))
+    levels = np.pad(levels, ((0, 0), *((0, whole - part) for whole, part in zip(canvas, levels.shape[1:]))))
+    rows, columns = canvas[0] // edge, canvas[1] // edge
+    tiles = list(levels.reshape(3, rows, edge, columns, edge).transpose(1, 3, 0, 2, 4).reshape(-1, 3, edge, edge))
+    if len(tiles) > 1:
+        tiles.append(levels_of(picture.resize((edge, edge), resample)))
+    return tiles, columns, rows
+
+
+def _best_canvas(size: tuple[int, int], sizes: Sequence[tuple[int, int]], enlarges: bool) -> tuple[int, int]:
+    """Return the height and width, of those that need the smallest change of a picture, with the fewest pixels.
+
+    A picture is made smaller only if it fits none of `sizes`. If `enlarges`, the largest change is chosen if it fits.
+    """
+    scales = [
+        min(np.float32(height) / np.float32(size[1]), np.float32(width) / np.float32(size[0]))
+        for height, width in sizes
+    ]
+    fitting = [scale for scale in scales if scale >= 1]
+    best = (max if enlarges else min)(fitting) if fitting else max(scales)
+    return min((candidate for candidate, scale in zip(sizes, scales) if scale == best), key=math.prod)
+
+
+def phi4_tiles(picture: Image, settings: Mapping[str, Any]) -> tuple[np.ndarray, tuple[int, int], tuple[int, int]]:
+    """Return the picture with a white border at the right and at the bottom, uint8 [3, H, W], and two sizes.
+
+    These are the numbers of columns and rows of tiles, and the width and height of the border.
+    """
+    edge, most = settings["image"]["output"][0], settings["most"]
+    grid = math.ceil(picture.size[0] / edge), math.ceil(picture.size[1] / edge)
+    if math.prod(grid) > most:
+        grid = _best_grid(picture.size, (edge, edge), 1, most)
+    width, height = grid[0] * edge, grid[1] * edge
+    by_width, by_height = width / picture.size[0], height / picture.size[1]
+    if by_width < by_height:
+        inner = width, max(int(picture.size[1] * by_width), 1)
+    else:
+        inner = max(int(picture.size[0] * by_height), 1), height
+    border = width - inner[0], height - inner[1]
+    levels = levels_of(picture.resize(inner, _BILINEAR))
+    return np.pad(levels, ((0, 0), (0, border[1]), (0, border[0])), constant_values=255), grid, border
 
 
 def without_border(index: np.ndarray, size: tuple[int, int]) -> np.ndarray:

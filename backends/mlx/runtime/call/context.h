@@ -179,9 +179,10 @@ class Context {
   // DecodedInstruction::partly_read says so.
   mx::array take_rows(const mx::array& x, const mx::array& indices);
 
-  // The packed weights of a product, or nullopt.
-  std::optional<mx::array> packed_weights() const {
-    const auto& packed = instruction_->packed_weights;
+  // The packed weights of a product, or nullopt: see packed_weights.h.
+  std::optional<mx::array> packed_weights() const { return packed_weights(*instruction_); }
+  static std::optional<mx::array> packed_weights(const DecodedInstruction& product) {
+    const auto& packed = product.packed_weights;
     return packed ? std::optional(packed->panels) : std::nullopt;
   }
 

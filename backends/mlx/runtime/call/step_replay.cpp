@@ -55,6 +55,139 @@ size_t StepReplay::run(State& state, Context& context) {
 
 // -- recording ---------------------------------------------------------------
 
+// Makes the plan of a step that has run as a sequence of kernels.
+class StepReplay::Planner {
+ public:
+  Planner(const StepReplay& replay, const State& state, const gpu::SequenceKernel::Recording& sequence)
+      : replay_(replay),
+        state_(state),
+        sequence_(sequence),
+        plan_{{}, {}, {}, {}, ReplayedPart::addresses(state, replay.part_.use.caches), std::numeric_limits<int>::max(),
+            state.values, {}, *sequence.memory, {}, nullptr} {}
+
+  // Returns nullopt if an argument of a kernel has an address that may change.
+  std::optional<Plan> plan(const ReplayedPart::Slots& results) {
+    places_ = replay_.part_.use.places(replay_.part_.positions(state_), state_.values);
+    find_constants_and_inputs();
+    const auto add_all = [](const auto& items, auto&& add) { return std::all_of(items.begin(), items.end(), add); };
+    const bool is_complete = sequence_.runs == 1 && places_ && find_caches() &&
+        add_all(sequence_.kernels, [&](const auto& kernel) { return add_kernel(kernel); }) &&
+        add_all(results, [&](const auto& result) { return add_result(result.first, result.second); });
+    if (!is_complete) {
+      return std::nullopt;
+    }
+    find_compared();
+    return std::move(plan_);
+  }
+
+ private:
+  bool find_caches() {
+    for (const uint32_t slot : replay_.part_.use.caches) {
+      const mx::array& cache = *state_.tensors[slot];
+      plan_.capacity = std::min(plan_.capacity, cache.shape(2));
+      if (!caches_.insert(address_of(cache)).second) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void find_constants_and_inputs() {
+    for (uint32_t slot = 0; slot < replay_.part_.program.layout.constants; ++slot) {
+      constants_.insert(address_of(*state_.tensors[slot]));
+    }
+    for (const auto* slot : *replay_.part_.program.graph->input_map()) {
+      const mx::array& x = *state_.tensors[slot->idx()];
+      inputs_.push_back(address_of_operand(x));
+      plan_.inputs.push_back({slot->idx(), x.shape(), x.dtype(), {}});
+    }
+  }
+
+  bool add_kernel(const gpu::SequenceKernel::Record& kernel) {
+    const auto& [run, call, operands, written] = kernel;
+    const size_t index = plan_.runs.size();
+    for (size_t i = 0; i < operands.size(); ++i) {
+      if (!operands[i]) {
+        read_.insert(run.arguments[i]);
+      } else if (!add_operand(call, *operands[i], run.arguments[i], {index, i})) {
+        return false;
+      }
+    }
+    for (size_t i = 0; i < call.weights.size(); ++i) {
+      if (!constants_.contains(run.arguments[operands.size() + i])) {
+        return false;
+      }
+      plan_.kept.push_back(call.weights[i]);
+    }
+    if (call.at != nullptr) {
+      const size_t first_number = run.arguments.size() - call.numbers.size() - (call.leaves_gpu_idle ? 1 : 0);
+      plan_.attention.push_back({index, run.blocks - call.blocks, first_number, call});
+      auto& kept = plan_.attention.back().call;
+      kept.inputs.clear();
+      kept.weights.clear();
+      kept.written.clear();
+    }
+    plan_.runs.push_back(run);
+    return true;
+  }
+
+  // An operand that was in memory before the sequence.
+  bool add_operand(
+      const gpu::SequenceKernel::Call& call, const mx::array& operand, uint64_t address, const Argument& argument) {
+    const auto input = std::find(inputs_.begin(), inputs_.end(), std::optional(address));
+    if (input != inputs_.end()) {
+      plan_.inputs[input - inputs_.begin()].arguments.push_back(argument);
+      return true;
+    }
+    if (constants_.contains(address) || (call.workspace && address_of(*call.workspace) == address)) {
+      plan_.kept.push_back(operand);
+      return true;
+    }
+    return caches_.contains(address) && call.at != nullptr && call.places == *places_;
+  }
+
+  bool add_result(uint32_t slot, const mx::array& x) {
+    const auto address = address_of_operand(x);
+    Tensor result{slot, x.shape(), x.dtype(), {}};
+    for (size_t i = 0; address && i < plan_.runs.size(); ++i) {
+      const auto& arguments = plan_.runs[i].arguments;
+      for (size_t j = 0; j < arguments.size(); ++j) {
+        if (arguments[j] == *address) {
+          result.arguments.push_back({i, j});
+        }
+      }
+    }
+    if (result.arguments.empty()) {
+      return false;
+    }
+    read_later_.insert(*address);
+    plan_.results.push_back(std::move(result));
+    return true;
+  }
+
+  void find_compared() {
+    const uint64_t memory = address_of(plan_.memory);
+    for (const auto& kernel : sequence_.kernels) {
+      for (const auto& result : kernel.results) {
+        const uint64_t address = memory + result.first;
+        if (read_later_.contains(address) || (read_.contains(address) && !kernel.call.leaves_gaps)) {
+          plan_.compared.push_back(result);
+        }
+      }
+    }
+  }
+
+  const StepReplay& replay_;
+  const State& state_;
+  const gpu::SequenceKernel::Recording& sequence_;
+  Plan plan_;
+  std::optional<std::vector<TokenPlace>> places_;
+  std::vector<std::optional<uint64_t>> inputs_; // the address of each
+  std::set<uint64_t> constants_, caches_; // their addresses
+  std::set<uint64_t> read_; // by a kernel after the one that writes it
+  std::set<uint64_t> read_later_; // by an instruction after the sequence, or by the caller
+};
+
 void StepReplay::record(State& state, Context& context) {
   const auto begin = Clock::now();
   const auto results = part_.run(state, context);
@@ -68,7 +201,7 @@ void StepReplay::record(State& state, Context& context) {
   const double seconds = seconds_since(begin);
   std::string reason = "a step of it is not one sequence of kernels";
   if (sequence != nullptr) {
-    auto plan = plan_of(state, *sequence, results);
+    auto plan = Planner(*this, state, *sequence).plan(results);
     if (plan && tried_) {
       return judge(*plan, seconds);
     }
@@ -83,96 +216,6 @@ void StepReplay::record(State& state, Context& context) {
   if (++attempts_ == kMaxAttempts) {
     give_up(reason);
   }
-}
-
-std::optional<StepReplay::Plan> StepReplay::plan_of(
-    const State& state, const gpu::SequenceKernel::Recording& sequence, const ReplayedPart::Slots& results) const {
-  const auto places = part_.use.places(part_.positions(state), state.values);
-  if (sequence.runs != 1 || !places) {
-    return std::nullopt;
-  }
-  Plan plan{{}, {}, {}, {}, ReplayedPart::addresses(state, part_.use.caches), std::numeric_limits<int>::max(),
-      state.values, {}, *sequence.memory, {}, nullptr};
-  std::set<uint64_t> constants, caches;
-  for (uint32_t slot = 0; slot < part_.program.layout.constants; ++slot) {
-    constants.insert(address_of(*state.tensors[slot]));
-  }
-  for (const uint32_t slot : part_.use.caches) {
-    const mx::array& cache = *state.tensors[slot];
-    plan.capacity = std::min(plan.capacity, cache.shape(2));
-    if (!caches.insert(address_of(cache)).second) {
-      return std::nullopt;
-    }
-  }
-  ReplayedPart::Slots inputs;
-  for (const auto* slot : *part_.program.graph->input_map()) {
-    const mx::array& x = *state.tensors[slot->idx()];
-    inputs.emplace_back(slot->idx(), x);
-    plan.inputs.push_back({slot->idx(), x.shape(), x.dtype(), {}});
-  }
-  std::set<uint64_t> read; // by a kernel after the one that writes it
-  for (size_t i = 0; i < sequence.kernels.size(); ++i) {
-    const auto& [run, call, operands, written] = sequence.kernels[i];
-    for (size_t j = 0; j < operands.size(); ++j) {
-      const uint64_t address = run.arguments[j];
-      if (!operands[j]) {
-        read.insert(address);
-        continue;
-      }
-      const auto input = std::find_if(
-          inputs.begin(), inputs.end(), [&](const auto& input) { return address_of_operand(input.second) == address; });
-      if (input != inputs.end()) {
-        plan.inputs[input - inputs.begin()].arguments.push_back({i, j});
-      } else if (constants.contains(address) || (call.workspace && address_of(*call.workspace) == address)) {
-        plan.kept.push_back(*operands[j]);
-      } else if (!caches.contains(address) || call.at == nullptr || call.places != *places) {
-        return std::nullopt;
-      }
-    }
-    for (size_t j = 0; j < call.weights.size(); ++j) {
-      if (!constants.contains(run.arguments[operands.size() + j])) {
-        return std::nullopt;
-      }
-      plan.kept.push_back(call.weights[j]);
-    }
-    if (call.at != nullptr) {
-      const size_t first_number = run.arguments.size() - call.numbers.size() - (call.leaves_gpu_idle ? 1 : 0);
-      plan.attention.push_back({i, run.blocks - call.blocks, first_number, call});
-      auto& kept = plan.attention.back().call;
-      kept.inputs.clear();
-      kept.weights.clear();
-      kept.written.clear();
-    }
-    plan.runs.push_back(run);
-  }
-  const uint64_t memory = address_of(plan.memory);
-  std::set<uint64_t> read_later;
-  for (const auto& [slot, x] : results) {
-    const auto address = address_of_operand(x);
-    Tensor result{slot, x.shape(), x.dtype(), {}};
-    for (size_t i = 0; address && i < plan.runs.size(); ++i) {
-      const auto& arguments = plan.runs[i].arguments;
-      for (size_t j = 0; j < arguments.size(); ++j) {
-        if (arguments[j] == *address) {
-          result.arguments.push_back({i, j});
-        }
-      }
-    }
-    if (result.arguments.empty()) {
-      return std::nullopt;
-    }
-    read_later.insert(*address);
-    plan.results.push_back(std::move(result));
-  }
-  for (const auto& kernel : sequence.kernels) {
-    for (const auto& result : kernel.results) {
-      const uint64_t address = memory + result.first;
-      if (read_later.contains(address) || (read.contains(address) && !kernel.call.leaves_gaps)) {
-        plan.compared.push_back(result);
-      }
-    }
-  }
-  return plan;
 }
 
 // -- a replay ----------------------------------------------------------------

@@ -74,10 +74,10 @@ class StepReplay {
   std::optional<std::vector<TokenPlace>> places(State& state, Context& context) const;
   void start(State& state);
 
+  class Planner;
+
   // Runs the step in the usual way.
   void record(State& state, Context& context);
-  std::optional<Plan> plan_of(
-      const State& state, const gpu::SequenceKernel::Recording& sequence, const ReplayedPart::Slots& results) const;
 
   // The trial: runs the replay, and compares it with the same step in the usual way.
   void try_out(State& state);

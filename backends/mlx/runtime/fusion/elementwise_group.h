@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ops/cpu/cpu_kernels.h"
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {

@@ -2,7 +2,7 @@
 // where(any(mask, -1), its result, 0). A CPU kernel writes the zeros, and the WhereNode has nothing to do.
 #pragma once
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {

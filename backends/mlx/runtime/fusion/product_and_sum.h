@@ -1,7 +1,7 @@
 // The sum of a product and another value, often the residual, which a kernel for NVIDIA GPUs computes with the product.
 #pragma once
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "fusion/row_product.h"
 
 namespace executorch_mlx {

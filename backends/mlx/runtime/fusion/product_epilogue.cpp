@@ -64,8 +64,7 @@ bool ProductEpilogue::run(Context& c) const try {
     return false;
   }
   c.check_product(shape, x.dtype(), x.shape(-1));
-  const auto& packed = product->packed_weights;
-  cpu::RowMatrix matrix{w, bias, packed ? std::optional(packed->panels) : std::nullopt};
+  cpu::RowMatrix matrix{w, bias, c.packed_weights(*product)};
   matrix.activation = activation;
   matrix.residual = adds ? std::optional(c.in(other)) : std::nullopt;
   auto y = cpu::matmuls(x, {std::move(matrix)}, c.stream);

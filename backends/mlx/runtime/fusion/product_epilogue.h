@@ -3,7 +3,6 @@
 #pragma once
 
 #include "ops/cpu/cpu_kernels.h"
-#include "program/fused_instruction.h"
 #include "program/program.h"
 
 namespace executorch_mlx {

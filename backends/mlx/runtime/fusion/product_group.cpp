@@ -1,6 +1,5 @@
 #include "fusion/product_group.h"
 
-#include <limits>
 #include <map>
 #include <memory>
 #include <tuple>
@@ -38,7 +37,7 @@ class GroupFinder {
       }
     }
     for (auto& [first, group] : groups_) {
-      if (group->members.size() > 1 || group->op == fb::OpNode::AddmmNode || !on_cpu_) {
+      if (group->members.size() > 1 || !on_cpu_) {
         for (const auto* member : group->members) {
           instructions[member - instructions.data()].early = program_.layout.add_held();
         }
@@ -112,24 +111,13 @@ class GroupFinder {
   std::map<Key, size_t> open_; // groups that can get more members
 };
 
-// The packed weights of a product, or nullopt: see packed_weights.h.
-std::optional<mx::array> panels_of(const DecodedInstruction& member) {
-  const auto& packed = member.packed_weights;
-  return packed ? std::optional(packed->panels) : std::nullopt;
-}
-
-// Checks the product of x with the transposed matrix w, before a kernel computes it.
-void check_product(const mx::array& x, const mx::array& w, const Context& c) {
-  c.check_product(product_shape(x, batch_shape(w), w.shape(-2)), x.dtype(), x.shape(-1));
-}
-
 template <typename Node>
 std::vector<cpu::PackedMatrix> packed_matrices(const mx::array& x, const ProductGroup& group, Context& c) {
   std::vector<cpu::PackedMatrix> matrices;
   for (const auto* member : group.members) {
     auto q = read_weights(table_of<Node>(*member), c);
-    check_product(x, q.w, c);
-    matrices.push_back({std::move(q.w), std::move(q.scales), std::move(*q.biases), panels_of(*member)});
+    check_transposed_product(x, q.w, c);
+    matrices.push_back({std::move(q.w), std::move(q.scales), std::move(*q.biases), c.packed_weights(*member)});
   }
   return matrices;
 }
@@ -153,24 +141,6 @@ Results products_on_gpu(const ProductGroup& group, const mx::array& x, Context& 
   return gpu::products_of_row(vectors_of(x, group.norm, c), matrices, c.stream);
 }
 
-Results products_of_floats(const ProductGroup& group, Context& c) {
-  const auto x = c.in(table_of<fb::AddmmParams>(*group.members[0]).mat1());
-  std::vector<cpu::RowMatrix> matrices;
-  std::vector<mx::Dtype> dtypes;
-  for (const auto* member : group.members) {
-    const auto& n = table_of<fb::AddmmParams>(*member);
-    matrices.push_back({c.in(member->matrix), c.optional(n.bias()), panels_of(*member)});
-    const auto& w = matrices.back().w;
-    const auto& bias = matrices.back().bias;
-    if (w.dtype() != x.dtype() || (bias && bias->dtype() != x.dtype())) {
-      return std::nullopt;
-    }
-    check_product(x, w, c);
-    dtypes.push_back(bias ? mx::float32 : x.dtype());
-  }
-  return is_half(x.dtype()) ? cpu::matmuls_half(x, matrices, dtypes, c.stream) : cpu::matmuls(x, matrices, c.stream);
-}
-
 const fb::Tid* operand_of(const ProductGroup& group) {
   const auto& first = *group.members[0];
   switch (group.op) {
@@ -190,7 +160,7 @@ Results results_on_cpu(const ProductGroup& group, Context& c) {
     case fb::OpNode::Int8QuantizedMatmulNode:
       return packed_products<fb::Int8QuantizedMatmulParams>(group, c, cpu::int8_quantized_matmuls);
     default:
-      return products_of_floats(group, c);
+      return products_by_constants(group.members, c);
   }
 }
 
@@ -198,15 +168,10 @@ Results results_on_cpu(const ProductGroup& group, Context& c) {
 
 std::optional<std::vector<mx::array>> ProductGroup::compute(Context& c) const {
   const bool on_cpu = c.stream.device == mx::Device::cpu;
-  const bool is_single = members.size() == 1;
-  if (on_cpu && is_single && members[0]->packed_weights == nullptr) {
-    return std::nullopt;
-  }
   const auto* slot = operand_of(*this);
   c.make_available({slot});
   const auto& x = c.in(slot);
-  const int64_t most = !on_cpu ? kMaxRowsOnGpu : is_single ? std::numeric_limits<int64_t>::max() : kMaxRowsOnCpu;
-  if (x.ndim() == 0 || x.size() == 0 || rows_of(x) > most) {
+  if (x.ndim() == 0 || x.size() == 0 || rows_of(x) > (on_cpu ? kMaxRowsOnCpu : kMaxRowsOnGpu)) {
     return std::nullopt;
   }
   return on_cpu ? results_on_cpu(*this, c) : products_on_gpu(*this, x, c);

@@ -2,8 +2,7 @@
 // for example, the query, key and value of an attention layer. The threads are started once for all products, and work
 // that depends only on the operand is done once.
 //
-// A single AddmmNode whose matrix is constant is a group, too. A CPU has a kernel for it only if the matrix is packed:
-// see packed_weights.h.
+// On a GPU, a single product is a group, too.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +11,6 @@
 
 #include <mlx/mlx.h>
 
-#include "program/fused_instruction.h"
 #include "fusion/row_product.h"
 #include "program/program.h"
 
@@ -24,8 +22,8 @@ namespace mx = mlx::core;
 class ProductGroup : public FusedInstruction {
  public:
   // Computes the products, unless an operand is invalid or there is no kernel, and leaves them in the slots `early` of
-  // the members. For an AddmmNode of half precision on a CPU, the result is the product without the bias, in float32 if
-  // there is a bias. On a GPU, only AddmmNodes without a bias have a kernel.
+  // the members. On a CPU, those of AddmmNodes are as products_by_constants() says. On a GPU, only AddmmNodes without a
+  // bias have a kernel.
   bool run(Context& c) const override;
 
   fb::OpNode op; // of all members: AddmmNode, QuantizedMatmulNode or Int8QuantizedMatmulNode

@@ -2,7 +2,7 @@
 // biases, their conversions to float32, the DequantizeNode, and the conversion of its result.
 #pragma once
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {

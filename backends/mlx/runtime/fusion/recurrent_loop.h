@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "schema_generated.h"
 

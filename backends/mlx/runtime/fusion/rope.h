@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {

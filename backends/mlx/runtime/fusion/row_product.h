@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "fusion/dataflow.h"
-#include "program/fused_instruction.h"
 #include "gpu/fused.h"
 #include "program/program.h"
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "fusion/row_product.h"
 
 namespace executorch_mlx {

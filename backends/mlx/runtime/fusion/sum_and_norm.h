@@ -1,7 +1,7 @@
 // The RMSNorm of a sum, which a kernel for NVIDIA GPUs computes with the sum.
 #pragma once
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {

@@ -10,10 +10,20 @@ namespace executorch_mlx {
 
 namespace {
 
+// The result that is computed with those of other products, or with packed weights: see products_by_constants().
+std::optional<mx::array> addmm_by_constant(Context& c) {
+  auto result = c.take_early();
+  if (!result && c.packed_weights()) {
+    auto results = products_by_constants({&c.instruction()}, c);
+    result = results ? std::optional(std::move((*results)[0])) : std::nullopt;
+  }
+  return result;
+}
+
 // Computes addmm for operands of half precision on the CPU, in float32. The result is float32 or has the dtype of a.
 mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, const mx::array& b, Context& c) {
   const bool is_product = n.alpha() == 1.0f && n.bias() == nullptr;
-  auto product = c.take_early();
+  auto product = addmm_by_constant(c);
   if (!product) {
     product = cpu::matmul_half(a, b, is_product ? a.dtype() : mx::float32, c.stream);
   }
@@ -51,7 +61,7 @@ void addmm(const fb::AddmmParams& n, Context& c) {
   if (computes_in_float32(a, c) && same_dtype) {
     return c.set(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream));
   }
-  if (auto y = c.take_early()) {
+  if (auto y = addmm_by_constant(c)) {
     return c.set(n.out(), std::move(*y));
   }
   if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream)) {
@@ -114,6 +124,27 @@ void gather_mm(const fb::GatherMmParams& n, Context& c) {
 }
 
 } // namespace
+
+std::optional<std::vector<mx::array>> products_by_constants(
+    const std::vector<const DecodedInstruction*>& products, Context& c) {
+  const auto table_of = [](const auto* product) { return static_cast<const fb::AddmmParams*>(product->node); };
+  const auto x = c.in(table_of(products[0])->mat1());
+  if (x.ndim() == 0 || x.size() == 0) {
+    return std::nullopt;
+  }
+  std::vector<cpu::RowMatrix> matrices;
+  std::vector<mx::Dtype> dtypes;
+  for (const auto* product : products) {
+    matrices.push_back({c.in(product->matrix), c.optional(table_of(product)->bias()), c.packed_weights(*product)});
+    const auto& [w, bias, panels, activation, residual] = matrices.back();
+    if (w.dtype() != x.dtype() || (bias && bias->dtype() != x.dtype())) {
+      return std::nullopt;
+    }
+    check_transposed_product(x, w, c);
+    dtypes.push_back(bias ? mx::float32 : x.dtype());
+  }
+  return is_half(x.dtype()) ? cpu::matmuls_half(x, matrices, dtypes, c.stream) : cpu::matmuls(x, matrices, c.stream);
+}
 
 MLX_OP(AddmmNode, addmm)
 MLX_OP(GatherMmNode, gather_mm)

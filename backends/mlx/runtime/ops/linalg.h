@@ -49,6 +49,17 @@ inline int batch_size(const mx::array& x) {
   return size;
 }
 
+// Checks the product of x with the transposed matrix w, before a kernel computes it.
+inline void check_transposed_product(const mx::array& x, const mx::array& w, const Context& c) {
+  c.check_product(product_shape(x, batch_shape(w), w.shape(-2)), x.dtype(), x.shape(-1));
+}
+
+// The results of AddmmNodes that multiply the same available value by constants (DecodedInstruction::matrix), computed
+// together on a CPU. In half precision, they are the products without the biases: in float32 if there is a bias, else
+// in the dtype of the value. nullopt if no kernel computes them.
+std::optional<std::vector<mx::array>> products_by_constants(
+    const std::vector<const DecodedInstruction*>& products, Context& c);
+
 inline void check_min_rank(const mx::array& x, const char* argument, size_t lowest) {
   check_argument(x.ndim() >= lowest, argument, ": got ", x.ndim(), " axes, expected at least ", lowest);
 }

@@ -11,7 +11,6 @@
 #include <mlx/mlx.h>
 
 #include "error.h"
-#include "program/fused_instruction.h"
 #include "program/reflect.h"
 
 namespace executorch_mlx {
@@ -24,6 +23,26 @@ struct PackedWeights;
 
 // Runs one instruction. `node` is the FlatBuffer table of its IR node.
 using OpFunction = void (*)(const void* node, Context& context);
+
+// What computes several instructions together: a field of the first of them. See fuse.h. A call that is profiled runs
+// none.
+class FusedInstruction {
+ public:
+  // Computes `length` consecutive instructions, with at most `list_elements` elements in the lists of their nodes
+  // besides those of the first one.
+  explicit FusedInstruction(uint32_t length = 1, uint32_t list_elements = 0)
+      : length(length), list_elements(list_elements) {}
+  virtual ~FusedInstruction() = default;
+  FusedInstruction(const FusedInstruction&) = delete;
+  FusedInstruction& operator=(const FusedInstruction&) = delete;
+
+  // Returns whether the instructions are computed. Otherwise they run one by one. Some of them may then find their
+  // result computed: see Context::hold().
+  virtual bool run(Context& c) const = 0;
+
+  const uint32_t length;
+  const uint32_t list_elements;
+};
 
 // The number of slots of each kind. Tensor slots are numbered in this order.
 struct Layout {
@@ -77,7 +96,7 @@ struct DecodedInstruction {
   std::unique_ptr<const HeldOperands> operands = nullptr;
   uint32_t early = kNone; // State::held[early] is the result, if it was computed together with that of an earlier one
   uint32_t kept = kNone; // State::kept[kept] is the result of an earlier call, if the instruction reads only constants
-  std::vector<uint32_t> released; // temporary slots to be emptied when it has run: no later instruction reads them
+  std::vector<uint32_t> released = {}; // temporary slots to be emptied when it has run: no later one reads them
 
   // What pack_weights() adds after the constants have been loaded.
   std::shared_ptr<const PackedWeights> packed_weights = nullptr; // of a product; may be null

@@ -156,11 +156,22 @@ def language_class(config: PretrainedConfig, folder: Path) -> Any:
 def remove_other_media(model: PreTrainedModel) -> None:
     """Remove from a model for text and other media all but its decoder, embedding and output projection, in place.
 
-    A causal language model stays as it is.
+    A causal language model stays as it is, except for other media within its decoder.
     """
-    if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        for parent, name, _ in other_media(model):
-            setattr(parent, name, None)
+    is_causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    _remove(_media_in_decoder(model) if is_causal else other_media(model), model)
+
+
+class _NoMedia(torch.nn.Module):
+    """Stands for a module within a decoder that puts other media into the embeddings of a text."""
+
+    def forward(self, input_ids: torch.Tensor, inputs_embeds: torch.Tensor, **media: Any) -> torch.Tensor:
+        return inputs_embeds
+
+
+def _remove(media: list[tuple[torch.nn.Module, str, torch.nn.Module]], model: PreTrainedModel) -> None:
+    for parent, name, _ in media:
+        setattr(parent, name, _NoMedia() if parent is model.get_decoder() else None)
 
 
 def without_other_media(model: PreTrainedModel) -> PreTrainedModel:
@@ -172,6 +183,11 @@ def without_other_media(model: PreTrainedModel) -> PreTrainedModel:
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     text = model.config.get_text_config()
     if head is not None and _is_language_only(text):
+        kind = AutoModelForCausalLM._model_mapping[type(text)]
+        if (part := next((module for module in model.modules() if type(module) is kind), None)) is not None:
+            part.generation_config = model.generation_config
+            _remove(_media_in_decoder(part), part)
+            return part
         with torch.device("meta"):
             causal = AutoModelForCausalLM.from_config(text)
         if type(causal.base_model) is type(decoder):
@@ -179,15 +195,26 @@ def without_other_media(model: PreTrainedModel) -> PreTrainedModel:
             causal.set_output_embeddings(head)
             causal.generation_config = model.generation_config
             return causal.eval()
-    for parent, name, _ in other_media(model):
-        setattr(parent, name, None)
+    _remove(other_media(model), model)
     return model
 
 
 def other_media(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
     """Return the modules for other media than text, each behind its parent and its name there."""
     parts = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}
-    return [] if None in parts else list(_all_but(parts, model))
+    return [] if None in parts else [*_all_but(parts, model), *_media_in_decoder(model)]
+
+
+def _media_in_decoder(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    """Return the modules of the decoder that contain a model of their own, as `other_media` does."""
+    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
+    if decoder is None:
+        return []
+    return [
+        (decoder, name, child)
+        for name, child in decoder.named_children()
+        if any(isinstance(part, PreTrainedModel) for part in child.modules()) and embedding not in child.modules()
+    ]
 
 
 def _all_but(
