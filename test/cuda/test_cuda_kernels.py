@@ -52,7 +52,7 @@ def test_sources_of_all_kernels_are_written(sources):
     text = "".join(path.read_text() for path in (ROOT / "backends/mlx/runtime/gpu").glob("*.cpp"))
     named = set(re.findall(r'Kernel(?:sOfSpans)?(?: \w+)?\(\s*"(\w+)"', text))
     products = {"gated_products", "product_and_sum", *(f"products_of_row_{count}" for count in range(1, 5))}
-    composed = {"update_positions", *products, *(f"quantized_{name}" for name in products)}
+    composed = {"update_positions", "dequantize_to_workspace", *products, *(f"quantized_{name}" for name in products)}
     assert named | composed == sources.keys()
     constants = ("kSpans = 1", "kSpans = 8", "kNorm = 0", "kNorm = 1", "kHasOffset = 0", "kHasOffset = 1")
     assert all(any(constant in source for source in sources["attention_step"]) for constant in constants)

@@ -59,7 +59,8 @@ const CudaKernel& add_rms_norm_kernel() {
 }
 
 // A warp computes a row of kDim elements. x0 is [batches, length, kHeads0 * kDim], y0 is [batches, kHeads0, length,
-// kDim]; likewise x1 and y1, which only the kernel for two arrays has.
+// kDim]; likewise x1 and y1, which only the kernel for two arrays has. The host passes an offset that it knows: MLX keeps
+// single numbers in the memory of the host, and reading them from there takes each warp a microsecond.
 std::string norm_rope_text(int arrays) {
   std::string text = str(kNormRope, R"(
   uint64_t row = uint64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
@@ -86,7 +87,8 @@ std::string norm_rope_text(int arrays) {
   if (batch >= batches) {
     return;
   }
-  const float angle = __int_as_float(kScale) * static_cast<float>(position + offset[kPerRow ? batch : 0]);
+  const int first = kHasOffset ? known_offset : static_cast<int>(offset[kPerRow ? batch : 0]);
+  const float angle = __int_as_float(kScale) * static_cast<float>(position + first);
   set_rotation(angle);
   norm_rope(x + row * kDim, weight, y + ((uint64_t(batch) * heads + head) * length + position) * kDim);
 )";
@@ -205,24 +207,27 @@ mx::array FusibleRope::compute(const std::vector<mx::array>& inputs) {
   if (is_metal(stream())) {
     return compute_on_metal(inputs);
   }
-  static const CudaKernel one(
-      "norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"}, {"batches", "length"}, norm_rope_text(1));
+  static const CudaKernel one("norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"},
+      {"batches", "length", "known_offset"}, norm_rope_text(1));
   static const CudaKernel two("norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"},
-      {"batches", "length"}, norm_rope_text(2));
+      {"batches", "length", "known_offset"}, norm_rope_text(2));
+  const bool has_offset = options.offsets.size() == 1;
   std::vector<mx::Shape> shapes;
   size_t rows = 0;
   for (const int heads : options.heads) {
     shapes.push_back({options.batches, heads, options.length, options.dim});
     rows += static_cast<size_t>(options.batches) * heads * options.length;
   }
-  return (shapes.size() == 1 ? one : two)({.inputs = inputs,
-                                              .shapes = std::move(shapes),
-                                              .numbers = {options.batches, options.length},
-                                              .blocks = blocks_of(rows, kThreads / kWarp),
-                                              .threads = kThreads},
+  return (shapes.size() == 1 ? one : two)(
+      {.inputs = inputs,
+          .shapes = std::move(shapes),
+          .numbers = {options.batches, options.length, has_offset ? options.offsets[0] : 0},
+          .blocks = blocks_of(rows, kThreads / kWarp),
+          .threads = kThreads},
       {{"kThreads", kThreads}, {"kDim", options.dim}, {"kHeads0", options.heads.front()},
           {"kHeads1", options.heads.back()}, {"kNorm", options.has_norm}, {"kEps", std::bit_cast<int>(options.eps)},
-          {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset_of(inputs).size() > 1}},
+          {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset_of(inputs).size() > 1},
+          {"kHasOffset", has_offset}},
       stream())[0];
 }
 
