@@ -21,7 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .fused import FusedGradients
 from .recompute import keep_recomputed
+from .slices import join_slices
 
 
 def jvp(function: Callable, primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
@@ -78,7 +80,11 @@ def value_and_grad(
             args, current = tree_unflatten(list(leaves), spec)
             return _gradients(module, loss, args, current, names)
 
-        value, *gradients = traced(compute)(*leaves) if torch.compiler.is_exporting() else compute(*leaves)
+        def fused(*leaves: Any) -> tuple[torch.Tensor, ...]:
+            with FusedGradients():
+                return compute(*leaves)
+
+        value, *gradients = traced(fused)(*leaves) if torch.compiler.is_exporting() else compute(*leaves)
         return value, dict(zip(names, gradients))
 
     return function
@@ -168,6 +174,7 @@ def traced(function: Callable) -> Callable:
             with sdpa_kernel(SDPBackend.MATH), _without_onednn():
                 graph = make_fx(of_tensors, decomposition_table=_decompositions())(*fakes)
         keep_recomputed(graph)
+        join_slices(graph)
         return graph(*tensors)
 
     return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -20,10 +21,17 @@ def summed_cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum, and the number of tokens or the sum of `mask`. The arguments are those of `cross_entropy`."""
-    logits = logits.float()
-    losses = torch.logsumexp(logits, -1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    losses = token_losses(logits, targets)
     weights = torch.ones_like(losses) if mask is None else mask.float()
     return (losses * weights).sum(), weights.sum()
+
+
+def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return -log p(target) of each token. A `TorchFunctionMode` may compute it in another way."""
+    if has_torch_function((logits, targets)):
+        return handle_torch_function(token_losses, (logits, targets), logits, targets)
+    logits = logits.float()
+    return torch.logsumexp(logits, -1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
 
 def mean_squared_error(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
