@@ -1,13 +1,12 @@
 """LoRA on SmolLM2-135M-Instruct beside peft and torch's AdamW: losses, time of a step and memory, by turns.
 
     python benchmarks/training.py [--steps 50] [--length 128] [--batch 1] [--quantize int4] [--group-size 32]
-        [--tune] [--checkpoint] [--only ours | --only torch] [--layers 30]
+        [--checkpoint] [--only ours | --only torch] [--layers 30]
 
 Both sides begin with the same adapter and get the same batches, text of this repository's documentation. In each round,
 both make one step. "difference" is the largest difference of the losses of a step; with `--quantize`, torch keeps the
-float weights. `--tune` tunes the quantized layers to this text, one after the other. "logits" is the largest difference
-of the logits of two peft models: the one that torch has trained, and one with the adapter that the program has written.
-CPU times are the sum of all processors.
+float weights. "logits" is the largest difference of the logits of two peft models: the one that torch has trained, and
+one with the adapter that the program has written. CPU times are the sum of all processors.
 
 `--only` runs one side, and prints the peak of the resident memory of its process during the steps, without that of
 loading a checkpoint or a tokenizer. The weights count on both sides: those of torch are private memory, those of the
@@ -40,12 +39,8 @@ def export(args, path: Path) -> None:
     from executorch_mlx.training import AdamW, LoRA, export_training
 
     model = smollm2.load(args.layers)
-    settings = {"tokenizer": smollm2.tokenizer() if args.tune else None, "progress": lambda step: None}
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
-        text.write(smollm2.text())
-        text.flush()
-        settings["calibrate"] = Path(text.name) if args.tune else None
-        convert_weights(model, args.quantize, args.group_size, torch.float32, **settings)
+    settings = {"tokenizer": None, "calibrate": None, "progress": lambda step: None}
+    convert_weights(model, args.quantize, args.group_size, torch.float32, **settings)
     program = export_training(
         model,
         lora=LoRA(R, ALPHA, targets=TARGETS),
@@ -107,11 +102,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--quantize", default="none")
     parser.add_argument("--group-size", type=int, default=32)
-    parser.add_argument("--tune", action="store_true")
     parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--only", choices=["ours", "torch"])
     args = parser.parse_args()
-    format = args.quantize if args.quantize == "none" else f"{args.quantize}-{args.group_size}{'-tuned' * args.tune}"
+    format = args.quantize if args.quantize == "none" else f"{args.quantize}-{args.group_size}"
     name = f"{format}-{args.layers}-{args.batch}x{args.length}{'-checkpoint' * args.checkpoint}.pte"
     pte = ROOT / "build" / "benchmarks" / "training" / name
     if not pte.exists():

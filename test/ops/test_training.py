@@ -50,6 +50,8 @@ NORM = [
     ),
 ]
 
+SILU = [row("mlx::silu_gradient", floats(3, 8), floats(3, 8), loose=4, nodes=["SiluGradientNode"])]
+
 LOSS = [
     row("mlx::cross_entropy", floats(2, 3, 9), indices(2, 3, below=9), loose=4, nodes=["CrossEntropyNode"]),
     row(
@@ -63,7 +65,7 @@ LOSS = [
     ),
 ]
 
-ROWS = [*ATTENTION, *NORM, *LOSS]
+ROWS = [*ATTENTION, *NORM, *SILU, *LOSS]
 test_op_row = pytest_function(ROWS)
 
 

@@ -132,6 +132,20 @@ def _rms_norm_backward(context, grad):
 
 differentiate(rms_norm, _rms_norm_backward, _save_norm)
 
+# SiLU ------------------------------------------------------------------------------------
+
+
+def silu_gradient_definition(grad, x):
+    wide = x.float()
+    share = torch.sigmoid(wide)
+    return (grad.float() * share * (1 + wide * (1 - share))).to(x.dtype)
+
+
+# Returns the gradient of x in `silu`, from `grad`, that of the result.
+silu_gradient = define(
+    "silu_gradient(Tensor grad, Tensor x) -> Tensor", silu_gradient_definition, lambda grad, x: torch.empty_like(x)
+)
+
 # Cross-entropy ---------------------------------------------------------------------------
 
 

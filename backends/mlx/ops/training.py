@@ -59,6 +59,16 @@ def _rms_norm_gradient(P: Lowering, n, env):
     return P.trace(training.rms_norm_gradient_definition, n.grad, n.x, n.eps)
 
 
+@REGISTRY.lower(training.silu_gradient)
+def lower_silu_gradient(P: Lowering, grad, x):
+    return P.emit(ir.SiluGradientNode, grad=grad, x=x)
+
+
+@REGISTRY.form(ir.SiluGradientNode, always=True)
+def _silu_gradient(P: Lowering, n, env):
+    return P.trace(training.silu_gradient_definition, n.grad, n.x)
+
+
 @REGISTRY.lower(training.cross_entropy)
 def lower_cross_entropy(P: Lowering, logits, targets):
     return P.emit(ir.CrossEntropyNode, logits=logits, targets=targets)

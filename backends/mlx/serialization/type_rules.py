@@ -84,6 +84,7 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.RMSNormGradientParams: result_types.same_as("x"),
     ir.CrossEntropyParams: result_types.cross_entropy,
     ir.CrossEntropyGradientParams: result_types.same_as("logits"),
+    ir.SiluGradientParams: result_types.same_as("x"),
     # conv
     ir.Conv1DParams: result_types.convolution(""),
     ir.Conv2DParams: result_types.convolution("hw"),

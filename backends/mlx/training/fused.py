@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from ..custom_ops import training
-from .losses import token_losses
+from . import losses
 
 
-class FusedGradients(TorchFunctionMode):
-    """While the mode is active, attention and cross-entropy are such operators.
+@contextmanager
+def fused_gradients() -> Iterator[None]:
+    """Let attention and the cross-entropy be such operators, which have no gradient of a gradient.
 
-    They have no gradient of a gradient.
+    A `TorchFunctionMode` would not do: it is not active when checkpointing computes something again.
     """
+    attention, losses_of_tokens = F.scaled_dot_product_attention, losses.token_losses
 
-    def __torch_function__(self, function, types, args=(), kwargs=None) -> Any:
-        kwargs = kwargs or {}
-        if function is token_losses:
-            return training.cross_entropy(*args)
-        if function is F.scaled_dot_product_attention:
-            result = _attention(*args, **kwargs)
-            return function(*args, **kwargs) if result is None else result
-        return function(*args, **kwargs)
+    def fused_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        result = _attention(*args, **kwargs)
+        return attention(*args, **kwargs) if result is None else result
+
+    F.scaled_dot_product_attention, losses.token_losses = fused_attention, training.cross_entropy
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention, losses.token_losses = attention, losses_of_tokens
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

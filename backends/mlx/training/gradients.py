@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .fused import FusedGradients
+from ..custom_ops.training import silu_gradient
+from .fused import fused_gradients
 from .recompute import keep_recomputed
 from .slices import join_slices
 
@@ -81,7 +82,7 @@ def value_and_grad(
             return _gradients(module, loss, args, current, names)
 
         def fused(*leaves: Any) -> tuple[torch.Tensor, ...]:
-            with FusedGradients():
+            with fused_gradients():
                 return compute(*leaves)
 
         value, *gradients = traced(fused)(*leaves) if torch.compiler.is_exporting() else compute(*leaves)
@@ -183,7 +184,8 @@ def traced(function: Callable) -> Callable:
 @functools.cache
 def _decompositions() -> dict[Any, Callable]:
     """Return torch's decompositions of the operators that compute gradients, such as `silu_backward`."""
-    return {target: f for target, f in decomposition_table.items() if "backward" in str(target)}
+    table = {target: f for target, f in decomposition_table.items() if "backward" in str(target)}
+    return table | {torch.ops.aten.silu_backward.default: silu_gradient}
 
 
 @contextmanager

@@ -90,6 +90,23 @@ void rms_norm_gradient(const fb::RMSNormGradientParams& n, Context& c) {
   c.set(n.out(), gradients(norm, {x}, grad, c.stream)[0]);
 }
 
+// The kernel of one elementwise function, which MLX compiles at the first call on a GPU.
+void silu_gradient(const fb::SiluGradientParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto& grad = c.in(n.grad());
+  check_float("x", x);
+  check_shape("grad", grad, x.shape());
+  const auto compute = [s = c.stream](const std::vector<mx::array>& x) -> std::vector<mx::array> {
+    const auto grad = mx::astype(x[0], mx::float32, s), wide = mx::astype(x[1], mx::float32, s);
+    const auto share = mx::sigmoid(wide, s);
+    const auto one = mx::array(1.0f);
+    const auto slope = mx::add(one, mx::multiply(wide, mx::subtract(one, share, s), s), s);
+    return {mx::astype(mx::multiply(grad, mx::multiply(share, slope, s), s), x[1].dtype(), s)};
+  };
+  const bool is_gpu = c.stream.device == mx::Device::gpu;
+  c.set(n.out(), (is_gpu ? mx::compile(compute) : Function(compute))({grad, x})[0]);
+}
+
 // The targets of logits [..., V], as int32 indices within bounds.
 mx::array checked_targets(const mx::array& logits, const mx::array& targets, Context& c) {
   check_float("logits", logits);
@@ -127,5 +144,6 @@ MLX_OP(CrossEntropyGradientNode, cross_entropy_gradient)
 MLX_OP(CrossEntropyNode, cross_entropy)
 MLX_OP(RMSNormGradientNode, rms_norm_gradient)
 MLX_OP(SdpaGradientsNode, sdpa_gradients)
+MLX_OP(SiluGradientNode, silu_gradient)
 
 } // namespace executorch_mlx

@@ -47,6 +47,7 @@ bool runs_as_replacement(fb::OpNode op, mx::Device device) {
     case fb::OpNode::RMSNormGradientNode:
     case fb::OpNode::CrossEntropyNode:
     case fb::OpNode::CrossEntropyGradientNode:
+    case fb::OpNode::SiluGradientNode:
       return !is_cpu; // MLX has kernels for GPUs
     default:
       return true;
