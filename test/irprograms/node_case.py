@@ -64,8 +64,8 @@ def build(case: NodeCase, inputs: dict[str, Any], outputs: list[torch.Tensor]) -
 
     slots = {name: slot(value) for name, value in inputs.items()}
     outs = [g.output(output.shape, output.dtype) for output in outputs]
-    has_list = any(field.name == "outs" for field in case.node.FIELDS)
-    out = {"outs": outs} if has_list else {"out": outs[0]}
+    names = [field.name for field in case.node.FIELDS if field.output]
+    out = {"outs": outs} if names == ["outs"] else dict(zip(names, outs, strict=True))
     g.emit(case.node(**slots, **out, **case.fields))
     return g
 

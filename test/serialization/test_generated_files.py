@@ -123,7 +123,7 @@ def test_every_op_but_noop_and_if_has_an_output_field():
 
 def test_output_fields_header_lists_the_marked_fields():
     names = {f.name: f.inout for op in ir.OPS.values() for f in op.FIELDS if f.output}
-    written = ("out", "out_scales", "out_state", "outs", "outputs", "sliced")
+    written = ("out", "out_k", "out_q", "out_scales", "out_state", "out_v", "outs", "outputs", "sliced")
     assert names == {**dict.fromkeys(written, False), "carry": True}
     is_output, is_inout = re.findall(r"return (.*);", generate.OUTPUT_FIELDS.read_text())
     assert re.findall(r'name == "(\w+)"', is_output) == sorted(names)

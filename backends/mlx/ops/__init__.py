@@ -43,4 +43,5 @@ from . import (  # noqa: F401
     sort,
     special,
     strided,
+    training,
 )

@@ -322,6 +322,14 @@ def attention(n, env):
     return Type((*env.shape(n.q)[:-1], env.shape(n.v)[-1]), env.dtype(n.q))
 
 
+def attention_gradients(n, env):
+    return [Type(env.shape(x), env.dtype(x)) for x in (n.q, n.k, n.v)]
+
+
+def cross_entropy(n, env):
+    return Type(env.shape(n.targets), "float32")
+
+
 def quantize_entries(n, env):
     shapes = [env.shape(x) for x in n.xs]
     if any(shape[-1] is None for shape in shapes) or not n.group_size:

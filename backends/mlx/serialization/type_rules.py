@@ -79,6 +79,12 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.GatedRecurrenceParams: result_types.gated_recurrence,
     ir.SelectiveScanParams: result_types.selective_scan,
     ir.ReadLayerStateParams: result_types.read_layer_state,
+    # training
+    ir.SdpaGradientsParams: result_types.attention_gradients,
+    ir.RMSNormGradientParams: result_types.same_as("x"),
+    ir.CrossEntropyParams: result_types.cross_entropy,
+    ir.CrossEntropyGradientParams: result_types.same_as("logits"),
+    ir.SiluGradientParams: result_types.same_as("x"),
     # conv
     ir.Conv1DParams: result_types.convolution(""),
     ir.Conv2DParams: result_types.convolution("hw"),

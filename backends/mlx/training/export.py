@@ -16,6 +16,7 @@ from ..collector import paused_collector
 from ..partitioner import MLXPartitioner
 from ..quiet import quiet_lowering
 from ..weights_file import check_name, methods
+from .fused import fuse_norms
 from .lora import LoRA, add_adapters
 from .optimizer import AdamW
 from .program import SETTINGS
@@ -71,10 +72,12 @@ def export_training(
         optimizer = OPTIMIZERS[optimizer]()
     if weights_file is not None:
         check_name(weights_file)
-    names = _trained_names(model.eval(), lora, seed)
+    dtypes = _trained_dtypes(model.eval(), lora, seed)
+    fuse_norms(model)
     for layer in checkpoint_layers:
         _checkpoint(layer)
-    module = TrainingModule(model, names, optimizer, forward=forward, seed=seed, accumulates=accumulate)
+    options = {"dtypes": dtypes, "forward": forward, "seed": seed, "accumulates": accumulate}
+    module = TrainingModule(model, list(dtypes), optimizer, **options)
     programs = {
         name: torch.export.export(_Method(module, name), inputs)
         for name, inputs in _example_inputs(module, batch, length).items()
@@ -89,13 +92,15 @@ def export_training(
     return _lower(programs, settings, weights_file)
 
 
-def _trained_names(model: torch.nn.Module, lora: LoRA | None, seed: int) -> list[str]:
+def _trained_dtypes(model: torch.nn.Module, lora: LoRA | None, seed: int) -> dict[str, torch.dtype]:
+    """Add the adapters to `model`. Return the names of the trained tensors, with the dtype that the model uses."""
     if lora is not None:
-        return [f"{path}.{name}" for path in add_adapters(model, lora, seed) for name in ("lora_A", "lora_B")]
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if not names:
+        layers = add_adapters(model, lora, seed)
+        return {f"{path}.{name}": layer.dtype for path, layer in layers.items() for name in ("lora_A", "lora_B")}
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not dtypes:
         raise ValueError("export_training: model: got no parameter that requires a gradient, expected at least one")
-    return names
+    return dtypes
 
 
 class _Method(torch.nn.Module):

@@ -21,7 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..custom_ops.training import silu_gradient
+from .fused import fused_gradients
 from .recompute import keep_recomputed
+from .slices import join_slices
 
 
 def jvp(function: Callable, primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
@@ -78,7 +81,11 @@ def value_and_grad(
             args, current = tree_unflatten(list(leaves), spec)
             return _gradients(module, loss, args, current, names)
 
-        value, *gradients = traced(compute)(*leaves) if torch.compiler.is_exporting() else compute(*leaves)
+        def fused(*leaves: Any) -> tuple[torch.Tensor, ...]:
+            with fused_gradients():
+                return compute(*leaves)
+
+        value, *gradients = traced(fused)(*leaves) if torch.compiler.is_exporting() else compute(*leaves)
         return value, dict(zip(names, gradients))
 
     return function
@@ -168,6 +175,7 @@ def traced(function: Callable) -> Callable:
             with sdpa_kernel(SDPBackend.MATH), _without_onednn():
                 graph = make_fx(of_tensors, decomposition_table=_decompositions())(*fakes)
         keep_recomputed(graph)
+        join_slices(graph)
         return graph(*tensors)
 
     return call
@@ -176,7 +184,8 @@ def traced(function: Callable) -> Callable:
 @functools.cache
 def _decompositions() -> dict[Any, Callable]:
     """Return torch's decompositions of the operators that compute gradients, such as `silu_backward`."""
-    return {target: f for target, f in decomposition_table.items() if "backward" in str(target)}
+    table = {target: f for target, f in decomposition_table.items() if "backward" in str(target)}
+    return table | {torch.ops.aten.silu_backward.default: silu_gradient}
 
 
 @contextmanager

@@ -56,6 +56,12 @@ class LoRALinear(torch.nn.Module):
         self.register_buffer("lora_A", a)
         self.register_buffer("lora_B", torch.zeros(base.out_features, lora.r))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the products with the adapter: that of the base layer, which a packed layer names."""
+        dtype = getattr(self.base, "dtype", None) or self.base.weight.dtype
+        return dtype if dtype.is_floating_point else self.lora_A.dtype
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = x if self.seed is None or not self.dropout else dropout(x, self.dropout, seed=self.seed)
         low = torch.nn.functional.linear(kept, self.lora_A.to(x.dtype)) * self.scale

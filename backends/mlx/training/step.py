@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
@@ -27,7 +28,8 @@ class TrainingModule(torch.nn.Module):
 
     The trained tensors of the model, whose names are `names`, are parts of one float32 vector, the buffer
     `parameters_`, in this order. The optimizer's averages of gradients and of their squares are the buffers `mean` and
-    `square`. One update of three long vectors takes fewer instructions than one for each tensor. With `accumulates`,
+    `square`. One update of three long vectors takes fewer instructions than one for each tensor. So does one cast of
+    the vector: the model gets the tensors in `dtypes`, by name, or in their own dtype. With `accumulates`,
     there is a fourth vector, `sums`, with the sum of gradients, and `count`, the number of tokens in this sum.
     """
 
@@ -37,6 +39,7 @@ class TrainingModule(torch.nn.Module):
         names: Sequence[str],
         optimizer: AdamW,
         *,
+        dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
         forward: Forward = logits_of,
         seed: int = 0,
         accumulates: bool = False,
@@ -45,7 +48,7 @@ class TrainingModule(torch.nn.Module):
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self.model, self.names, self.optimizer, self.seed = model, tuple(names), optimizer, seed
         self.shapes = [tensors[name].shape for name in self.names]
-        self.dtypes = [tensors[name].dtype for name in self.names]
+        self.dtypes = [dtypes.get(name, tensors[name].dtype) for name in self.names]
         self.forward_logits, self.accumulates = forward, accumulates
         flat = torch.cat([tensors[name].detach().float().reshape(-1) for name in self.names])
         self.register_buffer("parameters_", flat)
@@ -102,8 +105,10 @@ class TrainingModule(torch.nn.Module):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the trained tensors by name, as parts of the vector of parameters."""
-        parts = self.parameters_.split([shape.numel() for shape in self.shapes])
-        return {n: p.view(s).to(d) for n, p, s, d in zip(self.names, parts, self.shapes, self.dtypes)}
+        sizes = [shape.numel() for shape in self.shapes]
+        parts = {dtype: self.parameters_.to(dtype).split(sizes) for dtype in dict.fromkeys(self.dtypes)}
+        values = (parts[dtype][i] for i, dtype in enumerate(self.dtypes))
+        return {name: value.view(shape) for name, value, shape in zip(self.names, values, self.shapes)}
 
     def _summed_loss(self, model, tokens, targets, mask, step):
         set_dropout_seeds(model, step, self.seed)
@@ -117,7 +122,7 @@ class TrainingModule(torch.nn.Module):
             total, gradients = self._value_and_grad(tokens, targets, mask, step, parameters=self.tensors())
         finally:
             set_dropout_seeds(self.model, None)  # in the backward pass, checkpointing reads the seeds again
-        gradient = torch.cat([gradients[name].float().reshape(-1) for name in self.names])
+        gradient = torch.cat([gradients[name].reshape(-1) for name in self.names]).float()
         return total, mask.float().sum().clamp(min=1), gradient
 
     def _update(self, gradient, lr, step):

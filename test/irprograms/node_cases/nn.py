@@ -243,4 +243,57 @@ QUANT = [
     ),
 ]
 
-CASES = LINALG + CONV + NORM + ATTENTION + QUANT
+
+def gradients(function):
+    """Return a function of `grad` and the inputs of `function`: the gradients of those with floating point."""
+
+    def apply(grad, **inputs):
+        leaves = {k: v.float().requires_grad_() if v.is_floating_point() else v for k, v in inputs.items()}
+        trained = [name for name in leaves if leaves[name].requires_grad and name != "mask"]
+        results = torch.autograd.grad(function(**leaves), [leaves[n] for n in trained], grad.float())
+        results = [result.to(inputs[name].dtype) for name, result in zip(trained, results)]
+        return results if len(results) > 1 else results[0]
+
+    return apply
+
+
+LOGITS = {"logits": random(2, 3, 9), "targets": torch.tensor([[0, 8, 4], [1, 1, 7]])}
+TRAINING = [
+    # In half precision, MLX's functions for CPUs compute in half precision, and its kernels for GPUs do not.
+    NodeCase(
+        ir.SdpaGradientsNode,
+        {"grad": random(1, 4, 3, 16), **QKV},
+        gradients(attend),
+        {"scale": 0.25},
+        dtypes=(torch.float32,),
+    ),
+    NodeCase(
+        ir.SdpaGradientsNode,
+        {"grad": random(1, 4, 3, 16), **QKV, "mask": random(3, 5)},
+        gradients(attend),
+        {"scale": 0.25},
+        dtypes=(torch.float32,),
+        note="mask",
+    ),
+    NodeCase(
+        ir.RMSNormGradientNode,
+        {"grad": random(2, 3, 8), "x": random(3, 2, 8).reshape(2, 3, 8)},
+        gradients(lambda x: F.rms_norm(x, [8], eps=0.1)),
+        {"eps": 0.1},
+    ),
+    NodeCase(
+        ir.SiluGradientNode, {"grad": random(3, 5), "x": random(5, 3).reshape(3, 5)}, gradients(lambda x: F.silu(x))
+    ),
+    NodeCase(
+        ir.CrossEntropyNode,
+        LOGITS,
+        lambda logits, targets: F.cross_entropy(logits.float().movedim(-1, 1), targets, reduction="none"),
+    ),
+    NodeCase(
+        ir.CrossEntropyGradientNode,
+        {"grad": random(2, 3), **LOGITS},
+        gradients(lambda logits, targets: F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none")),
+    ),
+]
+
+CASES = LINALG + CONV + NORM + ATTENTION + QUANT + TRAINING

@@ -9,6 +9,7 @@
 #include "ops/cpu/cpu_kernels.h"
 #include "fusion/patterns.h"
 #include "gpu/verdicts.h"
+#include "mlx_internals/cuda.h"
 
 namespace executorch_mlx {
 
@@ -47,6 +48,9 @@ std::vector<Pattern> patterns_for(mx::Device device) {
     if (std::any_of(kernels.begin(), kernels.end(), [&](auto kernel) { return gpu::is_used(kernel, stream); })) {
       patterns.push_back(find);
     }
+  }
+  if (gpu::is_cuda(stream)) {
+    patterns.push_back(find_added_products); // after the patterns that compute products in other ways
   }
   return patterns;
 }

@@ -38,5 +38,6 @@ void find_silu_products(MlxProgram& program, const Dataflow& flow);
 void find_sums_and_norms(MlxProgram& program, const Dataflow& flow);
 void find_ropes(MlxProgram& program, const Dataflow& flow);
 void find_quantized_embeddings(MlxProgram& program, const Dataflow& flow);
+void find_added_products(MlxProgram& program, const Dataflow& flow);
 
 } // namespace executorch_mlx

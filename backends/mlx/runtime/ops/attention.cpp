@@ -2,11 +2,13 @@
 #include "ops/attention.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "gpu/fused.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/rope.h"
 #include "memory/views.h"
+#include "mlx_internals/cuda.h"
 #include "ops/cpu/attention_arrays.h"
 #include "memory/kernel_result.h"
 #include "ops/linalg.h"
@@ -195,8 +197,15 @@ mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v, flo
     const auto y = attend(to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, is_causal, wide_mask, c);
     return mx::astype(y, q.dtype(), c.stream);
   }
+  auto added = mask;
+  if (mask && mask->dtype() == mx::bool_ && gpu::is_cuda(c.stream)) {
+    // MLX converts a bool mask for CUDA only after it has given it the shape of the scores.
+    const auto dtype = q.dtype();
+    const float infinity = std::numeric_limits<float>::infinity();
+    added = mx::where(*mask, mx::array(0.0f, dtype), mx::array(-infinity, dtype), c.stream);
+  }
   return mx::fast::scaled_dot_product_attention(q, mx::astype(k, q.dtype(), c.stream),
-      mx::astype(v, q.dtype(), c.stream), scale, is_causal ? "causal" : "", mask, std::nullopt, /*force_fused=*/false,
+      mx::astype(v, q.dtype(), c.stream), scale, is_causal ? "causal" : "", added, std::nullopt, /*force_fused=*/false,
       c.stream);
 }
 

@@ -43,6 +43,12 @@ bool runs_as_replacement(fb::OpNode op, mx::Device device) {
     case fb::OpNode::SelectiveScanNode:
     case fb::OpNode::ReadLayerStateNode:
       return cpu::computes_at_once(stream); // a GPU is faster with blocks of tokens
+    case fb::OpNode::SdpaGradientsNode:
+    case fb::OpNode::RMSNormGradientNode:
+    case fb::OpNode::CrossEntropyNode:
+    case fb::OpNode::CrossEntropyGradientNode:
+    case fb::OpNode::SiluGradientNode:
+      return !is_cpu; // MLX has kernels for GPUs
     default:
       return true;
   }

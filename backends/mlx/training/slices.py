@@ -1,0 +1,60 @@
+"""Joins the gradients of slices that cover a tensor, such as the halves that rotary embeddings exchange.
+
+torch writes the gradient of each slice to a tensor of zeros, and adds these tensors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+_ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
+
+
+class _Part(NamedTuple):
+    source: Node
+    dim: int
+    start: int
+    stop: int
+    size: int  # of the whole tensor, along `dim`
+
+
+def join_slices(graph_module: GraphModule) -> None:
+    """Replace each sum of two tensors that are zero outside of complementary slices, in place."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is not aten.add.Tensor or node.kwargs or node.args[0] is node.args[1]:
+            continue
+        parts = [_part(operand) for operand in node.args]
+        if None in parts:
+            continue
+        first, second = sorted(parts, key=lambda part: part.start)
+        covers = first.start == 0 and first.stop == second.start and second.stop == second.size
+        if covers and first.dim == second.dim and first.source.meta["val"].dtype == second.source.meta["val"].dtype:
+            with graph.inserting_before(node):
+                joined = graph.call_function(aten.cat.default, ([first.source, second.source], first.dim))
+            joined.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(joined)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    graph_module.recompile()
+
+
+def _part(node: Node) -> _Part | None:
+    """Return the slice outside of which `node`, which nothing else uses, is zero."""
+    if not isinstance(node, Node) or node.target is not aten.slice_scatter.default or len(node.users) > 1:
+        return None
+    zeros, source, dim, start, stop, step = (*node.args, *(0, None, None, 1)[len(node.args) - 2 :])
+    if node.kwargs or zeros.target not in _ZEROS or step != 1:
+        return None
+    shape = node.meta["val"].shape
+    size = shape[dim]
+    start, stop = 0 if start is None else start, size if stop is None else min(stop, size)
+    return (
+        _Part(source, dim % len(shape), start, stop, size)
+        if all(isinstance(n, int) for n in (start, stop, size))
+        else None
+    )
