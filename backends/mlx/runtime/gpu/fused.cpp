@@ -59,8 +59,8 @@ const CudaKernel& add_rms_norm_kernel() {
 }
 
 // A warp computes a row of kDim elements. x0 is [batches, length, kHeads0 * kDim], y0 is [batches, kHeads0, length,
-// kDim]; likewise x1 and y1, which only the kernel for two arrays has. The host passes an offset that it knows: MLX keeps
-// single numbers in the memory of the host, and reading them from there takes each warp a microsecond.
+// kDim]; likewise x1 and y1, which only the kernel for two arrays has. The host passes an offset that it knows: MLX
+// keeps single numbers in the memory of the host, and reading them from there takes each warp a microsecond.
 std::string norm_rope_text(int arrays) {
   std::string text = str(kNormRope, R"(
   uint64_t row = uint64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
