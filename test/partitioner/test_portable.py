@@ -84,6 +84,11 @@ LOWERED_ANOTHER_WAY = {
         {ir.MeanNode, ir.StdNode, ir.SumNode},
     ),
     "half gelu": (torch.nn.functional.gelu, (-half(2, 3) / 300,), {ir.GeluNode}),
+    "half sigmoid": (
+        lambda x: (x.sigmoid().log(), torch.nn.functional.silu(x)),
+        (torch.tensor([-14.0, -12.0, -9.0, 3.0], dtype=torch.float16),),
+        {ir.SigmoidNode, ir.SiluNode},
+    ),
     "roll": (lambda x: x.roll(4), (torch.arange(6.0).view(2, 3),), set()),
     "step": (lambda x: x[:: 2**31 - 1], (torch.arange(6.0),), set()),
     "conv3d with groups": (torch.nn.Conv3d(4, 2, 2, groups=2), (torch.rand(1, 4, 3, 3, 3),), set()),

@@ -168,8 +168,12 @@ PROGRAMS = {
     "scalar_operand": ([unary(ir.SoftmaxNode, shape=(), axis=0)], [unary(ir.SoftmaxNode, axis=0)]),
     "all_axes": ([unary(ir.LogSumExpNode, axes=[])], [unary(ir.LogSumExpNode, axes=[0]), unary(ir.SumNode, axes=[])]),
     "half_precision": (
-        [unary(ir.MeanNode, torch.float16, axes=[0]), unary(ir.StdNode, torch.bfloat16, axes=[0])],
-        [unary(ir.MeanNode, axes=[0]), unary(ir.MaxNode, torch.float16, axes=[0])],
+        [
+            unary(ir.MeanNode, torch.float16, axes=[0]),
+            unary(ir.StdNode, torch.bfloat16, axes=[0]),
+            unary(ir.SiluNode, torch.float16),
+        ],
+        [unary(ir.MeanNode, axes=[0]), unary(ir.MaxNode, torch.float16, axes=[0]), unary(ir.SiluNode, torch.bfloat16)],
     ),
     "scale_without_bias": ([addmm(2.0)], [addmm(1.0)]),
     "constant_update": ([constant_update], []),

@@ -357,7 +357,7 @@ _FORMS: dict[type[ir.Op], Callable] = {
     ir.FloorDivideNode: _integer_quotient,
     ir.RemainderNode: _remainder,
     ir.PowerNode: _integer_power,
-    ir.GeluNode: _in_float32(ir.GeluNode),
+    **{op: _in_float32(op) for op in (ir.GeluNode, ir.SigmoidNode, ir.SiluNode)},
     ir.FullNode: _full,
     ir.FullLikeNode: _full_like,
     ir.ARangeNode: _arange,

@@ -53,7 +53,9 @@ KINDS: dict[str, Kind] = {
     "empty": Kind("a tensor without elements is refused", "leave out tensors with a dimension of 0"),
     "scalar_operand": Kind("a 0-d tensor is refused", f"{_EXPORT_AGAIN}, or reshape to one dimension"),
     "all_axes": Kind("reduces no axis if the list of axes is empty", _EXPORT_AGAIN),
-    "half_precision": Kind("computes in {0}, in which sums lose digits", f"{_EXPORT_AGAIN}, or cast to float32 before"),
+    "half_precision": Kind(
+        "computes in {0}, in which sums lose digits or overflow", f"{_EXPORT_AGAIN}, or cast to float32 before"
+    ),
     "scale_without_bias": Kind("ignores alpha without a bias", _EXPORT_AGAIN),
     "constant_update": Kind("a constant cannot be updated", f"{_EXPORT_AGAIN}, or copy the constant before"),
     "copied_indices": Kind("reads indices as contiguous int64, but got {0}", _EXPORT_AGAIN),
@@ -267,6 +269,11 @@ def _known_dtype(*fields: str) -> Check:
     return check
 
 
+def _float16_sigmoid(n, env):
+    """1 + exp(-x) overflows there below -11, so that the result is 0."""
+    return Problem("half_precision", "float16") if env.dtype(n.x) == "float16" else None
+
+
 _SIZES = _int32_literals("shape")
 _ARITHMETIC = (_int32_literals("a", "b"),)
 
@@ -281,6 +288,7 @@ CHECKS: dict[type[ir.Op], tuple[Check, ...]] = {
     ir.RemainderNode: (_zero_divisor,),
     ir.PowerNode: (_integer_power,),
     ir.GeluNode: (_float32_sums,),
+    **dict.fromkeys((ir.SigmoidNode, ir.SiluNode), (_float16_sigmoid,)),
     ir.AsTypeNode: (_known_dtype("scalar_type"),),
     # create
     ir.FullNode: (_known_dtype("scalar_type"), _SIZES, _static_sizes("shape"), _fill_value),
