@@ -76,8 +76,9 @@ def export_training(
     fuse_norms(model)
     for layer in checkpoint_layers:
         _checkpoint(layer)
-    options = {"dtypes": dtypes, "forward": forward, "seed": seed, "accumulates": accumulate}
-    module = TrainingModule(model, list(dtypes), optimizer, **options)
+    module = TrainingModule(
+        model, list(dtypes), optimizer, dtypes=dtypes, forward=forward, seed=seed, accumulates=accumulate
+    )
     programs = {
         name: torch.export.export(_Method(module, name), inputs)
         for name, inputs in _example_inputs(module, batch, length).items()
