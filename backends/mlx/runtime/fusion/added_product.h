@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "program/fused_instruction.h"
+#include "program/program.h"
 #include "schema_generated.h"
 
 namespace executorch_mlx {
