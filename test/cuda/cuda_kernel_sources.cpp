@@ -33,6 +33,7 @@
 #include "fusion/sum_and_norm.h"
 #include "gpu/fused.h"
 #include "gpu/sample.h"
+#include "gpu/sequence_kernel.h"
 #include "gpu/verdicts.h"
 #include "mlx_internals/cuda.h"
 #include "program/program.h"
@@ -196,9 +197,15 @@ class Kernels {
 
   void sample() const {
     const auto number = [](mx::Dtype dtype) { return array_of({1}, dtype); };
-    const executorch_mlx::SampleInputs inputs{zeros({1, 1000}), number(mx::float32), number(mx::float32),
-        number(mx::int64), number(mx::int64), number(mx::float32)};
-    compile(expect(gpu::sample(inputs, stream_), "sample"));
+    const auto logits =
+        expect(gpu::products_of_row({zeros({1, kDepth})}, {zeros({1000, kDepth})}, stream_), "products_of_row")[0];
+    const executorch_mlx::SampleInputs inputs{
+        logits, number(mx::float32), number(mx::float32), number(mx::int64), number(mx::int64), number(mx::float32)};
+    const auto token = expect(gpu::sample(inputs, stream_), "sample");
+    if (gpu::record({logits, token}) == nullptr) {
+      throw std::runtime_error("sample: the draw is not in the sequence of the logits, so that no step is replayed");
+    }
+    compile(token);
   }
 
   void embeddings() const {

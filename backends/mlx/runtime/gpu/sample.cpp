@@ -9,6 +9,7 @@
 #include "../dtype.h"
 #include "../error.h"
 #include "../memory/host_memory.h"
+#include "lazy.h"
 #include "metal.h"
 #include "metal_kernel.h"
 #include "sequence_kernel.h"
@@ -128,6 +129,56 @@ class SampleKernel {
   std::optional<MetalKernel> metal_;
 };
 
+// Copies the parameters to the memory of the GPU. MLX keeps single numbers in that of the host, and there are hundreds
+// of blocks that would read them from there. They are read while the kernel that computes the logits still runs: the
+// logits are an input only to put the kernel in their sequence.
+constexpr char kParametersBody[] = R"(
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  const float temperature = temperatures[min(i, uint32_t(count0 - 1))];
+  const float top_p = top_ps[min(i, uint32_t(count1 - 1))];
+  const int64_t seed = seeds[min(i, uint32_t(count2 - 1))];
+  const int64_t top_k = top_ks[min(i, uint32_t(count3 - 1))];
+  const float min_p = min_ps[min(i, uint32_t(count4 - 1))];
+  wait_for_inputs();
+  if (i < count0) {
+    own_temperatures[i] = temperature;
+  }
+  if (i < count1) {
+    own_top_ps[i] = top_p;
+  }
+  if (i < count2) {
+    own_seeds[i] = seed;
+  }
+  if (i < count3) {
+    own_top_ks[i] = top_k;
+  }
+  if (i < count4) {
+    own_min_ps[i] = min_p;
+  }
+)";
+
+std::vector<mx::array> on_gpu(const std::vector<mx::array>& parameters, const mx::array& logits, mx::Stream stream) {
+  static const SequenceKernel kernel("parameters_of_draws",
+      {"temperatures", "top_ps", "seeds", "top_ks", "min_ps", "logits"}, {},
+      {"own_temperatures", "own_top_ps", "own_seeds", "own_top_ks", "own_min_ps"},
+      {"count0", "count1", "count2", "count3", "count4"}, kParametersBody);
+  SequenceKernel::Call call{.inputs = parameters,
+      .weights = {},
+      .shapes = {},
+      .dtype = mx::float32,
+      .numbers = {},
+      .blocks = blocks_of(logits.shape(0), kWarp),
+      .threads = kWarp,
+      .early = {0, 1, 2, 3, 4}};
+  for (const auto& x : parameters) {
+    call.shapes.push_back(x.shape());
+    call.dtypes.push_back(x.dtype());
+    call.numbers.push_back(static_cast<int>(x.size()));
+  }
+  call.inputs.push_back(logits);
+  return kernel(std::move(call), {}, stream);
+}
+
 std::vector<std::string> concatenated(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
@@ -157,8 +208,13 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   // The kernels convert the logits themselves.
   const bool is_converted = inputs.logits.dtype() == mx::float32 && is_lazy(inputs.logits, "AsType") &&
       is_half(inputs.logits.inputs()[0].dtype());
-  std::vector<mx::array> operands = {is_converted ? inputs.logits.inputs()[0] : inputs.logits, inputs.temperature,
-      inputs.top_p, inputs.seed, inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
+  const mx::array& logits = is_converted ? inputs.logits.inputs()[0] : inputs.logits;
+  std::vector<mx::array> operands{inputs.temperature, inputs.top_p, inputs.seed,
+      inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
+  if (is_cuda(stream)) {
+    operands = on_gpu(operands, logits, stream);
+  }
+  operands.insert(operands.begin(), logits);
   const auto constants = [&](int threads) {
     return Constants{{"kPerRow", per_row_flags(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
   };
