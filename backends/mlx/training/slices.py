@@ -47,14 +47,21 @@ def _part(node: Node) -> _Part | None:
     """Return the slice outside of which `node`, which nothing else uses, is zero."""
     if not isinstance(node, Node) or node.target is not aten.slice_scatter.default or len(node.users) > 1:
         return None
-    zeros, source, dim, start, stop, step = (*node.args, *(0, None, None, 1)[len(node.args) - 2 :])
-    if node.kwargs or zeros.target not in _ZEROS or step != 1:
+    zeros, source, *place = node.args
+    given = dict(zip(("dim", "start", "stop", "step"), place))
+    dim, start, stop = given.get("dim", 0), given.get("start"), given.get("stop")
+    is_zeros = isinstance(zeros, Node) and zeros.target in _ZEROS
+    if (
+        node.kwargs
+        or not is_zeros
+        or not isinstance(source, Node)
+        or not isinstance(dim, int)
+        or given.get("step", 1) != 1
+    ):
         return None
     shape = node.meta["val"].shape
     size = shape[dim]
-    start, stop = 0 if start is None else start, size if stop is None else min(stop, size)
-    return (
-        _Part(source, dim % len(shape), start, stop, size)
-        if all(isinstance(n, int) for n in (start, stop, size))
-        else None
-    )
+    start, stop = start or 0, size if stop is None else stop
+    if not (isinstance(start, int) and isinstance(stop, int) and isinstance(size, int)):
+        return None
+    return _Part(source, dim % len(shape), start, min(stop, size), size)
