@@ -402,7 +402,7 @@ namespace {
 
 using Wait = std::function<void(int milliseconds)>;
 
-void wait_truly(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+void sleep_for(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
 // Trials that need no kernel. Their times differ by so much that noise does not matter where they are measured.
 std::vector<std::pair<gpu::Kernel, gpu::Trial>> trials_of_net(const Wait& wait_for) {
@@ -471,8 +471,7 @@ int main(int argc, char** argv) {
   }
   const auto stream = mx::default_stream(mx::Device::cpu);
   const Wait count_wait = [&waited](int milliseconds) { waited += milliseconds; };
-  auto trials =
-      platform == "net" ? trials_of_net(counts_waits ? count_wait : Wait(wait_truly)) : gpu::trials_of(stream);
+  auto trials = platform == "net" ? trials_of_net(counts_waits ? count_wait : Wait(sleep_for)) : gpu::trials_of(stream);
   int held = 0;
   std::optional<double> time; // of the present trial
   for (auto& [kernel, trial] : trials) {

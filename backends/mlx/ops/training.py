@@ -49,41 +49,20 @@ def lower_rms_norm(P: Lowering, x, weight, eps):
     return P.emit(ir.RMSNormNode, x=x, weight=weight, eps=eps)
 
 
-@REGISTRY.lower(training.rms_norm_gradient)
-def lower_rms_norm_gradient(P: Lowering, grad, x, eps):
-    return P.emit(ir.RMSNormGradientNode, grad=grad, x=x, eps=eps)
+def _register(op, node: type[ir.Op], definition) -> None:
+    """Lower `op` to `node`, whose fields have the names of its arguments and whose portable form is `definition`."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    @REGISTRY.lower(op)
+    def lower(P: Lowering, **operands):
+        return P.emit(node, **operands)
+
+    @REGISTRY.form(node, always=True)
+    def form(P: Lowering, n, env):
+        return P.trace(definition, *(getattr(n, name) for name in names))
 
 
-@REGISTRY.form(ir.RMSNormGradientNode, always=True)
-def _rms_norm_gradient(P: Lowering, n, env):
-    return P.trace(training.rms_norm_gradient_definition, n.grad, n.x, n.eps)
-
-
-@REGISTRY.lower(training.silu_gradient)
-def lower_silu_gradient(P: Lowering, grad, x):
-    return P.emit(ir.SiluGradientNode, grad=grad, x=x)
-
-
-@REGISTRY.form(ir.SiluGradientNode, always=True)
-def _silu_gradient(P: Lowering, n, env):
-    return P.trace(training.silu_gradient_definition, n.grad, n.x)
-
-
-@REGISTRY.lower(training.cross_entropy)
-def lower_cross_entropy(P: Lowering, logits, targets):
-    return P.emit(ir.CrossEntropyNode, logits=logits, targets=targets)
-
-
-@REGISTRY.form(ir.CrossEntropyNode, always=True)
-def _cross_entropy(P: Lowering, n, env):
-    return P.trace(training.cross_entropy_definition, n.logits, n.targets)
-
-
-@REGISTRY.lower(training.cross_entropy_gradient)
-def lower_cross_entropy_gradient(P: Lowering, grad, logits, targets):
-    return P.emit(ir.CrossEntropyGradientNode, grad=grad, logits=logits, targets=targets)
-
-
-@REGISTRY.form(ir.CrossEntropyGradientNode, always=True)
-def _cross_entropy_gradient(P: Lowering, n, env):
-    return P.trace(training.cross_entropy_gradient_definition, n.grad, n.logits, n.targets)
+_register(training.rms_norm_gradient, ir.RMSNormGradientNode, training.rms_norm_gradient_definition)
+_register(training.silu_gradient, ir.SiluGradientNode, training.silu_gradient_definition)
+_register(training.cross_entropy, ir.CrossEntropyNode, training.cross_entropy_definition)
+_register(training.cross_entropy_gradient, ir.CrossEntropyGradientNode, training.cross_entropy_gradient_definition)

@@ -3,7 +3,6 @@
 #include <executorch/runtime/platform/log.h>
 
 #include <algorithm>
-#include <chrono>
 #include <iterator>
 #include <numeric>
 #include <variant>
@@ -22,11 +21,6 @@ constexpr size_t kMaxCalls = 32;
 constexpr int kMaxFailures = 3;
 constexpr size_t kPartOfMemory = 32; // recordings of a method use at most this part of the memory of the GPU
 constexpr int kTrials = 2; // of which the last one is timed: the first one also moves the graph to the GPU
-constexpr double kMaxSlowdown = 1.05;
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 } // namespace
 
@@ -37,7 +31,7 @@ size_t PromptReplay::run(State& state, Context& context) {
     remember(state);
     return part_.use.end;
   }
-  const Slots inputs = this->inputs(state);
+  Slots inputs = this->inputs(state);
   if (call->failures >= kMaxFailures || inputs.size() != call->shapes.size()) {
     return 0;
   }
@@ -52,11 +46,11 @@ size_t PromptReplay::run(State& state, Context& context) {
     state.drop_reference(slot);
   }
   if (call->work == nullptr) {
-    record(*call, state, context);
+    record(*call, std::move(inputs), state, context);
   } else if (!call->is_proven) {
-    try_out(*call, state, context);
+    try_out(*call, inputs, state, context);
   } else {
-    start(*call, state);
+    start(*call, inputs, state);
     state.set_written(*state.tensors[part_.results[0]]);
   }
   return part_.use.end;
@@ -117,8 +111,8 @@ bool PromptReplay::finds_memory(const Call& call, State& state) const {
 
 // -- recording ---------------------------------------------------------------
 
-void PromptReplay::record(Call& call, State& state, Context& context) {
-  call.inputs = inputs(state);
+void PromptReplay::record(Call& call, Slots inputs, State& state, Context& context) {
+  call.inputs = std::move(inputs);
   call.caches = ReplayedPart::addresses(state, part_.use.caches);
   call.buffers = ReplayedPart::addresses(state, part_.buffers);
   call.results = part_.run(state, context);
@@ -173,8 +167,7 @@ void PromptReplay::refuse(Call& call, State& state, const std::string& reason) {
 
 // -- a replay ----------------------------------------------------------------
 
-void PromptReplay::start(const Call& call, State& state) {
-  const Slots inputs = this->inputs(state);
+void PromptReplay::start(const Call& call, const Slots& inputs, State& state) {
   take_results(call, state, [&] {
     std::vector<mx::array> in_use;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -205,8 +198,7 @@ void PromptReplay::take_results(const Call& call, State& state, const std::funct
   }
 }
 
-// Runs the call both ways, and compares the results and what has been written to the KV caches.
-void PromptReplay::try_out(Call& call, State& state, Context& context) {
+void PromptReplay::try_out(Call& call, const Slots& inputs, State& state, Context& context) {
   int64_t stop = 0; // of all positions in use
   for (const auto& row : part_.use.rows) {
     const auto* const bound = row.stops[0];
@@ -228,7 +220,7 @@ void PromptReplay::try_out(Call& call, State& state, Context& context) {
   double seconds = 0;
   for (int i = 0; i < kTrials; ++i) {
     const auto begin = Clock::now();
-    start(call, state);
+    start(call, inputs, state);
     Evaluation({}, stream_, state.owner).wait();
     seconds = seconds_since(begin);
   }

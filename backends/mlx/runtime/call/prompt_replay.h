@@ -58,8 +58,9 @@ class PromptReplay {
   bool finds_memory(const Call& call, State& state) const;
 
   // Runs the call in the usual way.
-  void record(Call& call, State& state, Context& context);
-  void try_out(Call& call, State& state, Context& context);
+  void record(Call& call, Slots inputs, State& state, Context& context);
+  // Runs the call both ways, and compares the results and what has been written to the KV caches.
+  void try_out(Call& call, const Slots& inputs, State& state, Context& context);
   size_t bytes() const; // of all recordings
   // Drops the recording, and waits until it no longer runs.
   void drop(Call& call, State& state);
@@ -68,8 +69,8 @@ class PromptReplay {
 
   std::vector<int64_t> numbers(const State& state) const;
   Slots inputs(const State& state) const;
-  // Starts the work of a recorded call.
-  void start(const Call& call, State& state);
+  // Starts the work of a recorded call with these inputs.
+  void start(const Call& call, const Slots& inputs, State& state);
   // Copies the results of a recorded call to the slots. Calls before() first.
   void take_results(const Call& call, State& state, const std::function<void()>& before = nullptr);
 

@@ -4,6 +4,7 @@
 
 #include <mlx/mlx.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -18,6 +19,15 @@
 namespace executorch_mlx {
 
 namespace mx = mlx::core;
+
+// In a trial, a replay may take this much longer than the same call without it.
+constexpr double kMaxSlowdown = 1.05;
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 struct ReplayedPart {
   using Slots = std::vector<std::pair<uint32_t, mx::array>>;

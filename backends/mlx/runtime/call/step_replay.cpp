@@ -17,11 +17,6 @@ namespace {
 
 constexpr int kMaxAttempts = 3;
 constexpr int kTrials = 3; // of which the last one is timed: the first ones also move the graph to the GPU
-constexpr double kMaxSlowdown = 1.05;
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 uint64_t address_of(const mx::array& x) { return reinterpret_cast<uintptr_t>(gpu::address_on_gpu(x)); }
 

@@ -49,22 +49,14 @@ bool AddedProduct::run(Context& c) const {
 }
 
 void find_added_products(MlxProgram& program, const Dataflow& flow) {
-  for (size_t chain = 0; chain < program.chains.size(); ++chain) {
-    auto& instructions = program.chains[chain].instructions;
-    for (size_t i = 0; i < instructions.size(); ++i) {
-      const auto* n = instructions[i].source->op_as_AddNode();
-      if (n == nullptr) {
-        continue;
-      }
-      for (const auto& [product, added] : {std::pair(n->b(), n->a()), std::pair(n->a(), n->b())}) {
-        if (const auto held = leave_operands(program, flow, chain, i, product)) {
-          auto& fused = instructions[i].fused;
-          fused = std::make_unique<AddedProduct>(*n, added, *held, std::move(fused));
-          break;
-        }
-      }
+  for_each_sum(program, [&](size_t chain, size_t i, const fb::BinaryNode& n, const fb::Tid* product, const fb::Tid* x) {
+    const auto held = leave_operands(program, flow, chain, i, product);
+    if (held) {
+      auto& fused = program.chains[chain].instructions[i].fused;
+      fused = std::make_unique<AddedProduct>(n, x, *held, std::move(fused));
     }
-  }
+    return held.has_value();
+  });
 }
 
 } // namespace executorch_mlx

@@ -16,6 +16,20 @@ using Pattern = void (*)(MlxProgram& program, const Dataflow& flow);
 uint32_t hold_operands(MlxProgram& program, DecodedInstruction& instruction, std::vector<const fb::Tid*> slots,
     int64_t max_rows = std::numeric_limits<int64_t>::max());
 
+// Calls use(chain, index, n, a, b) with the AddNodes n of all chains and their operands, and then with the operands in
+// the other order, unless use() returns true.
+template <typename Use>
+void for_each_sum(const MlxProgram& program, Use&& use) {
+  for (size_t chain = 0; chain < program.chains.size(); ++chain) {
+    const auto& instructions = program.chains[chain].instructions;
+    for (size_t i = 0; i < instructions.size(); ++i) {
+      if (const auto* n = instructions[i].source->op_as_AddNode()) {
+        use(chain, i, *n, n->b(), n->a()) || use(chain, i, *n, n->a(), n->b());
+      }
+    }
+  }
+}
+
 // For a CPU: elementwise_group.h and recurrent_loop.h, which looks at the elementwise groups.
 void find_elementwise_groups(MlxProgram& program, const Dataflow& flow);
 void find_recurrent_loops(MlxProgram& program, const Dataflow& flow);

@@ -20,25 +20,17 @@ bool ProductAndSum::run(Context& c) const {
 }
 
 void find_products_and_sums(MlxProgram& program, const Dataflow& flow) {
-  for (size_t chain = 0; chain < program.chains.size(); ++chain) {
-    auto& instructions = program.chains[chain].instructions;
-    for (size_t i = 0; i < instructions.size(); ++i) {
-      const auto* n = instructions[i].source->op_as_AddNode();
-      if (n == nullptr) {
-        continue;
-      }
-      for (const auto& [a, b] : {std::pair(n->b(), n->a()), std::pair(n->a(), n->b())}) {
-        if (const auto product = RowProduct::leave(program, flow, chain, i, a)) {
-          auto fused = std::make_unique<ProductAndSum>();
-          fused->product = *product;
-          fused->added = b;
-          fused->out = n->out();
-          instructions[i].fused = std::move(fused);
-          break;
-        }
-      }
+  for_each_sum(program, [&](size_t chain, size_t i, const fb::BinaryNode& n, const fb::Tid* a, const fb::Tid* b) {
+    const auto product = RowProduct::leave(program, flow, chain, i, a);
+    if (product) {
+      auto fused = std::make_unique<ProductAndSum>();
+      fused->product = *product;
+      fused->added = b;
+      fused->out = n.out();
+      program.chains[chain].instructions[i].fused = std::move(fused);
     }
-  }
+    return product.has_value();
+  });
 }
 
 } // namespace executorch_mlx

@@ -341,9 +341,9 @@ void compute(const mx::array& x, std::vector<std::shared_ptr<mx::array::Data>>& 
 
 class RecordedWork : public WorkReplay {
  public:
-  // The work that the stream has not submitted yet.
-  RecordedWork(mx::Stream stream, std::vector<std::shared_ptr<mx::array::Data>> memory)
-      : stream_(stream), memory_(std::move(memory)) {
+  // The work that the stream has not submitted yet, with `bytes` of intermediate results.
+  RecordedWork(mx::Stream stream, std::vector<std::shared_ptr<mx::array::Data>> memory, size_t bytes)
+      : stream_(stream), memory_(std::move(memory)), bytes_(bytes) {
     const CommandEncoder& encoder = *command_encoder(stream);
     memory_.insert(memory_.end(), encoder.temporaries.begin(), encoder.temporaries.end());
     CUgraph_st* graph;
@@ -376,13 +376,11 @@ class RecordedWork : public WorkReplay {
 
   size_t bytes() const override { return bytes_; }
 
-  void set_bytes(size_t bytes) { bytes_ = bytes; }
-
  private:
   mx::Stream stream_;
   std::vector<std::shared_ptr<mx::array::Data>> memory_;
+  const size_t bytes_;
   CUgraphExec_st* executable_ = nullptr;
-  size_t bytes_ = 0;
 };
 
 size_t count_nodes(CUgraph_st* graph) {
@@ -472,8 +470,8 @@ std::unique_ptr<WorkReplay> WorkReplay::evaluate(const std::vector<mx::array>& a
   const bool is_whole = encoder.graph == graph && encoder.nodes > 0 &&
       count_nodes(encoder.graph) == static_cast<size_t>(encoder.nodes) && encoder.from.size() == encoder.to.size();
   if (is_whole) {
-    result = std::make_unique<RecordedWork>(stream, std::move(memory));
-    result->set_bytes(mx::get_active_memory() - std::min(bytes, mx::get_active_memory()));
+    const size_t active = mx::get_active_memory();
+    result = std::make_unique<RecordedWork>(stream, std::move(memory), active - std::min(bytes, active));
   }
   mx::synchronize(stream); // submits the work
   return result;
